@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,7 +54,8 @@ def run_elsewhere(path: Path, text: str, *arguments: str) -> str:
     """
     program = textwrap.dedent(begin) + textwrap.dedent(text)
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        pytest.fail(f"the process ended with {done.returncode}:\n{done.stderr}", pytrace=False)
     return done.stdout
 
 

@@ -2,6 +2,8 @@
 
 Every figure is a median over pairs of new processes that run ``first_call.py``. The first process of a pair fills a
 store of its own, and the second reads it. On a machine without a GPU, kernels of the GPU backends are compiled only.
+
+``compiles`` measures what the first compile of several kernels for sm_90a takes, in a new process with an empty store.
 """
 
 from __future__ import annotations
@@ -51,7 +53,26 @@ def run(bench: Bench) -> Iterator[Measurement]:
     yield Measurement("coldstart", "import jitgen", bench.device, "", "", (), seconds, notes=notes)
 
 
-def _process(backend: str, device: str, store: str | None = None) -> dict[str, float]:
+COMPILED = {
+    "cuda": ("pointwise", "softmax", "dense product", "int4 product", "int4 product of a row", "attention"),
+    "triton": ("pointwise", "softmax", "dense product", "int4 product"),
+}
+"""The kernels of ``first_call.py`` whose compiles are timed, by backend."""
+
+
+def compiles(bench: Bench) -> Iterator[Measurement]:
+    """The first compile of each of ``COMPILED``, in seconds on the clock, and in a note those of processor time."""
+    for backend, kernels in COMPILED.items():
+        _process(backend, "")
+        for kernel in kernels:
+            found = [_process(backend, "", kernel=kernel) for _ in range(bench.repeats)]
+            seconds = {"jitgen": statistics.median(each["call"] for each in found)}
+            busy = statistics.median(each["processor"] for each in found)
+            notes = (f"{busy:.2f} s of processor time",)
+            yield Measurement("compiles", kernel, bench.device, backend, "", (), seconds, notes=notes)
+
+
+def _process(backend: str, device: str, store: str | None = None, kernel: str = "pointwise") -> dict[str, float]:
     """The times, in seconds, that ``first_call.py`` prints in a new process; ``store``: by default an empty one."""
     removed = {*settings.SETTINGS, "PYTHONDONTWRITEBYTECODE"}
     environment = {name: value for name, value in os.environ.items() if name not in removed}
@@ -62,7 +83,7 @@ def _process(backend: str, device: str, store: str | None = None) -> dict[str, f
         environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As text, because the directory of a script is first on the path, where this package's modules would shadow
         # others of the same name.
-        command = [sys.executable, "-c", _SCRIPT.read_text(), backend, device]
+        command = [sys.executable, "-c", _SCRIPT.read_text(), backend, device, kernel]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"first_call.py {backend} {device} failed:\n{done.stderr}")

@@ -8,7 +8,9 @@ do; the activation and the result are the same in every call. The peers are what
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.bench.measurement import Bench, Measurement, relative_error
-from jitgen.bench.timing import Call, medians
+from jitgen.bench.timing import Call, medians, trial
 from jitgen.quant.formats import find
 from jitgen.quant.layouts.portable import unpack_codes
 from jitgen.quant.qtensor import QTensor
@@ -111,7 +113,8 @@ def _int4_torch(product: Product, device: str) -> Maker | None:
         return None
 
     def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
-        packed = [tuple(map(_packed_for_torch, copy)) for copy in weights]
+        first = tuple(map(_packed_for_torch, weights[0]))
+        packed = [first, *(tuple((codes.clone(), scales.clone()) for codes, scales in first) for _ in weights[1:])]
         mm = torch.ops.aten._weight_int4pack_mm if device == "cuda" else torch.ops.aten._weight_int4pack_mm_for_cpu
 
         def call(operands: Any) -> torch.Tensor:
@@ -157,24 +160,35 @@ def _humming(product: Product, device: str) -> Maker | None:
 
         columns, length = product.shape
         config = {"dtype": "int4", "group_size": GROUP}
-        layers = []
-        for (weight,) in weights:
-            layer = HummingLayer(
-                shape_n=columns, shape_k=length, weight_config=dict(config), torch_dtype=x.dtype
-            ).cuda()
-            layer.load_from_unquantized(weight.dequantize(x.dtype))
-            layer.transform()
-            layers.append(layer)
-        return [partial(layer, x) for layer in layers]
+        (weight,) = weights[0]
+        layer = HummingLayer(shape_n=columns, shape_k=length, weight_config=dict(config), torch_dtype=x.dtype).cuda()
+        layer.load_from_unquantized(weight.dequantize(x.dtype))
+        layer.transform()
+        layer(x)  # compiles
+        return [partial(each, x) for each in (layer, *(deepcopy(layer) for _ in weights[1:]))]
 
     return make
 
 
-def measure(product: Product, rows: Sequence[int], bench: Bench, group: str = "products") -> Iterator[Measurement]:
-    """Measure ``product`` and its peers at each number of ``rows``, on each backend, for the group ``group``."""
+def measure(
+    product: Product,
+    rows: Sequence[int],
+    bench: Bench,
+    group: str = "products",
+    copied_bytes: int | None = None,
+    patience: float = math.inf,
+) -> Iterator[Measurement]:
+    """Measure ``product`` and its peers at each number of ``rows``, on each backend, for the group ``group``.
+
+    Args:
+        copied_bytes: that copies of the weights take together at least, where ``MAX_COPIES`` are enough; by default
+            four times the last-level cache.
+        patience: a peer that takes so many times as long as the fastest peer, in three calls one after another, is not
+            timed, and a note says so.
+    """
     device = torch.device(bench.device)
     columns, length = product.shape
-    copied_bytes = 4 * bench.elements * 4
+    copied_bytes = copied_bytes or 4 * bench.elements * 4
     copies = max(2, min(MAX_COPIES, copied_bytes // max(1, product.bytes(0))))
     first = [_weight(product, device) for _ in range(product.weights)]
     weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
@@ -187,7 +201,7 @@ def measure(product: Product, rows: Sequence[int], bench: Bench, group: str = "p
         x = torch.randn(count, length, dtype=product.dtype, device=device)
         notes: list[str] = []
         others = {name: _made(name, maker, x, weights, notes) for name, maker in peers.items() if maker}
-        others = {name: calls for name, calls in others.items() if calls}
+        others = _within(patience, {name: calls for name, calls in others.items() if calls}, bench, notes)
         for backend in bench.backends:
             function = jitgen.jit(backend=backend)(product.function)
             own = [tuple(w.detach() if isinstance(w, QTensor) else w for w in copy) for copy in weights]
@@ -228,6 +242,22 @@ def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], note
     except Exception as error:
         notes.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
         return []
+
+
+def _within(
+    patience: float, peers: dict[str, Sequence[Call]], bench: Bench, notes: list[str]
+) -> dict[str, Sequence[Call]]:
+    """Those of ``peers`` that take less than ``patience`` times as long as the fastest; ``notes`` names the others."""
+    if len(peers) < 2 or patience == math.inf:
+        return peers
+    seconds = {name: trial(calls, bench.device) for name, calls in peers.items()}
+    fastest = min(seconds.values())
+    notes += [
+        f"{name}: left out, took {seconds[name] / fastest:.1f} times as long as the fastest peer"
+        for name in peers
+        if seconds[name] >= patience * fastest
+    ]
+    return {name: calls for name, calls in peers.items() if seconds[name] < patience * fastest}
 
 
 def product_error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:

@@ -1,21 +1,27 @@
 """Reductions of other shapes than the norms of models: very short rows, few long rows, and all elements.
 
 They are measured like the streaming cases. A reduction that writes almost nothing moves half the bytes of a copy of its
-input, so that it can take half the time.
+input, so that it can take half the time. ``sweep`` measures row reductions of random sizes, so that no figure holds
+only for the sizes that something was tuned for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import random
+import statistics
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+import jitgen
 from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.rows import softmax, softmax_eager
-from jitgen.bench.streaming import Case, measure_all
+from jitgen.bench.prebuild import Build, gpu_target, prebuild
+from jitgen.bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
+from jitgen.bench.streaming import Case, measure, measure_all
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -91,3 +97,77 @@ CASES = (
 
 def run(bench: Bench) -> Iterator[Measurement]:
     return measure_all(CASES, bench, "reductions")
+
+
+# ------------------------------------------------------------------------------------------------------ random sizes
+
+SWEEP = "reductions sweep"
+"""The group of what ``sweep`` measures."""
+MOST_ROWS, MOST_COLUMNS = 100_000, 200_000
+MOST_ELEMENTS = {"cuda": 2**27, "cpu": 2**24}
+"""Elements of a case, so that a sweep takes minutes."""
+WORST = 10
+DRAWN = (
+    *(each for each in REDUCTIONS if each.name in ("softmax", "rms_norm", "layer_norm")),
+    Reduction("sum", total, total_eager),
+    Reduction("log-sum-exp", logsumexp, logsumexp_eager),
+)
+"""What a sweep draws from."""
+
+
+def draw(source: random.Random, device: str) -> tuple[Reduction, int, int, torch.dtype]:
+    """A function, rows, columns and a dtype. Rows and columns are drawn on a logarithmic scale. Rows are not rounded;
+    half of the columns are multiples of 64, or of 8 where they are fewer."""
+    reduction = source.choice(DRAWN)
+    dtype = source.choice((torch.bfloat16, torch.float32))
+    while True:
+        rows, columns = (int(math.exp(source.uniform(0, math.log(most + 1)))) for most in (MOST_ROWS, MOST_COLUMNS))
+        if source.random() < 0.5:
+            unit = 64 if columns > 64 else 8
+            columns = -(-columns // unit) * unit
+        if rows * columns <= MOST_ELEMENTS[device]:
+            return reduction, rows, columns, dtype
+
+
+def sweep(bench: Bench) -> Iterator[Measurement]:
+    """``bench.cases`` cases, drawn with ``bench.seed``."""
+    source = random.Random(bench.seed)
+    drawn = [draw(source, bench.device) for _ in range(bench.cases)]
+    if bench.device == "cuda":
+        target = gpu_target()
+        prebuild(
+            Build(reduction.function, _specs(reduction, rows, columns, dtype), backend, target)
+            for reduction, rows, columns, dtype in drawn
+            for backend in bench.backends
+        )
+    for reduction, rows, columns, dtype in drawn:
+        yield from measure(reduction.case(columns, rows, (dtype,), f"{rows} "), dtype, bench, SWEEP)
+
+
+def _specs(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The arguments of ``rows_of`` as specs."""
+    spec, vector = jitgen.TensorSpec((rows, columns), dtype), jitgen.TensorSpec((rows, columns), dtype, strides=(0, 1))
+    return (*(spec for _ in range(reduction.tensors)), *(vector for _ in range(reduction.weights)))
+
+
+def summary(measurements: Sequence[Measurement]) -> list[str]:
+    """Of a sweep, for each backend: the geometric mean, the 5th percentile and the worst cases of eager torch's time
+    divided by jitgen's; and the largest error."""
+    lines, cases = [], dict[str, list[tuple[float, str]]]()
+    errors: dict[str, list[float]] = {}
+    for found in measurements:
+        if found.group == SWEEP:
+            ratio, own = found.ratios["eager"], found.seconds["jitgen"]
+            speed = f"{found.ratios['copy_']:.2f} of a copy's speed, {own * 1e6:.1f} us"
+            cases.setdefault(found.backend, []).append((ratio, f"{ratio:.2f}: {found.name} {found.dtype}, {speed}"))
+            errors.setdefault(found.backend, []).append(found.error if found.error is not None else math.nan)
+    for backend, ratios in cases.items():
+        ratios.sort()
+        mean, fifth = statistics.geometric_mean(ratio for ratio, _ in ratios), ratios[len(ratios) // 20][0]
+        wrong = max(errors[backend], key=lambda error: (math.isnan(error), error))
+        lines.append(
+            f"{backend}, eager torch's time over jitgen's: geometric mean {mean:.2f}, 5th percentile {fifth:.2f}, "
+            f"largest error {wrong:.1e}, worst of {len(ratios)}:"
+        )
+        lines += [f"  {text}" for _, text in ratios[:WORST]]
+    return lines

@@ -29,6 +29,8 @@ CHECKED = 2**20
 COPIED = 2**29
 """The most bytes that one call of the peer ``copy_`` reads and writes in all. Longer copies are not faster, and those
 of float32 can be slower: on an H200, 1.2 GB moved at 2.7 TB/s and 0.5 GB at 4.2 TB/s."""
+MOST_SETS = 64
+"""The most sets of buffers that calls cycle through."""
 WHOLE = 4096
 """The number of elements of a copy is a multiple of this; for other numbers torch does not move whole vectors."""
 
@@ -250,9 +252,10 @@ def buffer_sets(moved: int, bench: Bench) -> int:
     """The number of sets of buffers, of ``moved`` bytes each, through which calls cycle.
 
     On a GPU there are at least two, and together they exceed four times its L2 cache. On the CPU there is one, because
-    each call is timed by itself and each tensor exceeds four times the cache.
+    each call is timed by itself and each tensor exceeds four times the cache. Of small cases there are ``MOST_SETS``,
+    which all stay in the cache, for every subject.
     """
-    return 1 if bench.device == "cpu" else max(2, 4 * bench.elements // moved + 1)
+    return 1 if bench.device == "cpu" else min(MOST_SETS, max(2, 4 * bench.elements // moved + 1))
 
 
 def copied_elements(moved: int, dtype: torch.dtype) -> int:

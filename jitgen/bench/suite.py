@@ -36,13 +36,14 @@ GROUPS = {
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
+    "compiles": coldstart.compiles,
     "sweep": sweep.run,
     "formats": formats.run,
     "packing": packing.run,
 }
-NOT_BY_DEFAULT = ("sweep", "formats", "packing")
+NOT_BY_DEFAULT = ("sweep", "formats", "packing", "compiles")
 """The groups that run only where they are named."""
-SWEEPS = {"products": sweep.run, "attention": attention.sweep}
+SWEEPS = {"products": sweep.run, "attention": attention.sweep, "reductions": reductions.sweep}
 """What ``sweep`` together with the name of a group draws; alone it draws products."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,

@@ -1,8 +1,11 @@
 """Matrix products of random sizes, so that no figure holds only for the sizes that something was tuned for.
 
 The rows of x are drawn from 1 to 8192 on a logarithmic scale and are not rounded. N and K are drawn on a logarithmic
-scale too, as multiples of 8, or of a group of the weight's format; half of them have a large odd factor, the others are
-rounded to multiples of 256. ``summary`` condenses a sweep: jitgen's speed beside the best peer's, by rows.
+scale too, as multiples of 8, but K of a quantised weight as one of its group; half of them have a large odd factor, the
+others are rounded to multiples of 256. ``summary`` condenses a sweep: jitgen's speed beside the best peer's, by rows.
+
+On a GPU the kernels of all cases are built ahead in parallel processes (``prebuild.py``), and a peer that takes
+``PATIENCE`` times as long as the fastest one is left out, which a case's notes say.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+import jitgen
 from jitgen.bench.measurement import Bench, Measurement
+from jitgen.bench.prebuild import Build, gpu_target, prebuild
 from jitgen.bench.products import GROUP, Product, linear, measure
 
 FORMATS: tuple[str | None, ...] = ("int4", None)
@@ -27,16 +32,20 @@ MOST_WEIGHTS = {"cuda": 3.5e8, "cpu": 1.2e7}
 MOST_PRODUCTS = {"cuda": 2e12, "cpu": 4e9}
 """The most multiply-adds of a case."""
 ROUND = 256
-ROW_RANGES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, MOST_ROWS))
+ROW_RANGES = ((1, 8), (9, 64), (65, 512), (513, MOST_ROWS), (1, 64), (65, MOST_ROWS))
 """The ranges of rows that a summary has lines for."""
+PATIENCE = 4.0
+"""See ``products.measure``."""
+CACHES = 2
+"""Copies of the weights take this many times the bytes of the last-level cache, which ``Bench.elements`` exceeds."""
 WORST = 10
 
 
-def draw(source: random.Random, device: str) -> tuple[int, int, int]:
-    """(M, N, K) of one case."""
+def draw(source: random.Random, device: str, unit: int = GROUP) -> tuple[int, int, int]:
+    """(M, N, K) of one case, K a multiple of ``unit``."""
     while True:
         rows = int(math.exp(source.uniform(0, math.log(MOST_ROWS + 1))))
-        columns, length = _side(source, device, 8), _side(source, device, GROUP)
+        columns, length = _side(source, device, 8), _side(source, device, unit)
         weights = columns * length
         if weights <= MOST_WEIGHTS[device] and rows * weights <= MOST_PRODUCTS[device]:
             return rows, columns, length
@@ -51,18 +60,36 @@ def _side(source: random.Random, device: str, unit: int) -> int:
     return unit * odd
 
 
-def run(bench: Bench) -> Iterator[Measurement]:
-    """``bench.cases`` cases of each of ``FORMATS``, drawn with ``bench.seed``."""
+def cases(bench: Bench) -> Iterator[tuple[Product, int]]:
+    """(product, rows of x): ``bench.cases`` of each of ``FORMATS``, drawn with ``bench.seed``."""
     source = random.Random(bench.seed)
     dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
+    for _ in range(bench.cases):
+        for format in FORMATS:
+            rows, columns, length = draw(source, bench.device, GROUP if format else 8)
+            name = f"{columns}x{length} {format or 'dense'}"
+            yield Product(name, linear, 1, format, (columns, length), dtype), rows
+
+
+def run(bench: Bench) -> Iterator[Measurement]:
+    """The measurements of ``cases``."""
+    drawn = list(cases(bench))
+    if bench.device == "cuda":
+        target = gpu_target()
+        prebuild(
+            Build(linear, _specs(product, rows), backend, target)
+            for product, rows in drawn
+            for backend in bench.backends
+        )
     with torch.no_grad():
-        for _ in range(bench.cases):
-            rows, columns, length = draw(source, bench.device)
-            for format in FORMATS:
-                product = Product(
-                    f"{columns}x{length} {format or 'dense'}", linear, 1, format, (columns, length), dtype
-                )
-                yield from measure(product, (rows,), bench, "sweep")
+        for product, rows in drawn:
+            yield from measure(product, (rows,), bench, "sweep", CACHES * bench.elements, PATIENCE)
+
+
+def _specs(product: Product, rows: int) -> tuple[jitgen.TensorSpec, ...]:
+    x = jitgen.TensorSpec((rows, product.shape[1]), product.dtype)
+    group = GROUP if product.format else None
+    return x, jitgen.TensorSpec(product.shape, product.dtype, format=product.format, group_size=group)
 
 
 def summary(measurements: Sequence[Measurement]) -> list[str]:

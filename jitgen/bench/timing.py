@@ -87,6 +87,18 @@ def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
     return timer
 
 
+def trial(calls: Sequence[Call], device: str, count: int = 3) -> float:
+    """The seconds of one call of a subject, roughly: ``count`` calls one after another, the host's share included."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    calls[0]()
+    wait()
+    started = time.perf_counter()
+    for number in range(count):
+        calls[number % len(calls)]()
+    wait()
+    return (time.perf_counter() - started) / count
+
+
 def host_medians(subjects: Mapping[str, Call], device: str, calls: int = 500, rounds: int = 15) -> dict[str, float]:
     """The median time that the host spends on one call, in seconds.
 

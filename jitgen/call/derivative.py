@@ -28,7 +28,7 @@ from jitgen.ir.graph import Graph, Node, topological, under_views
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.spec import DTYPES
-from jitgen.trace.tracer import Traced
+from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
     from jitgen.call.specialization import Specialization

@@ -29,7 +29,7 @@ from jitgen.gradients.plan import without_marks
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, from_json, to_json, topological
 from jitgen.spec import DTYPES
-from jitgen.trace.tracer import Traced
+from jitgen.trace.traced import Traced
 
 MAX_LAUNCHES = 1024
 """Launches remembered of one graph; a table that is full is emptied."""

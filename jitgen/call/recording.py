@@ -23,7 +23,7 @@ from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory
 from jitgen.lowering import Lowered, Route
 from jitgen.spec import SCHEMA
-from jitgen.trace.tracer import Traced
+from jitgen.trace.traced import Traced
 
 
 def active() -> bool:

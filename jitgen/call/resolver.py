@@ -39,7 +39,7 @@ from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
-from jitgen.trace.tracer import Traced, trace
+from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 
 MANY_TRACES = 16
@@ -323,6 +323,8 @@ class Resolver:
         runs: bool = True,
         differentiable: bool = False,
     ) -> Traced:
+        from jitgen.trace.run import trace  # with the rows, which a function that is only decorated does not need
+
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         guards = Guards(number_symbols(numbers))
         count = iter(range(len(numbers)))

@@ -30,7 +30,7 @@ from jitgen.runtime import overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
-from jitgen.trace.tracer import Sizes, Traced
+from jitgen.trace.traced import Sizes, Traced
 
 
 @dataclass(repr=False)

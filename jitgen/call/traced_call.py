@@ -30,7 +30,7 @@ from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
 from jitgen.trace.readable import refuse_tangents
-from jitgen.trace.tracer import Traced
+from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative

@@ -28,10 +28,11 @@ GROUPS = (
     "coldstart",
 )
 """What runs where nothing is named."""
+NOT_BY_DEFAULT = ("sweep", "formats", "packing", "compiles")
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, "sweep", "formats", "packing")))
+@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, *NOT_BY_DEFAULT)))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Also write SVG plots to this folder.")
@@ -57,10 +58,10 @@ def bench(
 ) -> None:
     """Time generated kernels and their peers in this process.
 
-    NAMES are groups; if there is none, all but sweep, formats and packing. Sweep measures matrix products of
-    random sizes, and with the name of a group, such as attention, cases of that group.
+    NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products of
+    random sizes, and with the name of a group, attention or reductions, cases of that group.
     """
-    from jitgen.bench import attention, formats, packing, sweep
+    from jitgen.bench import attention, formats, packing, reductions, sweep
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
@@ -80,7 +81,7 @@ def bench(
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
-    for module in (sweep, attention, formats, packing):
+    for module in (sweep, attention, reductions, formats, packing):
         for line in module.summary(measurements):
             click.echo(line)
 

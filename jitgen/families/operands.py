@@ -11,7 +11,7 @@ from jitgen.ir.body import Instruction, Operand
 from jitgen.ir.ops import OPS
 from jitgen.ir.views import ACCESS_BYTES, Memory, Strided, apply, contiguous_strides
 
-__all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "base_of", "collapse", "item_size", "locate"]
+__all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "WARP", "base_of", "collapse", "item_size", "locate"]
 __all__ += ["output_strides", "pointwise_flops"]
 
 ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
@@ -20,6 +20,9 @@ CPU_LANES = 64
 """Elements that a CPU thread takes at once, whose vectors are computed side by side: a cache line or more of each
 operand; in a reduction, each into an accumulator of its own."""
 MAX_UNIT = 16
+"""Elements that the unit of an operand is at most: 16 bytes of the narrowest dtype."""
+WARP = 32
+"""Threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
 INDEX_LIMIT = 2**31 - 2**20
 """From here on indices are 64-bit: below it, even the last block's idle threads count within 32 bits."""
 

@@ -1,6 +1,7 @@
 """From a Python function to a graph (``ir/graph.py``).
 
-``tracer`` runs the function on ``proxy`` tensors and symbolic ``numbers``; ``guards`` records the conditions that the
-run relied on, and ``captures`` finds what the function closes over. ``table`` finds the *row* of each torch function
-that is called: a Python function that makes its nodes. Rows are in the modules of ``table.ROW_MODULES``.
+``run`` runs the function on ``proxy`` tensors and symbolic ``numbers``, and ``tracer`` takes their calls. ``guards``
+records what the run relied on, ``captures`` finds what the function closes over, and ``traced`` is what is left.
+``table`` finds the *row* of each torch function that is called: a Python function that makes its nodes. Rows are in
+the modules of ``table.ROW_MODULES``.
 """

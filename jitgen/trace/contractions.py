@@ -16,7 +16,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape, is_weight, under_views
+from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.gathers import index_select
@@ -67,7 +67,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
     attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
-    order = trace.column_orders.get(id(under_views(weight)))
+    order = trace.quantized.column_order(weight)
     if order is not None:  # the columns of the weight are stored in that order
         x = index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
     return trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
@@ -218,7 +218,7 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
 @row("jitgen.linear")
 def quantized_linear(trace: Trace, input: Node, weight: Sequence[Node], bias: Node | None, token: str) -> Node:
     """The operator that ``F.linear`` with a quantised weight is where torch traces (``call/linear_operator.py``)."""
-    return linear(trace, input, trace.dequantized(weight, from_text(token, trace.device)), bias)
+    return linear(trace, input, trace.quantized.node(weight, from_text(token, trace.device)), bias)
 
 
 def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:

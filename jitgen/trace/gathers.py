@@ -86,7 +86,7 @@ def embedding(
     if is_weight(indices):
         raise UnsupportedError("a quantised weight is no index")
     if is_weight(weight):
-        return trace.decoded_rows(weight, indices)
+        return trace.quantized.rows(weight, indices)
     if len(weight.shape) != 2:
         raise ValueError("'weight' must be 2-D")
     rank = len(indices.shape)

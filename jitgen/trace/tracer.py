@@ -5,15 +5,15 @@ of real tensors, so that ``weight.exp()`` on a captured weight is computed in th
 function that is called arrives at ``Trace.call``, which finds its row (``trace/table.py``); the row makes nodes at
 once, so a proxy has a dtype and a symbolic shape while the user's code runs.
 
-Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` takes the graph.
+Neighbours: ``trace/run.py`` runs the function; ``updates.py`` and ``quantized.py`` have what concerns updates in place
+and quantised weights; ``trace/traced.py`` is what a trace leaves.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,44 +23,25 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import (
-    CHANNELS_LAST,
-    CONTIGUOUS,
-    Builder,
-    Graph,
-    InputSpec,
-    Node,
-    Shape,
-    input_shape,
-    is_weight,
-    topological,
-    under_views,
-)
-from jitgen.quant import formats, lookup, weights
+from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape, is_weight, topological
+from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
-from jitgen.trace import autocast, escapes, table
+from jitgen.trace import autocast, table
 from jitgen.trace.binding import StandIn, bind, check_method
-from jitgen.trace.captured import (
-    Captured,
-    captured_part,
-    captured_token,
-    default_dtype_guard,
-    matmul_precision_guard,
-)
+from jitgen.trace.captured import Captured
 from jitgen.trace.captures import Captures
 from jitgen.trace.contents import is_numpy_number
-from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.intermediates import with_wide_intermediates
-from jitgen.trace.location import quote, raised_at, user_location
-from jitgen.trace.look_ups import reported_to
+from jitgen.trace.location import quote, user_location
 from jitgen.trace.mistakes import refusal
-from jitgen.trace.numbers import unwrap, wrap
-from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.numbers import wrap
+from jitgen.trace.proxy import TensorProxy
+from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
-from jitgen.trace.scatters import movements_from, scattered
-from jitgen.trace.transforms import transforms_are_refused
-from jitgen.trace.typing import expand, rounded
+from jitgen.trace.typing import rounded
+from jitgen.trace.updates import memory_of, updated
 
 
 class _Tracer(fx.Tracer):
@@ -74,7 +55,7 @@ class _Tracer(fx.Tracer):
         return self.owner.call(target, args, kwargs)
 
 
-class _InterceptFunctions(TorchFunctionMode):
+class InterceptFunctions(TorchFunctionMode):
     """Sends every torch function to the trace, also those of real tensors and those that make tensors."""
 
     def __init__(self, trace: Trace):
@@ -83,51 +64,6 @@ class _InterceptFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return None if StandIn in types else self.trace.call(func, args, kwargs or {})
-
-
-@dataclass(frozen=True)
-class Output:
-    """One leaf of the function's return value.
-
-    Attributes:
-        index: the graph output that it is; None where it is no tensor.
-        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; ``Sizes`` of a ``torch.Size``.
-    """
-
-    index: int | None
-    value: Any = None
-
-
-class Sizes(tuple[Any, ...]):
-    """The ints and ``Expr`` of a ``torch.Size``, which a function may return."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """The result of a trace.
-
-    Attributes:
-        graph: the function as a graph.
-        leaves, tree: the return value, flattened, and the structure to rebuild it with.
-        captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
-        guards: captured values, and torch settings that the trace depends on, which must not change.
-        follows_arguments: whether captured tensors or guarded values are read from objects among the arguments.
-        under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
-    """
-
-    graph: Graph
-    leaves: tuple[Output, ...]
-    tree: pytree.TreeSpec
-    captured: tuple[Captured, ...]
-    guards: tuple[Captured, ...]
-    under_no_grad: frozenset[int] = frozenset()
-    follows_arguments: bool = False
-
-    @staticmethod
-    def of(graph: Graph) -> Traced:
-        """A trace that is ``graph`` alone: every input is an argument, and the results are a tuple."""
-        leaves = tuple(map(Output, range(len(graph.outputs))))
-        return Traced(graph, leaves, pytree.tree_flatten(tuple(range(len(leaves))))[1], (), ())
 
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
@@ -164,7 +100,6 @@ class Trace:
         self.function = function
         self.differentiable = differentiable
         self.runs = runs
-        self.layout = layout
         self.name = name
         self.builder = Builder()
         self.guards = guards
@@ -176,10 +111,7 @@ class Trace:
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
-        self._tokens: dict[int, Any] = {}
-        """The token of a quantised weight, by the id of its node."""
-        self.column_orders: dict[int, Node] = {}
-        """The order in which the columns of a quantised weight are stored, by the id of its node; see ``contract``."""
+        self.quantized = QuantizedWeights(self, layout)
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
         self.captures = Captures(function, name, objects)
@@ -191,60 +123,12 @@ class Trace:
         index = len(self.inputs)
         return TensorProxy(self._input_node(tensor), self, input=index)
 
-    def quantized(self, weight: Any) -> TensorProxy:
-        """A proxy for an unpacked quantised weight; its tensors (codes, scales, ...) are proxies already."""
-        return TensorProxy(self.dequantized([tensor.value for tensor in weight.tensors], weight.token), self)
-
-    def dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
-        """The node of a quantised weight that consists of ``tensors``.
-
-        Raises:
-            UnsupportedError: kernels read such weights in another layout.
-        """
-        if token.layout != self.layout:
-            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {self.layout!r}")
-        format = formats.find(token.format)
-        order = tensors[-1] if format.ordered else None
-        attrs = (format.stored.name, token.group_size, token.layout)
-        tensors = tensors[: len(format.stored.tensor_names)]
-        node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
-        self._tokens[id(node)] = token
-        if order is not None:
-            self.column_orders[id(node)] = order
-        if token.transposed:
-            node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
-        return node
-
-    def decoded_rows(self, weight: Node, index: Node) -> Node:
-        """The rows of a quantised weight that ``index`` numbers, by torch operations on its tensors (``lookup.py``)."""
-        token = self._tokens.get(id(weight))
-        if token is None:
-            raise UnsupportedError("an embedding takes a quantised weight as it is, not a view of it")
-        proxies: list[Any] = [TensorProxy(node, self) for node in (*weight.inputs, index)]
-        with torch._C._EnableTorchFunction(), _InterceptFunctions(self):
-            found = lookup.rows(proxies[:-1], token.replace(device=self.device), proxies[-1])
-        node: Node = self._enter(found)
-        return node
-
-    def _captured_quantized(self, weight: Any) -> Node:
-        """The node of a quantised weight that the function closes over; each of its tensors is a graph input."""
-        node = self._captured_nodes.get(id(weight))
-        if node is None:
-            found = self._find_captured(weight)
-            self._check_device(found, weight)
-            unpacked = weights.unpack_weight(weight, self.layout)
-            captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.tensors))]
-            self.captured += captured
-            self.captures.guards.append(captured_token(found))
-            parts = [self._input_node(part.value) for part in captured]
-            node = self._captured_nodes[id(weight)] = self.dequantized(parts, unpacked.token)
-        return node
-
-    def _check_device(self, found: Captured, tensor: torch.Tensor) -> None:
+    def _on_device(self, found: Captured, tensor: torch.Tensor) -> Captured:
         if self.runs and tensor.device != self.device:
             raise UnsupportedError(
                 f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
             )
+        return found
 
     def _find_captured(self, tensor: torch.Tensor) -> Captured:
         found = self.captures.tensor(tensor)
@@ -267,7 +151,16 @@ class Trace:
         self.inputs.append(InputSpec(dtype, shape))
         return self.builder.make("input", (), dtype, shape, (index,))
 
-    def _captured_tensor(self, tensor: torch.Tensor) -> Node:
+    def captured_weight(self, weight: Any) -> Captured:
+        """Where a quantised weight is found that the function closes over."""
+        return self._on_device(self._find_captured(weight), weight)
+
+    def captured_input(self, part: Captured) -> Node:
+        """The input node of a tensor of such a weight."""
+        self.captured.append(part)
+        return self._input_node(part.value)
+
+    def captured_tensor(self, tensor: torch.Tensor) -> Node:
         """The input node of a tensor that the function closes over."""
         node = self._captured_nodes.get(id(tensor))
         if node is None:
@@ -275,9 +168,7 @@ class Trace:
             unreadable = None if is_traced_tensor(tensor) and not self.runs else why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            self._check_device(found, tensor)
-            node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
-            self.captured.append(found)
+            node = self._captured_nodes[id(tensor)] = self.captured_input(self._on_device(found, tensor))
         if tensor.requires_grad and torch.is_grad_enabled() and not self.differentiable:
             raise RequiresGrad(
                 f"{self.name}: {self._find_captured(tensor).path} requires grad, and neither a plan nor a call with "
@@ -316,7 +207,7 @@ class Trace:
             if self.differentiable and not torch.is_grad_enabled():
                 result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
             if row.inplace or kwargs.get("inplace"):
-                return self._update(args[0], result, name)
+                return updated(self, args[0], result, name)
             if row.is_view or row.composed:  # what a composition calls has made its copies
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
@@ -339,7 +230,7 @@ class Trace:
                 given = _by_node(proxies)
                 args = tuple(self._leave(value, None, given) for value in args)
                 keywords = {key: self._leave(value, None, given) for key, value in keywords.items()}
-                with _InterceptFunctions(self), inner:
+                with InterceptFunctions(self), inner:
                     result = self._enter(row.function(*args, **keywords))
                 return result if row.python else self._with_wide_intermediates(result, nodes)
             with torch._C.DisableTorchFunction():
@@ -352,6 +243,12 @@ class Trace:
         except Exception as error:
             why = refusal(error, positional, named, self.guards.hint)
             raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def composed(self, function: Callable[..., Any], proxies: Sequence[TensorProxy]) -> Node:
+        """The node of ``function``, in torch calls, of ``proxies``."""
+        with torch._C._EnableTorchFunction(), InterceptFunctions(self):
+            node: Node = self._enter(function(*proxies))
+        return node
 
     def _autocast(self, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The arguments as ``torch.autocast`` converts them for a function, and a context for what it calls: where
@@ -409,13 +306,13 @@ class Trace:
         if isinstance(value, TensorProxy):
             return value.value
         if weights.is_quantized(value):
-            return self._captured_quantized(value)
+            return self.quantized.captured(value)
         if is_numpy_number(value):
             return value.item()
         if isinstance(value, enum.Enum) and isinstance(value, (int, float)):
             return value.value
         if isinstance(value, torch.Tensor):
-            return self._captured_tensor(value)
+            return self.captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             return type(value)(map(self._enter, value)) if type(value) in (list, tuple) else value
         if isinstance(value, slice):
@@ -429,7 +326,7 @@ class Trace:
         """
         if isinstance(value, (list, tuple)):
             return type(value)([self._unaliased(item) for item in value])
-        if isinstance(value, Node) and _memory(value).op == "input":
+        if isinstance(value, Node) and memory_of(value).op == "input":
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
 
@@ -443,65 +340,13 @@ class Trace:
         if isinstance(value, Node):
             if given and id(value) in given:
                 return given[id(value)]
-            shared = source is not None and _memory(value) is _memory(source.value)
+            shared = source is not None and memory_of(value) is memory_of(source.value)
             return TensorProxy(value, self, source.aliases if shared and source is not None else None)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
             return type(value)([self._leave(item, source, given) for item in value])
         return value
-
-    def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
-        """An update in place: the value of ``proxy`` becomes ``value``."""
-        if not isinstance(proxy, TensorProxy):
-            raise UnsupportedError(
-                f"{self.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
-            )
-        if any(proxy is scalar for scalar in self.host_scalars):
-            raise UnsupportedError(
-                f"{self.name}: {name} updates a 0-d CPU tensor in a kernel on {self.device}{quote(user_location())}\n"
-                "  move it there first, with .to(device)"
-            )
-        sharing = [alias for alias in (alias() for alias in proxy.aliases) if alias is not None]
-        base = under_views(proxy.value)
-        if base.op == "input" and all(alias.input is None for alias in sharing):
-            raise UnsupportedError(
-                f"{self.name}: {name} updates a captured tensor through a view{quote(user_location())}\n"
-                "  pass it as an argument"
-            )
-        chains = [movements_from(base, alias.value) for alias in sharing]
-        if len(sharing) > 1 and not all(chain is not None and _is_writable(chain) for chain in chains):
-            raise UnsupportedError(
-                f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
-                "  use the operation that returns a new tensor"
-            )
-        shape = proxy.value.shape
-        same = len(value.shape) == len(shape) and all(
-            self.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
-        )
-        if not same:
-            raise TraceError(
-                f"{self.name}: {name} would change the shape {shape} to {value.shape}{quote(user_location())}"
-            )
-        if not torch.can_cast(DTYPES[value.dtype], DTYPES[proxy.value.dtype]):
-            raise TraceError(
-                f"{self.name}: {name} would store a {value.dtype} result in a {proxy.value.dtype} tensor"
-                f"{quote(user_location())}\n  use the operation that returns a new tensor"
-            )
-        value = self.cast(expand(self, value, shape), proxy.value.dtype)
-        if len(sharing) == 1:
-            proxy.value = value
-        else:  # the tensor that they are views of changes, and with it all of them
-            movements = movements_from(base, proxy.value)
-            value = scattered(self, base, value, (), range(len(shape)), movements=movements) if movements else value
-            for alias, chain in zip(sharing, chains, strict=True):
-                alias.value = value
-                for attrs, sizes in chain or ():
-                    alias.value = self.make("view", (alias.value,), value.dtype, sizes, attrs)
-        for alias in sharing:
-            if alias.input is not None:
-                self.mutated[alias.input] = alias.value
-        return proxy
 
     def forget_tensors(self) -> None:
         """Release all tensors of the trace."""
@@ -516,7 +361,7 @@ class Trace:
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
             )
-        if proxy.input is not None or _memory(proxy.value).op == "input":
+        if proxy.input is not None or memory_of(proxy.value).op == "input":
             return proxy.value
         for earlier, node in self._returned:
             if earlier is proxy:
@@ -559,11 +404,6 @@ class Trace:
         return self.make("cast", (node,), dtype, ())
 
 
-def _is_writable(movements: Any) -> bool:
-    """Whether each element of the view that ``movements`` lead to is one of the tensor's, at strides that are known."""
-    return all(attrs[0] not in ("expand", "reshape") for attrs, _ in movements)
-
-
 def _by_node(proxies: Sequence[TensorProxy]) -> dict[int, TensorProxy]:
     """Proxies by the ids of their nodes; none where several tensors have one value."""
     found: dict[int, TensorProxy] = {}
@@ -572,117 +412,3 @@ def _by_node(proxies: Sequence[TensorProxy]) -> dict[int, TensorProxy]:
         if found.setdefault(id(proxy.value), proxy) is not proxy:
             shared.add(id(proxy.value))
     return {key: proxy for key, proxy in found.items() if key not in shared}
-
-
-def _memory(node: Node) -> Node:
-    """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
-    while node.op == "view" or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
-        node = node.inputs[0]
-    return node
-
-
-def trace(
-    function: Callable[..., Any],
-    name: str,
-    leaves: Sequence[Any],
-    tree: pytree.TreeSpec,
-    guards: Guards,
-    device: torch.device,
-    layout: str = "portable",
-    objects: Sequence[Captured] = (),
-    runs: bool = True,
-    differentiable: bool = False,
-) -> Traced:
-    """Trace ``function``.
-
-    Args:
-        leaves: the flattened ``(args, kwargs)``. Tensors and ``SymbolicScalar`` become proxies; ``SymbolicNumber`` and
-            everything else are passed unchanged.
-        tree: the structure of ``(args, kwargs)``.
-        guards: has a hint for every symbol; collects the decisions of the trace.
-        device: the device of the tensors.
-        layout: the layout in which kernels read quantised weights that the function closes over.
-        objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
-        runs: whether a call follows; see ``Trace``.
-        differentiable: whether gradients are computed of the graph; see ``Trace``.
-
-    Raises:
-        TraceError: the function cannot be expressed as a graph. The message names the user's line.
-        UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
-    """
-    state = Trace(function, name, guards, device, layout, objects, runs, differentiable)
-    guards.given.clear()  # of the caller's own numbers
-    traced = _run(state, leaves, tree)
-    state.forget_tensors()
-    others = [leaf.value for leaf in traced.leaves if leaf.index is None]
-    escapes.check(name, function, guards.given, others, state.captures.codes)
-    return traced
-
-
-@contextmanager
-def _as_in_eager_torch(state: Trace) -> Iterator[None]:
-    """A context in which user code meets proxies as tensors, and what it looks up is captured."""
-    with proxies_are_tensors(), transforms_are_refused(), reported_to(state.captures):
-        yield
-
-
-def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
-    """Run the function of ``state``; see ``trace``."""
-    guards = state.guards
-    arguments, keywords = pytree.tree_unflatten(
-        [
-            state.input(leaf)
-            if isinstance(leaf, torch.Tensor)
-            else state.host_scalar(leaf)
-            if isinstance(leaf, SymbolicScalar)
-            else wrap(unwrap(leaf), guards)  # of its own, which must not outlive the trace
-            for leaf in leaves
-        ],
-        tree,
-    )
-    arguments, keywords = pytree.tree_map(
-        lambda leaf: state.quantized(leaf) if weights.is_unpacked(leaf) else leaf,
-        (arguments, keywords),
-        is_leaf=weights.is_unpacked,
-    )
-    token = tracing.set(guards)
-    try:
-        with _as_in_eager_torch(state), _InterceptFunctions(state):
-            result = state.function(*arguments, **keywords)
-    except (TypeError, RuntimeError) as error:
-        # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
-        if TensorProxy.__name__ not in str(error) and "tuple is not a Tensor" not in str(error):
-            raise
-        why = str(error).replace(TensorProxy.__name__, "Tensor")
-        raise TraceError(
-            f"{state.name}: a function that a trace cannot follow was called with a tensor: {why}"
-            f"{quote(raised_at(error))}\n"
-            "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
-            "outside the decorated function"
-        ) from error
-    finally:
-        tracing.reset(token)
-    # pytree takes a torch.Size for a tuple.
-    flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
-    outputs: list[Node] = []
-    returned: list[Output] = []
-    for leaf in flat:
-        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
-            leaf = TensorProxy(state._captured_tensor(leaf), state)
-        if isinstance(leaf, TensorProxy):
-            returned.append(Output(len(outputs)))
-            outputs.append(state.returned(leaf))
-        else:
-            value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
-            returned.append(Output(None, value))
-    graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
-    state.captures.settle()
-    captured_guards = list(state.captures.guards)
-    if guards.default_dtype is not None:
-        captured_guards.append(default_dtype_guard(guards.default_dtype))
-    if guards.matmul_precision is not None:
-        captured_guards.append(matmul_precision_guard(guards.matmul_precision))
-    # The trace has refused each that is used while gradients are enabled.
-    needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
-    under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
-    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards), under_no_grad)

@@ -88,3 +88,39 @@ def test_code_names_no_chip() -> None:
             if isinstance(text, str) and set(CODE_NAMES) & set(text.split()):
                 found.append(name)
     assert set(found) <= MEASURED_CHIPS, found
+
+
+def is_numeric(node: ast.AST) -> bool:
+    """Whether ``node`` is made of numbers: one, several in a tuple or table, arithmetic, or fitted constants."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float)
+    if isinstance(node, ast.Dict):
+        return any(map(is_numeric, node.values))
+    if isinstance(node, ast.Call):
+        return any(map(is_numeric, [*node.args, *(keyword.value for keyword in node.keywords)]))
+    if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.BinOp | ast.UnaryOp | ast.Starred):
+        return any(map(is_numeric, ast.iter_child_nodes(node)))
+    return False
+
+
+SAID_BY_THE_MODULE = {"gemm/wgmma_model.py"}
+"""Modules whose docstrings say of all their constants to which timings they were fitted."""
+
+
+def test_every_number_of_a_schedule_says_what_it_is() -> None:
+    """Numbers at module level in ``families``, where schedules are chosen, have a docstring: what they are, in which
+    unit, and where they were measured if they were."""
+    undocumented, count = [], 0
+    for path in sorted((Path(ROOT) / "families").rglob("*.py")):
+        name = path.relative_to(Path(ROOT) / "families").as_posix()
+        statements = ast.parse(path.read_text()).body
+        for statement, following in zip(statements, [*statements[1:], None], strict=True):
+            value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+            if value is None or not is_numeric(value):
+                continue
+            count += 1
+            said = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if not said and name not in SAID_BY_THE_MODULE:
+                undocumented.append(f"jitgen/families/{name}:{statement.lineno}")
+    assert not undocumented, f"a number needs a docstring: {undocumented}"
+    assert count > 200, "numbers are seen"

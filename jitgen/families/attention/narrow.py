@@ -14,6 +14,7 @@ from jitgen.ir.body import Instruction, Operand
 MOST_INDEX = 2**30
 """Indices of a kernel are below it: ``layout`` refuses larger sizes."""
 _LOW, _HIGH = -(2**31), 2**31 - 1
+"""The range of int32."""
 
 Range = tuple[int, int]
 

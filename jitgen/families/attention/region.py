@@ -36,6 +36,7 @@ STAGES = (
     Stage("contract", ("n",)),
     Stage("map"),
 )
+"""Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 
 def _stops(roots: Sequence[Node], known: Mapping[int, Node]) -> list[Node]:

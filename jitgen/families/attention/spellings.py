@@ -30,6 +30,7 @@ from jitgen.ir.graph import Node, under_views
 from jitgen.ir.views import Mover
 
 LN2 = math.log(2)
+"""What turns powers of two into exponentials."""
 
 
 def respelt(values: Sequence[Node], mover: Mover) -> dict[int, Node]:

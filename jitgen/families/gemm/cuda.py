@@ -19,7 +19,6 @@ from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOp
 from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import (
-    WARP,
     BlockMainloop,
     BlockSchedule,
     Dense,
@@ -37,7 +36,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTiling,
 )
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
-from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.ir.body import Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel

@@ -12,7 +12,6 @@ from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.layout import QUANTIZED_COMPONENTS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
-    WARP,
     BlockMainloop,
     GemmSchedule,
     TritonMainloop,
@@ -22,7 +21,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTiling,
     blocks,
 )
-from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
+from jitgen.families.operands import WARP, MappedTensor, item_size, pointwise_flops
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 

@@ -129,21 +129,25 @@ def problem(
 def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
     """The schedules that the rules of ``device``'s dialect have for ``problem`` (``schedules/<dialect>.py``).
 
-    ``k_splits`` is replaced by that of the kernel's contractions, because split-K was decided before (``split_k.py``).
+    Of those that split K over a temporary these are the ones with the ``k_splits`` of the kernel's contractions, which
+    was decided before (``split_k.py``); where it was not left to the rules, every one has it.
     """
     found: list[GemmSchedule] = _rules(device).candidates(problem)
     splits = problem.contractions[0].k_splits
-    return [replace(each, k_splits=splits) if isinstance(each, TritonMainloop) else each for each in found]
+    split = [each for each in found if not isinstance(each, TritonMainloop) or each.k_splits == splits]
+    return split or [replace(each, k_splits=splits) for each in found if isinstance(each, TritonMainloop)]
 
 
 def facts(problem: Problem, device: Device) -> dict[str, Any]:
     """What measured choices tell products apart by. Epilogues are left out: they hardly change which tiles are best.
 
     ``rows`` and ``matrices`` are upper ends of buckets. ``weight`` is a format, or for a dense weight its layout: ``k``
-    (contiguous along K) or ``outer`` (along N).
+    (contiguous along K) or ``outer`` (along N). ``k_splits`` is a fact only of a product whose K is split over a
+    temporary, which was decided before.
     """
     first, layout = problem.contractions[0], problem.layouts[0]
-    return {
+    split = {"k_splits": first.k_splits} if first.k_splits > 1 else {}
+    return split | {
         "rows": problem.rows,
         "columns": list(problem.columns),
         "length": problem.length,
@@ -167,8 +171,8 @@ def k_splits(problem: Problem, device: Device) -> int:
     """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
     if device.dialect not in DIALECTS_WITH_SPLIT_K:
         return 1
-    (chosen,) = _rules(device).candidates(problem)
-    return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
+    splits: int = _rules(device).k_splits(problem)
+    return splits
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:

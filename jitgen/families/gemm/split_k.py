@@ -21,7 +21,7 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.family import ANY_FAMILY, KernelRewrite
-from jitgen.families.gemm.schedule import Problem, bucket, k_splits
+from jitgen.families.gemm.schedule import Problem, bucket, fewest_rows, k_splits
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Shape
@@ -77,6 +77,7 @@ def split_k(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> K
         layouts=(),
         wide=False,
         device=device,
+        fewest_rows=1 if device.batch_invariant else fewest_rows(sizes[0][-2]),
     )
     splits = k_splits(sized, device)
     return None if splits == 1 else _two_kernels(kernel, splits)

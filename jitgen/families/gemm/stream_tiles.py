@@ -143,11 +143,13 @@ QUANTIZED_FIT = StreamFit(
     power=1.28,
     registers=((1, 2, 4), (8, 1, 4), (16, 1, 2)),
 )
+"""Of W4A16 with groups of 128; the module's docstring says to which timings it was fitted."""
 DENSE_FIT = StreamFit(
     *(0.506, 0.283, 145, 0, 0.19, 2.95, 0.653, 0.113, 30.51, 1.69, 0, 0.51),
     power=1,
     registers=((16, 1, 2),),
 )
+"""Of 16-bit weights, fitted to the same timings."""
 
 
 def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[StreamTiles]:

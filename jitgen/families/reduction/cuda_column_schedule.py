@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES
+from jitgen.families.operands import ACCESS_BYTES, WARP
 from jitgen.families.reduction.cuda_problem import state_bytes
 from jitgen.families.reduction.forms import ColumnBlocks
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
@@ -25,7 +25,6 @@ from jitgen.families.reduction.schedule import (
     MAX_BLOCK_THREADS,
     MULTIPROCESSOR_THREADS,
     SHORT_BLOCK_THREADS,
-    WARP,
     row_item_size,
 )
 from jitgen.ir.program import Kernel

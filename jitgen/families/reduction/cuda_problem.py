@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.forms import LoopedRows, ResidentRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
@@ -27,7 +27,6 @@ from jitgen.families.reduction.schedule import (
     NARROW_BYTES,
     SHORT_BLOCK_THREADS,
     THREAD_BYTES,
-    WARP,
     Occupancy,
     occupancy,
 )

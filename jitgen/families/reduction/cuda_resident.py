@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.cuda_loads import with_deferred_loads, with_prefetch
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration
 from jitgen.families.reduction.forms import ResidentRows
@@ -24,7 +24,6 @@ from jitgen.families.reduction.schedule import (
     MIN_CLUSTER_THREADS,
     MULTIPROCESSOR_THREADS,
     THREAD_BYTES,
-    WARP,
 )
 
 RESIDENT_THREAD_BYTES = 160

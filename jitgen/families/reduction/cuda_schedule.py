@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES
+from jitgen.families.operands import ACCESS_BYTES, WARP
 from jitgen.families.reduction.cuda_column_schedule import columns
 from jitgen.families.reduction.cuda_loads import BARRIER_BYTES
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration, state_bytes
@@ -26,7 +26,6 @@ from jitgen.families.reduction.schedule import (
     MULTIPROCESSOR_THREADS,
     PERSISTENT_ROW,
     THREAD_BYTES,
-    WARP,
     Occupancy,
 )
 from jitgen.ir.program import Kernel

@@ -23,8 +23,6 @@ from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import passes
 from jitgen.ir.program import Kernel
 
-WARP = 32
-"""Threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
 BLOCK_THREADS = 512
 """Threads of a block up to which a longer row gets more threads; beyond, more bytes for each thread."""
 SHORT_BLOCK_THREADS = 128

@@ -8,7 +8,7 @@ are twice as wide as NVIDIA's warps, and so are the programs for them.
 from __future__ import annotations
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.forms import TritonRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
@@ -24,7 +24,6 @@ from jitgen.families.reduction.schedule import (
     NARROW_BYTES,
     SHORT_BLOCK_THREADS,
     THREAD_BYTES,
-    WARP,
     occupancy,
     row_item_size,
 )

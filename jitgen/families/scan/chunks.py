@@ -16,8 +16,9 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.family import KernelRewrite, SizeBuckets
+from jitgen.families.operands import WARP
 from jitgen.families.scan.context import grouped, kind_of
-from jitgen.families.scan.schedule import CPU_SHORT_ROW, WARP
+from jitgen.families.scan.schedule import CPU_SHORT_ROW
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Graph, topological

@@ -6,9 +6,10 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
+from jitgen.families.operands import WARP
 from jitgen.families.scan.context import Operand, Rows, Scan
 from jitgen.families.scan.layout import Layout
-from jitgen.families.scan.schedule import CHUNK_UNIT, WARP, Schedule
+from jitgen.families.scan.schedule import CHUNK_UNIT, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import PLACES
 

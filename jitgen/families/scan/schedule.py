@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.operands import item_size
+from jitgen.families.operands import WARP, item_size
 from jitgen.families.scan.layout import Layout
 
 CPU_BLOCK = 1024
@@ -26,8 +26,8 @@ CPU_SHORT_ROW = 32
 block of so few elements does not pay; unless exponentials are computed of it, a vector at a time."""
 CPU_SHORT_ROWS = 64
 """Short rows that a CPU thread walks together: their states are a vector for each few rows."""
-WARP = 32
 BLOCK_THREADS = 256
+"""Threads of a block in CUDA C++: eight warps, whose states one warp combines."""
 ITEM_BYTES = 16
 """Bytes of its narrowest operand that a GPU thread takes of a row at once: one access."""
 MOST_ITEM_BYTES = 32

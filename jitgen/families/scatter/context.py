@@ -8,6 +8,7 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, printed
+from jitgen.families.operands import WARP
 from jitgen.families.scatter.launch import integer_names
 from jitgen.families.scatter.layout import Layout
 from jitgen.families.scatter.schedule import Schedule
@@ -15,7 +16,6 @@ from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.ir.scatters import combination
 
-WARP = 32
 _READS = ("load", "iota")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
+from jitgen.families.operands import WARP
 
 MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
 """Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
@@ -15,9 +16,9 @@ BLOCK_THREADS = 512
 BLOCK_ELEMENTS = 1024
 """Elements of short rows that a block sorts together."""
 MERGE_THREADS = 256
+"""Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
 TRITON_MERGED = 1024
 """Elements whose ranks a Triton program finds."""
-WARP = 32
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
+from jitgen.families.operands import WARP
 from jitgen.families.sort.claim import NAME
 from jitgen.families.sort.context import Operand, Rows
 from jitgen.families.sort.layout import Layout
-from jitgen.families.sort.schedule import WARP, Schedule
+from jitgen.families.sort.schedule import Schedule
 from jitgen.ir.program import Kernel
 
 HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_sort.py", NAME))

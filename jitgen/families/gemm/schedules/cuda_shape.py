@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.gemm.mainloops import WARP, BlockSchedule, Dense, MmaQuantized, Simt, Stream, StreamOuter
-from jitgen.families.operands import item_size
+from jitgen.families.gemm.mainloops import BlockSchedule, Dense, MmaQuantized, Simt, Stream, StreamOuter
+from jitgen.families.operands import WARP, item_size
 from jitgen.ir.body import accumulator_dtype
 
 WINDOW_BYTES = 4096

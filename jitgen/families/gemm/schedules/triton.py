@@ -135,6 +135,13 @@ def _slices(rows: int, columns: int, block_k: int, warps: int, stages: int = 3) 
     return TritonSlices(rows, columns, block_k, warps, stages)
 
 
+def k_splits(problem: Problem) -> int:
+    """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
+    found = candidates(problem)
+    chosen = min(found, key=lambda each: cost(problem, each)) if len(found) > 1 else found[0]
+    return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
+
+
 def _with_k_splits(
     problem: Problem, tile: TritonSchedule, resident: float, most: int = MOST_K_SPLITS
 ) -> TritonSchedule:

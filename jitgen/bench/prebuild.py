@@ -1,0 +1,62 @@
+"""Building the kernels of many cases in parallel processes, before the measuring process needs them.
+
+They go into the store, where the measuring process finds them. A build takes functions and specs, as a prewarm does, so
+that these processes need neither tensors nor a device. Neighbour: ``ahead.py``, which does the same for torch.compile.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jitgen
+
+
+@dataclass(frozen=True)
+class Build:
+    """One call to build.
+
+    Attributes:
+        function: plain torch, which another process can import.
+        specs: its arguments, as ``jitgen.TensorSpec``.
+        backend, target: as ``JitFunction.lower`` takes them.
+    """
+
+    function: Callable[..., Any]
+    specs: tuple[Any, ...]
+    backend: str
+    target: str
+
+
+def gpu_target() -> str:
+    """The target of this machine's GPU."""
+    from jitgen.runtime import cuda
+
+    return str(cuda.target_of(0))
+
+
+def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
+    """Build all of ``builds`` in ``jobs`` processes, by default one for each core. Where one fails, the measuring
+    process builds it again, and reports the reason."""
+    distinct = tuple(dict.fromkeys(builds))
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(distinct))
+    if jobs < 2:
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for failure in pool.map(_failure, distinct):
+            if failure:
+                print(failure, file=sys.stderr)
+
+
+def _failure(build: Build) -> str:
+    """Build one; why it failed, or nothing."""
+    try:
+        jitgen.jit(backend=build.backend)(build.function).lower(*build.specs, target=build.target).compile()
+    except Exception as error:  # the measuring process meets it again
+        return f"ahead of {build.specs}: {type(error).__name__}: {str(error)[:200]}"
+    return ""

@@ -1,0 +1,85 @@
+"""The schedules of Triton's products: a class for each form, which ``gemm/triton.py`` explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jitgen.families.gemm.block_mainloops import counted
+
+
+@dataclass(frozen=True)
+class TritonMainloop:
+    """What the forms have in common.
+
+    Attributes:
+        block_m, block_n: the tile.
+        slice_k: extent of K that one ``tl.dot`` reads.
+        warps, stages: Triton's ``num_warps`` and ``num_stages``.
+        raster: tiles that are walked along M before the next tile along N.
+        k_splits: ranges of K whose sums go to a temporary.
+        packed: whether codes are decoded with inline PTX.
+        wide: whether indices are 64-bit.
+    """
+
+    form: ClassVar[str]
+    dependent_launch: ClassVar[bool] = True
+    block_m: int
+    block_n: int
+    slice_k: int
+    warps: int
+    stages: int
+    raster: int = 1
+    k_splits: int = 1
+    packed: bool = False
+    wide: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"{self.form}_packed" if self.packed else self.form
+
+    @property
+    def slices(self) -> int:
+        """Dots that one iteration computes side by side, each over its own slice of K."""
+        return 1
+
+    @property
+    def block_k(self) -> int:
+        return self.slice_k * self.slices
+
+    def __str__(self) -> str:
+        words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.slice_k} of K a step"]
+        words += counted(
+            [
+                (self.warps, "{} warps a block"),
+                (self.stages, "{} stages"),
+                (self.k_splits, "split-K by {}"),
+                (self.raster, "raster of {} tiles"),
+            ]
+        )
+        return ", ".join([*words, *["64-bit indices"] * self.wide])
+
+
+@dataclass(frozen=True)
+class TritonTokens(TritonMainloop):
+    """x is the left operand of ``tl.dot``."""
+
+    form: ClassVar[str] = "tokens"
+
+
+@dataclass(frozen=True)
+class TritonWeights(TritonMainloop):
+    """The weight is the left operand of ``tl.dot``."""
+
+    form: ClassVar[str] = "weights"
+
+
+@dataclass(frozen=True)
+class TritonSlices(TritonMainloop):
+    """As ``TritonWeights``, and each warp multiplies its own slice of an iteration's K."""
+
+    form: ClassVar[str] = "slices"
+
+    @property
+    def slices(self) -> int:
+        return self.warps

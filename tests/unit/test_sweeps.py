@@ -1,0 +1,80 @@
+"""What ``jitgen bench sweep`` draws, builds ahead and leaves out."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.bench import prebuild, products, reductions, sweep
+from jitgen.bench.measurement import Bench, Measurement
+
+GPU = Bench("cuda", 2**26, 0.1, False, 1, None, 7, 200)
+
+
+def test_a_sweep_has_any_numbers_of_rows_and_sides_of_which_half_have_a_large_odd_factor() -> None:
+    drawn = list(sweep.cases(GPU))
+    rows = [count for _, count in drawn]
+    assert {count % 2 for count in rows} == {0, 1}
+    assert 1 <= min(rows) <= 2
+    assert 7000 < max(rows) <= sweep.MOST_ROWS
+    lengths = {format: [p.shape[1] for p, _ in drawn if p.format == format] for format in sweep.FORMATS}
+    columns = [p.shape[0] for p, _ in drawn]
+    assert all(size % 8 == 0 and 64 <= size <= 60_416 for size in (*columns, *lengths[None]))
+    assert any(size % 64 for size in lengths[None])
+    assert not any(size % products.GROUP for size in lengths["int4"])
+    odd = sum(size % 256 != 0 for size in columns) / len(columns)
+    assert 0.4 < odd < 0.6
+    assert list(sweep.cases(GPU)) == drawn, "a seed stands for its cases"
+
+
+def test_a_sweep_of_reductions_has_odd_rows_and_columns_of_every_magnitude() -> None:
+    source = random.Random(3)
+    drawn = [reductions.draw(source, "cuda") for _ in range(400)]
+    columns = [each[2] for each in drawn]
+    assert min(columns) == 1
+    assert max(columns) > 100_000
+    assert any(size % 2 for size in columns)
+    assert {each[0].name for each in drawn} == {"softmax", "rms_norm", "layer_norm", "sum", "log-sum-exp"}
+    assert {each[3] for each in drawn} == {torch.bfloat16, torch.float32}
+    assert max(rows * length for _, rows, length, _ in drawn) <= reductions.MOST_ELEMENTS["cuda"]
+
+
+def test_what_was_built_ahead_is_what_the_measuring_process_asks_for() -> None:
+    reduction, rows, columns, dtype = reductions.DRAWN[1], 3, 37, torch.float32
+    target = str(jitgen.spec.host_target())
+    build = prebuild.Build(reduction.function, reductions._specs(reduction, rows, columns, dtype), "cpp", target)
+    assert prebuild._failure(build) == ""
+    inputs = reduction.case(columns, rows).inputs(0, dtype, "cpu")
+    with jitgen.strict():
+        jitgen.jit(backend="cpp")(reduction.function).bind(*inputs)(*inputs)
+
+
+def test_a_build_that_fails_says_so_and_stops_nothing() -> None:
+    build = prebuild.Build(sweep.linear, (jitgen.TensorSpec((2, 3)), jitgen.TensorSpec((2, 5))), "cpp", "x86-64-v3")
+    assert "TraceError" in prebuild._failure(build) or "Error" in prebuild._failure(build)
+
+
+def test_a_peer_that_is_hopeless_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"fast": 1.0, "slower": 3.9, "hopeless": 4.0}
+    monkeypatch.setattr(products, "trial", lambda calls, device: seconds[calls[0]])
+    notes: list[str] = []
+    peers = {name: [name] for name in seconds}
+    kept = products._within(4.0, peers, GPU, notes)  # type: ignore[arg-type]
+    assert list(kept) == ["fast", "slower"]
+    assert notes == ["hopeless: left out, took 4.0 times as long as the fastest peer"]
+    assert products._within(math.inf, peers, GPU, notes) == peers  # type: ignore[arg-type]
+
+
+def test_the_summary_of_reductions_names_the_worst_and_the_largest_error() -> None:
+    def row(name: str, eager: float, error: float) -> Measurement:
+        times = {"jitgen": 1e-6, "copy_": 1e-6, "eager": eager}
+        return Measurement(reductions.SWEEP, name, "cuda", "cuda", "float32", (3, 5), times, error)
+
+    text = reductions.summary([row("sum, 3 rows of 5", 2e-6, 1e-7), row("softmax, 3 rows of 5", 5e-7, math.nan)])
+    assert "geometric mean 1.00" in text[0]
+    assert "largest error nan" in text[0]
+    assert text[1].startswith("  0.50: softmax, 3 rows of 5")
