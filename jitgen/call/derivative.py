@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen.call.opaque import opaque
 from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
@@ -190,6 +191,7 @@ class _Function(torch.autograd.Function):
         return results
 
     @staticmethod
+    @opaque  # a compiled function may call backward()
     def backward(ctx: Any, *grads: Any) -> Any:
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
         found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)

@@ -1,4 +1,4 @@
-"""Gradients of functions that close over tensors and values: warm calls are not resolved again, and see what changed."""
+"""Gradients of functions that close over tensors and values: warm calls are resolved once, and see what changed."""
 
 from __future__ import annotations
 

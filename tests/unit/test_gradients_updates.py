@@ -132,3 +132,25 @@ def test_a_batch_norm_function_updates_nothing_that_has_gradients() -> None:
     F.batch_norm(x, *wanted, training=True)
     torch.testing.assert_close((mean, variance), wanted)
     assert not mean.requires_grad
+
+
+@pytest.mark.slow
+def test_a_whole_training_step_may_be_compiled_with_its_optimizer() -> None:
+    def run(way: Way) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        leaves = [torch.randn(4, 8).requires_grad_(), torch.randn(8, 3).requires_grad_()]
+        optimizer = torch.optim.AdamW(leaves, lr=1e-2)
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.tanh(leaves[0] @ leaves[1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = way(step)
+        for _ in range(3):
+            step()
+        return leaves
+
+    torch.testing.assert_close(run(compiled), run(lambda step: step))
