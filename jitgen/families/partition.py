@@ -64,6 +64,10 @@ def program_of(
     return Partitioner(graph, decide, environment, memory, device, out).program()
 
 
+_READ_WHOLE = ("input", "view", "contract", "scan", "sort")
+"""Operations whose result is read as one tensor, whatever it is computed from."""
+
+
 class Step(NamedTuple):
     """What is computed before the results: a temporary, or a change of an argument that is updated in place.
 
@@ -290,14 +294,22 @@ class Partitioner:
 
     def _reads(self, root: Node) -> frozenset[Node]:
         """The tensors, or views of them, that one element of ``root`` is computed from."""
-        for node in topological([root]) if root not in self.reads else ():
-            if node not in self.reads:
-                if node.op in ("input", "view", "contract", "scan", "sort"):
-                    self.reads[node] = frozenset([node])
-                elif node.op == "cat":
-                    self.reads[node] = max(map(self._reads, node.inputs), key=len)
-                else:
-                    self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
+        stack = [] if root in self.reads else [root]
+        while stack:
+            node = stack[-1]
+            waiting = [] if node.op in _READ_WHOLE else [child for child in node.inputs if child not in self.reads]
+            if waiting and node not in self.reads:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if node in self.reads:
+                continue
+            if node.op in _READ_WHOLE:
+                self.reads[node] = frozenset([node])
+            elif node.op == "cat":
+                self.reads[node] = max(map(self._reads, node.inputs), key=len)
+            else:
+                self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
         return self.reads[root]
 
     def materialize(self, node: Node) -> Node:
