@@ -25,6 +25,7 @@ from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
 from jitgen.errors import UnsupportedError
+from jitgen.gradients.plan import without_marks
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, from_json, to_json, topological
 from jitgen.spec import DTYPES
@@ -61,6 +62,11 @@ class Program:
         return Routing(self.graph.name, self.backend, self.compiler, self.batch_invariant)
 
     @property
+    def launched(self) -> Graph:
+        """The graph that kernels are made of: without the marks where no gradient flows."""
+        return without_marks(self.graph, self.graph.outputs)
+
+    @property
     def is_random(self) -> bool:
         """Whether it draws random numbers."""
         return any(node.op == "philox" for node in topological(self.graph.outputs))
@@ -73,6 +79,12 @@ class Program:
         """The numbers of a call, in their order."""
         rest = {"i": iter(integers), "f": iter(floats)}
         return [next(rest[kind]) for kind in self.kinds]
+
+    def divided(self, numbers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The integers and the floats among the numbers of a call."""
+        of_kinds = list(zip(self.kinds, numbers, strict=True))
+        integers, floats = ([number for kind, number in of_kinds if kind == wanted] for wanted in "if")
+        return integers, floats
 
     def check(self, environment: Mapping[str, Any]) -> None:
         """Check that the graph is for these sizes and numbers; of symbolic ones torch makes guards.
@@ -102,10 +114,7 @@ def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     operator = getattr(torch.ops.jitgen, NAMES[program.is_random]).default
 
     def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
-        numbers = dict(enumerate(leaves[count:]))
-        integers = [number for index, number in numbers.items() if program.kinds[index] == "i"]
-        floats = [number for index, number in numbers.items() if program.kinds[index] == "f"]
-        return tuple(operator(list(leaves[:count]), integers, floats, text))
+        return tuple(operator(list(leaves[:count]), *program.divided(leaves[count:]), text))
 
     return call
 
@@ -114,7 +123,7 @@ class _Launches:
     """Runs one program, on tensors with memory."""
 
     def __init__(self, program: Program):
-        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.graph), program.routing)
+        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.launched), program.routing)
         self.table: dict[Any, BoundLaunch] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:

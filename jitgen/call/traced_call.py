@@ -27,6 +27,7 @@ from jitgen.call.signature import NUMBERS, environment_of
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
 from jitgen.trace.readable import refuse_tangents
 from jitgen.trace.traced import Traced
@@ -58,15 +59,12 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     refuse_tangents(resolver.name, captured)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
-    if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
-        raise UnsupportedError(
-            f"{resolver.name}: gradients through torch.vmap or another transform of torch.func are not supported; give "
-            "the function the whole batch, use backward() or torch.autograd.grad outside of transforms, or call its "
-            ".reference there"
-        )
-    if wanted:
+    is_transformed = any(map(is_functorch_wrapped_tensor, inputs))
+    if wanted and not is_transformed:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
-    return found.returned(_results(found.traced.graph, resolver.routing, inputs, numbers), environment)
+    # Within torch.func the operator itself has gradients, by ``_gradients``, which every level of transforms takes.
+    results = _results(found.traced.graph, resolver.routing, inputs, numbers, keeps_marks=bool(wanted))
+    return found.returned(results, environment)
 
 
 def derivative_of(specialization: Specialization, wanted: Sequence[int], routing: Routing) -> Derivative:
@@ -83,8 +81,14 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     return Derivative(specialization, wanted, forward_of, backward_of)
 
 
-def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    """What ``graph`` returns, after the updates that it makes."""
+def _results(
+    graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any], keeps_marks: bool
+) -> list[Any]:
+    """What ``graph`` returns, after the updates that it makes.
+
+    Args:
+        keeps_marks: whether the operator's graph says where no gradient flows.
+    """
     from jitgen.gradients.plan import without_marks
     from jitgen.gradients.replay import Replay
 
@@ -93,7 +97,8 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     computed = tuple(dict.fromkeys(node for node in ends if under_views(node).op != "input"))
     values: Sequence[torch.Tensor] = ()
     if computed:
-        values = _call_operator(without_marks(graph, computed), routing, [*inputs, *numbers])
+        computes = replace(graph, outputs=computed, mutated=()) if keeps_marks else without_marks(graph, computed)
+        values = _call_operator(computes, routing, [*inputs, *numbers])
     known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.op == "input"}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -111,6 +116,8 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
     if not any(map(is_batchedtensor, leaves[:count])):  # vmap runs the graph over the batch, which is another
         _compile_ahead(program, leaves[:count], leaves[count:])
+    if torch.is_grad_enabled() and any(map(is_functorch_wrapped_tensor, leaves[:count])):
+        return Transformed.apply(program.text(), *program.divided(leaves[count:]), *leaves[:count])
     return operator_of(program)(*leaves)
 
 
@@ -124,7 +131,7 @@ def _compile_ahead(program: Program, tensors: Sequence[Any], numbers: Sequence[A
         if not all(guard.holds(dict(environment)) for guard in program.graph.guards):
             return
         memory = [memory_of(tensor, True) for tensor in described]
-        lowered = pipeline.lower(program.graph, environment, memory, program.routing.on_device(device), (), [])
+        lowered = pipeline.lower(program.launched, environment, memory, program.routing.on_device(device), (), [])
         if not lowered.is_empty:
             pipeline.fetch(lowered, default_store())
 
@@ -166,10 +173,24 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
-    """The gradients of the tensors: the forward is computed again, with what its backward reads."""
-    program, tensors = parsed(ctx.graph), ctx.saved_tensors
-    numbers = program.numbers(ctx.integers, ctx.floats)
+    """The gradients of the operator's arguments."""
     wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
+    found = _gradients_of(parsed(ctx.graph), ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
+    # torch takes an empty list for one of tensors.
+    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
+    return [found.get(index) for index in range(len(ctx.saved_tensors))], *of_numbers, None
+
+
+def _gradients_of(
+    program: Program,
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any],
+    floats: Sequence[float],
+    wanted: tuple[int, ...],
+    grads: Sequence[torch.Tensor | None],
+) -> dict[int, Any]:
+    """The gradients of the tensors ``wanted``: the forward is computed again, with what its backward reads."""
+    numbers = program.numbers(integers, floats)
     specialization = Specialization(
         program.graph.name, Traced.of(program.graph), program.routing.on_device(tensors[0].device)
     )
@@ -181,10 +202,39 @@ def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
             given[position] = grad if given[position] is None else given[position] + grad
     shapes = [tensors[index].shape for index in derivative.sizes_of]
     found = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
-    by_index = dict(zip(wanted, found, strict=True))
-    # torch takes an empty list for one of tensors.
-    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
-    return [by_index.get(index) for index in range(len(tensors))], *of_numbers, None
+    return dict(zip(wanted, found, strict=True))
+
+
+class Transformed(torch.autograd.Function):
+    """The operator with its gradients within a transform of ``torch.func``, which takes no operator's formula.
+
+    ``vmap`` makes batches of the forward and of the backward, which are operators.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(text: str, integers: list[Any], floats: list[float], *tensors: torch.Tensor) -> tuple[Any, ...]:
+        operator = getattr(torch.ops.jitgen, NAMES[parsed(text).is_random])
+        return tuple(operator(list(tensors), integers, floats, text))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.graph, ctx.integers, ctx.floats, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        tensors = ctx.saved_tensors
+        wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[3:]) if needed)
+        program = parsed(ctx.graph)
+        given = [
+            grad if DTYPES[node.dtype].is_floating_point else None
+            for node, grad in zip(program.graph.outputs, grads, strict=True)
+        ]
+        found = _gradients_of(program, tensors, ctx.integers, ctx.floats, wanted, given)
+        return None, None, None, *(found.get(index) for index in range(len(tensors)))
 
 
 for _name in NAMES:
