@@ -49,12 +49,9 @@ def test_it_runs_here(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [
-        "--steps 3 --width 32 --layers 1 --batch 2 --sample 5",
-        pytest.param("--steps 60 --batch 4 --sample 50", marks=pytest.mark.slow),
-    ],
+    "options", ["--steps 3 --width 32 --layers 1 --batch 2 --sample 5", "--steps 60 --batch 4 --sample 50"]
 )
 def test_training_by_each_way_has_the_losses_of_eager_torch(
     options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
