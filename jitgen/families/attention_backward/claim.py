@@ -73,8 +73,10 @@ def decide(question: Fusion, device: Device) -> Decision:
     if device.dialect == "triton" and "float64" in question.dtypes:
         return Decision(False, "float64 has no tensor cores")
     if device.dialect == "cuda":
-        against = "the cuda dialect has no kernel for the backward of attention; backend='triton' has one"
-        return Decision(False, against, True)
+        from jitgen.families.attention_backward.wgmma import obstacle
+
+        against = obstacle(question.widths, question.dtypes, device.target)
+        return Decision(not against, against or "the products inside are larger than all that is read", bool(against))
     return Decision(True, "the products inside are larger than all that is read")
 
 

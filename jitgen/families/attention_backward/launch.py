@@ -7,8 +7,8 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention_backward.layout import Geometry, Layout, is_tile, results_of
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.families.operands import item_size, pointwise_flops
+from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -57,7 +57,12 @@ def arguments(
         return int(found[dim] if dim >= 0 else found)
 
     integers = tuple(value(what, operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
-    return Arguments(pointers, integers, layout.wide)
+    maps: tuple[MappedTensor, ...] = ()
+    if device.dialect == "cuda" and geometry.tasks * geometry.rows * max(geometry.widths):
+        from jitgen.families.attention_backward.wgmma import tensor_maps
+
+        maps = tuple(tensor_maps(kernel, layout, geometry, schedule))
+    return Arguments(pointers, integers, layout.wide, maps)
 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
@@ -95,6 +100,14 @@ def launch(
     if not device.is_gpu:
         return LaunchShape(grid=(max(geometry.tasks, 1), 1, 1))
     blocks = -(-geometry.rows // schedule.block_m)
+    if device.dialect == "cuda":
+        return LaunchShape(
+            grid=(max(geometry.tasks * blocks, 1), 1, 1),
+            block=(schedule.threads, 1, 1),
+            shared_bytes=schedule.shared_bytes,
+            attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+            persistence=Persistence("multiprocessors"),
+        )
     return LaunchShape(
         grid=(max(geometry.tasks * blocks, 1), 1, 1),
         block=(schedule.warps * WARP, 1, 1),

@@ -58,6 +58,10 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
         return (CpuSchedule(),)
+    if device.dialect == "cuda":
+        from jitgen.families.attention_backward import wgmma_schedule
+
+        return wgmma_schedule.candidates(body, layout, geometry, device)
     depths, widths = (tuple(map(_block_of, sizes)) for sizes in (geometry.depths, geometry.widths))
     results = len(results_of(body))
     wide = any(contraction.dtype == "float32" for contraction in body.contractions)
