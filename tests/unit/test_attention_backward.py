@@ -113,6 +113,7 @@ def test_gradcheck_and_gradgradcheck(function: Callable[..., Any]) -> None:
     assert torch.autograd.gradgradcheck(compiled, args, fast_mode=True)
 
 
+@pytest.mark.slow
 def test_a_training_step_is_recorded_prewarmed_and_served_strictly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def tiles_of(large: int, results: int) -> tuple[int, int, int, int]:
     if large <= 64:
         return (128, 64, 8, 3) if results > 1 else (128, 64, 4, 3)
     if large <= 128:
-        return (128, 64, 8, 2) if results == 1 else (64, 64, 4, 2)
+        return 64, 64, 4, 2
     if large <= 256:
         return (64, 32, 8, 2) if results == 1 else (32, 32, 4, 2)
     return 16, 16, 4, 1
