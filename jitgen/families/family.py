@@ -72,6 +72,9 @@ class Partition(Protocol):
     def materialize(self, node: Node) -> Node:
         """The ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its own."""
 
+    def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
+        """The same for several nodes, which are partitioned as one, so that a region may compute all of them."""
+
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes; remembered, and explained to users."""
 

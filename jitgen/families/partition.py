@@ -101,6 +101,7 @@ class Partitioner:
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
+        self.joined: list[tuple[int, ...]] = []
         self.reads: dict[Node, frozenset[Node]] = {}
         self.updated: set[int] = set()
         self.early: list[tuple[int, list[Node]]] = []
@@ -303,6 +304,13 @@ class Partitioner:
         self.temporaries.append(temporary)
         return temporary
 
+    def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
+        """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""
+        found = [self.materialize(node) for node in nodes]
+        first = len(self.graph.inputs)
+        self.joined.append(tuple(dict.fromkeys(temporary.attrs[0] - first for temporary in found)))
+        return found
+
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes, recorded for the program."""
         asked = question.at(self.environment)
@@ -368,13 +376,23 @@ class Partitioner:
             after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
             changes[index] = set(steps)
         most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
+        together: dict[Step, list[Step]] = {}
+        leader: dict[Step, Step] = {}
         for position, value in enumerate(self.values):  # which grow meanwhile
             if position == most:
                 raise self._endless([value])
-            sizes = self._sizes(value)
-            waiting[Step(position)] = self._regions([value], [Strided(sizes, contiguous_strides(sizes))])
+            if Step(position) in leader:
+                continue
+            numbers = next((each for each in self.joined if each[0] == position), (position,))
+            numbers = tuple(number for number in numbers if Step(number) not in leader)
+            nodes = [self.values[number] for number in numbers]
+            memories = [Strided(sizes, contiguous_strides(sizes)) for sizes in map(self._sizes, nodes)]
+            together[Step(position)] = list(map(Step, numbers))
+            leader |= dict.fromkeys(together[Step(position)], Step(position))
+            waiting[Step(position)] = self._regions(nodes, memories)
         for step, regions in waiting.items():
-            after[step] = after.get(step, set()) | self._read_by(regions, changes)
+            read = {leader.get(each, each) for each in self._read_by(regions, changes)}
+            after[step] = after.get(step, set()) | read
         ordered: list[tuple[list[Step], list[Region]]] = []
         while waiting:
             ready = [step for step in waiting if not after[step] & waiting.keys()]
@@ -383,8 +401,10 @@ class Partitioner:
             # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
             first, *others = ready
-            regions, steps = waiting.pop(first), [first]
-            for other in others:
+            regions, steps = waiting.pop(first), list(together.get(first, [first]))
+            for other in others if len(steps) == 1 else ():
+                if len(together.get(other, [other])) > 1:
+                    continue
                 merged = _merged(regions, waiting[other], len(steps))
                 if merged is not None:
                     regions = [merged]

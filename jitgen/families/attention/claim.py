@@ -130,7 +130,10 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         hidden = _first_hidden(values, found, mover)
         if hidden is None:
             break
-        memo = {id(hidden): partition.materialize(hidden)}
+        of, last = hidden
+        rows = [value for value in values if of.result not in topological([value])]
+        rows = [value for value in rows if value is not last and _row_store(0, value, of, mover) is not None]
+        memo = dict(zip(map(id, (last, *rows)), _materialized([last, *rows], partition), strict=True))
         values = [mover.substituted(node, memo) for node in values]
     if not found:
         return Claim([], values)
@@ -148,6 +151,11 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             rest[position] = None if store or row else rest[position]
         regions.append(region_of(of, stores, beside, partition))
     return Claim(regions, rest)
+
+
+def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
+    """``nodes`` as temporaries: what follows an attention, and values of its rows that one kernel stores beside it."""
+    return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
 
 
 def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
@@ -239,16 +247,15 @@ def _stray_row_value(
     whole = whole and not any(_is_behind_row(end, of, set(map(id, spread_rows(end, of)))) for end in ends)
     if whole and not behind:
         return None
+    # They are stores beside the result, or temporaries beside it where the result is one.
     if whole and ends and all(_row_store(0, value, of, mover) is not None for value in behind):
-        results = [value for value in values if of.result in topological([value])]
-        if all(id(value) in stops for value in results):
-            return None
+        return None
     used = behind or any(_is_behind_row(end, of) for end in ends)
     return "a maximum or sum of its rows is used by another kernel" if used else None
 
 
-def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> Node | None:
-    """What to materialize first: an attention that is no result by pointwise operations and views alone, with what
+def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
+    """What to materialize first: an attention that is no result by pointwise operations and views alone, and what
     follows it; None where all are. Of several in one result the first stays."""
     taken: set[int] = set()
     for of in found:
@@ -256,5 +263,5 @@ def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mov
         if not taken & set(map(id, ends)) and all(undone(0, end, of, mover) is not None for end in ends):
             taken |= set(map(id, ends))
             continue
-        return last_of(of, values, found, mover)
+        return of, last_of(of, values, found, mover)
     return None

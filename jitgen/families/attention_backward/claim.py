@@ -109,11 +109,11 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
     found = _fused(values, partition)
     while found:
-        hidden = next((of for of in found if not _ends(of, found, values, partition)), None)
-        if hidden is None:
+        hidden = [of for of in found if not _ends(of, found, values, partition)]
+        if not hidden:
             break
-        end = end_of(hidden, values)
-        memo = {id(end): partition.materialize(end)}
+        ends = [end_of(of, values) for of in _over_same_tiles(hidden)]
+        memo = dict(zip(map(id, ends), partition.materialize_together(ends), strict=True))
         values = [partition.mover.substituted(node, memo) for node in values]
         found = _fused(values, partition)
     regions: list[Region] = []
@@ -134,6 +134,19 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         else:
             regions.append(region)
     return Claim(regions, rest)
+
+
+def _over_same_tiles(hidden: Sequence[Streamed]) -> list[Streamed]:
+    """The first of ``hidden``, and others that one region may compute with it."""
+    first, *others = hidden
+    found = [first]
+    for other in others:
+        shared = set(map(id, first.products)) & set(map(id, other.products))
+        if not shared or other.function.shape != first.function.shape or len(found) == MOST_RESULTS:
+            continue
+        if first.result not in topological([other.result]) and other.result not in topological([first.result]):
+            found.append(other)
+    return found
 
 
 def _fused(values: Sequence[Node], partition: Partition) -> list[Streamed]:
