@@ -82,6 +82,17 @@ def alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tenso
     return torch.softmax(scores.masked_fill(j > i, float("-inf")), -1) @ v
 
 
+def weights_gradient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, top: torch.Tensor, total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dK and dV of causal attention whose results are orthogonal to their gradients."""
+    i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    scores = ((q @ k.transpose(-1, -2)).float() * 0.125).masked_fill(j > i, float("-inf"))
+    weights = torch.exp(scores - top) / total
+    of_scores = weights * (g @ v.transpose(-1, -2)).float() * 0.125
+    return of_scores.to(q.dtype).transpose(-1, -2) @ q, weights.to(g.dtype).transpose(-1, -2) @ g
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -131,6 +142,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "alibi.cpp": (alibi, (*3 * [Spec((2, 8, "N", 64), half)], Spec((8,), half)), "cpp", "x86-64-v4"),
     "alibi.cu": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "cuda", "sm_90a"),
     "alibi.py": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "triton", "sm_90a"),
+    "weights_gradient.cu": (
+        weights_gradient,
+        (*4 * [Spec((2, 8, 1024, 64), half)], *2 * [Spec((2, 8, 1024, 1), single)]),
+        "cuda",
+        "sm_90a",
+    ),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

@@ -31,6 +31,8 @@ MOST_WIDTH = 256
 """Elements of a head at most: D and E."""
 MOST_RESULTS = 2
 """Results of one region at most: dK and dV."""
+MOST_PRODUCTS = 2
+"""Products of a tile that results share at most: scores and the gradients of weights."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def joint(left: Region, right: Region) -> Region | None:
 
     stores = (*left.stores, *right.stores)
     depths = depth_axes(stores)
+    if len(depths) > MOST_PRODUCTS:
+        return None
     kept = (axis for axis in left.axes if axis.name[0] != "d")
     return Region(NAME, (*kept, *depths), stores, stages_of(len(depths), len(stores)))
 

@@ -1,0 +1,327 @@
+// jitgen 0.1.0: weights_gradient, template attention_backward/attention_backward.cu.j2
+// target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 4 stages of 64 streamed rows
+// stages: contract over d0; contract over d1; map; 2 x contract over n; map
+// (s0_0, s0_1, s1_2, s0_3): left bfloat16 contiguous, right bfloat16 contiguous, left bfloat16 contiguous, right bfloat16 contiguous, score int64 row, score int64 key, score float32 key, score
+//     float32 key, value bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/attention_backward.cuh>
+
+using Index = int32_t;
+
+struct Config {
+  using Element = jitgen::bfloat16;
+  static constexpr int warpgroups = 2;
+  static constexpr int tile = 64;
+  static constexpr int stages = 4;
+  static constexpr int products = 2;
+  static constexpr int depth0 = 64;
+  static constexpr int depth1 = 64;
+  static constexpr int columns0 = 64;
+  static constexpr int columns1 = 64;
+  static constexpr int slot0 = 0;
+  static constexpr int slot1 = 1;
+  static constexpr int tile_words = 2;
+  static constexpr int block_words = 0;
+  static constexpr int block_copied = 3;
+  static constexpr int tile_copied = 15;
+  static constexpr bool early = true;
+  static constexpr bool masked = true;
+  static constexpr bool first_are_long = true;
+  static constexpr bool overlap = true;
+};
+using Shape = jitgen::BackwardShape<Config>;
+static_assert(Shape::bytes == 123088, "shared memory as the launch has it");
+static_assert(Shape::threads == 384, "threads as the launch has them");
+
+struct Operands {
+  const jitgen::TensorMap& block0_map;
+  const jitgen::TensorMap& block1_map;
+  const jitgen::TensorMap& tile0_map;
+  const jitgen::TensorMap& tile1_map;
+  const jitgen::bfloat16* p0;
+  const jitgen::bfloat16* p1;
+  const jitgen::bfloat16* p2;
+  const jitgen::bfloat16* p3;
+  const float* p6;
+  const float* p7;
+  const jitgen::bfloat16* p8;
+  const jitgen::bfloat16* p9;
+  jitgen::bfloat16* p10;
+  jitgen::bfloat16* p11;
+  Index rows;
+  Index keys;
+  Index depth0;
+  Index depth1;
+  Index width0;
+  Index width1;
+  Index b0;
+  Index s0_0;
+  Index s0_1;
+  Index s0_2;
+  Index s1_0;
+  Index s1_1;
+  Index s1_2;
+  Index s2_0;
+  Index s2_1;
+  Index s2_2;
+  Index s3_0;
+  Index s3_1;
+  Index s3_2;
+  Index o4;
+  Index s4_0;
+  Index s4_1;
+  Index s4_2;
+  Index o5;
+  Index s5_0;
+  Index s5_1;
+  Index s5_2;
+  Index s6_0;
+  Index s6_1;
+  Index s6_2;
+  Index s7_0;
+  Index s7_1;
+  Index s7_2;
+  Index s8_0;
+  Index s8_1;
+  Index s8_2;
+  Index s9_0;
+  Index s9_1;
+  Index s9_2;
+  Index s10_0;
+  Index s10_1;
+  Index s10_2;
+  Index s11_0;
+  Index s11_1;
+  Index s11_2;
+  // One batch index and one of what is summed over; `at<i>` is where operand i begins, `x<i>` its only value.
+  struct Task {
+    Index z0;
+    Index at0;
+    Index at1;
+    Index at2;
+    Index at3;
+    Index at4;
+    Index at5;
+    Index at6;
+    Index at7;
+    Index at8;
+    Index at9;
+    Index at10;
+    Index at11;
+  };
+  // The ends of what rows of a block have.
+  struct BlockEnds {
+    jitgen::Ends x4;
+  };
+
+  JITGEN_DEVICE int tasks() const { return int(b0); }
+  JITGEN_DEVICE int heads() const { return int(1); }
+  JITGEN_DEVICE Task task(int number, int head) const {
+    Task found;
+    const Index z0 = number;
+    found.z0 = z0;
+    found.at0 = z0 * s0_0;
+    found.at1 = z0 * s1_0;
+    found.at2 = z0 * s2_0;
+    found.at3 = z0 * s3_0;
+    found.at4 = o4 + z0 * s4_0;
+    found.at5 = o5 + z0 * s5_0;
+    found.at6 = z0 * s6_0;
+    found.at7 = z0 * s7_0;
+    found.at8 = z0 * s8_0;
+    found.at9 = z0 * s9_0;
+    found.at10 = z0 * s10_0;
+    found.at11 = z0 * s11_0;
+    return found;
+  }
+
+  JITGEN_DEVICE BlockEnds block_ends(const Task& task, int first, int end) const {
+    BlockEnds found;
+    {
+      jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
+      for (int side = 0; side < 2; ++side) {
+        const Index a = side ? end - 1 : first;
+        const int64_t value = int64_t(task.at4 + a * s4_1);
+        ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
+      }
+      found.x4 = ends;
+    }
+    return found;
+  }
+  // Bit 0: some pair of rows counts; bit 1: no mask hides any.
+  JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& block, int first, int end) const {
+    const int64_t low_of4 = block.x4.low, high_of4 = block.x4.high;
+    int64_t low_of5, high_of5;
+    {
+      jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
+      for (int side = 0; side < 2; ++side) {
+        const Index b = side ? end - 1 : first;
+        const int64_t value = int64_t(task.at5 + b * s5_2);
+        ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
+      }
+      low_of5 = ends.low, high_of5 = ends.high;
+    }
+    const int64_t low2 = low_of4;
+    const int64_t high2 = high_of4;
+    const int64_t low3 = low_of5;
+    const int64_t high3 = high_of5;
+    const bool may4 = high2 > low3;
+    const bool must4 = low2 > high3;
+    const bool hidden = (((must4))) & (must4);
+    const bool open = (may4 == false);
+    return hidden ? 0u : open ? 3u : 1u;
+  }
+
+  // What a row of a tile has for all of its pairs, as words of 4 bytes.
+  template <int count>
+  JITGEN_DEVICE void tile_words(uint32_t (&found)[count], const Task& task, Index b) const {
+    const float s3 = float(jitgen::load(p6[task.at6 + b * s6_2]));
+    const float s11 = float(jitgen::load(p7[task.at7 + b * s7_2]));
+    const float s5 = 1.4426950216293335f;
+    const float s8 = s3 * s5;
+    const float s12 = jitgen::reciprocal(s11);
+    found[0] = uint32_t(__float_as_int(s8));
+    found[1] = uint32_t(__float_as_int(s12));
+  }
+  // What a row of a block has for all of its pairs, as words of 4 bytes.
+  template <int count>
+  JITGEN_DEVICE void block_words(uint32_t (&found)[count], const Task& task, Index a) const {
+  }
+  // Where no mask hides a pair.
+  template <class Block, class Tile>
+  JITGEN_DEVICE float open_first(
+      float acc0, float& other, const Task& task, const Block& of_block, const Tile& of_tile, Index a, Index b) const {
+    const float s8 = __int_as_float(int(of_tile[0]));
+    const float s12 = __int_as_float(int(of_tile[1]));
+    const float s5 = 1.4426950216293335f;
+    const float s6 = 0.1803368777036667f;
+    const float s7 = acc0 * s6;
+    const float s9 = s7 - s8;
+    const float s10 = jitgen::exp2_normal(s9);
+    const float s13 = s10 * s12;
+    other = s13;
+    return s13;
+  }
+  template <class Block, class Tile>
+  JITGEN_DEVICE float open_second(
+      float s13, float acc1, float& other, const Task& task, const Block& of_block, const Tile& of_tile,
+      Index a, Index b) const {
+    const float s15 = s13 * acc1;
+    return s15;
+  }
+
+  // Where one may, or a row does not exist.
+  template <class Block, class Tile>
+  JITGEN_DEVICE float masked_first(
+      float acc0, float& other, const Task& task, const Block& of_block, const Tile& of_tile, Index a, Index b) const {
+    const bool exists = b < keys;
+    const float s14 = __int_as_float(int(of_tile[0]));
+    const float s18 = __int_as_float(int(of_tile[1]));
+    const int32_t s1 = int32_t(task.at4 + a * s4_1);
+    const int32_t s2 = int32_t(task.at5 + b * s5_2);
+    const bool s3 = s1 > s2;
+    const float s4 = -__int_as_float(0x7f800000);
+    const float s10 = 1.4426950216293335f;
+    const float s11 = 0.1803368777036667f;
+    const float s12 = acc0 * s11;
+    const float s13 = s3 ? s4 : s12;
+    const float s15 = s13 - s14;
+    const float s16 = jitgen::exp2_normal(s15);
+    const float s19 = s16 * s18;
+    other = exists ? s19 : 0.0f;
+    return s19;
+  }
+  template <class Block, class Tile>
+  JITGEN_DEVICE float masked_second(
+      float s19, float acc1, float& other, const Task& task, const Block& of_block, const Tile& of_tile,
+      Index a, Index b) const {
+    const bool exists = b < keys;
+    const float s21 = s19 * acc1;
+    return exists ? s21 : 0.0f;
+  }
+
+  template <bool masked, class Block, class Tile>
+  JITGEN_DEVICE float first(
+      float product, float& other, const Task& task, const Block& of_block, const Tile& of_tile, int a, int b) const {
+    if constexpr (masked) return masked_first(product, other, task, of_block, of_tile, a, b);
+    return open_first(product, other, task, of_block, of_tile, a, b);
+  }
+  template <bool masked, class Block, class Tile>
+  JITGEN_DEVICE float second(
+      float kept, float product, float& other, const Task& task, const Block& of_block, const Tile& of_tile, int a, int b) const {
+    if constexpr (masked) return masked_second(kept, product, other, task, of_block, of_tile, a, b);
+    return open_second(kept, product, other, task, of_block, of_tile, a, b);
+  }
+
+  template <int number>
+  JITGEN_DEVICE void copy_block(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    if constexpr (number == 0) {
+      const int batch[] = {0, 0, s0_0 != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, block0_map, column, row, batch, barrier);
+    }
+    if constexpr (number == 1) {
+      const int batch[] = {0, 0, s2_0 != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, block1_map, column, row, batch, barrier);
+    }
+  }
+  template <int number>
+  JITGEN_DEVICE Config::Element block_element(const Task& task, Index row, Index column) const {
+    return Config::Element{};
+  }
+  template <int number>
+  JITGEN_DEVICE void copy_tile(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    if constexpr (number == 0) {
+      const int batch[] = {0, 0, s1_0 != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, tile0_map, column, row, batch, barrier);
+    }
+    if constexpr (number == 1) {
+      const int batch[] = {0, 0, s3_0 != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, tile1_map, column, row, batch, barrier);
+    }
+  }
+  template <int number>
+  JITGEN_DEVICE Config::Element tile_element(const Task& task, Index row, Index column) const {
+    return Config::Element{};
+  }
+  // Columns of the operands of a tile, of which the first two are those of a block; and of results.
+  template <int number>
+  JITGEN_DEVICE int columns() const {
+    return int(number == 0 ? depth0 : number == 1 ? depth1 : number == 2 ? 0 : 0);
+  }
+  template <int number>
+  JITGEN_DEVICE int result_columns() const {
+    return int(number == 0 ? width0 : width1);
+  }
+
+  // `live` neighbours from column e of a row, at most 8.
+  template <int number>
+  JITGEN_DEVICE void results(const Task& task, Index a, Index e, const float (&sums)[8], int live) const {
+    if constexpr (number == 0) {
+      const float s1 = 0.125f;
+      jitgen::Vector<jitgen::bfloat16, 8> y10;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float acc2 = sums[j] * s1;
+        y10[j] = jitgen::store<jitgen::bfloat16>(acc2);
+      }
+      jitgen::store_vector(p10 + task.at10 + a * s10_1 + e * 1, y10);
+    }
+    if constexpr (number == 1) {
+      jitgen::Vector<jitgen::bfloat16, 8> y11;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float acc3 = sums[j];
+        y11[j] = jitgen::store<jitgen::bfloat16>(acc3);
+      }
+      jitgen::store_vector(p11 + task.at11 + a * s11_1 + e * 1, y11);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
+jitgen_weights_gradient(const __grid_constant__ jitgen::TensorMap block0_map, const __grid_constant__ jitgen::TensorMap block1_map, const __grid_constant__ jitgen::TensorMap tile0_map, const __grid_constant__ jitgen::TensorMap tile1_map, const jitgen::bfloat16* p0, const jitgen::bfloat16* p1, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const float* p6, const float* p7, const jitgen::bfloat16* p8, const jitgen::bfloat16* p9, jitgen::bfloat16* p10, jitgen::bfloat16* p11, Index rows, Index keys, Index depth0, Index depth1, Index width0, Index width1, Index b0, Index s0_0, Index s0_1, Index s0_2, Index s1_0, Index s1_1, Index s1_2, Index s2_0, Index s2_1, Index s2_2, Index s3_0, Index s3_1, Index s3_2, Index o4, Index s4_0, Index s4_1, Index s4_2, Index o5, Index s5_0, Index s5_1, Index s5_2, Index s6_0, Index s6_1, Index s6_2, Index s7_0, Index s7_1, Index s7_2, Index s8_0, Index s8_1, Index s8_2, Index s9_0, Index s9_1, Index s9_2, Index s10_0, Index s10_1, Index s10_2, Index s11_0, Index s11_1, Index s11_2) {
+  const Operands operands = {block0_map, block1_map, tile0_map, tile1_map, p0, p1, p2, p3, p6, p7, p8, p9, p10, p11, rows, keys, depth0, depth1, width0, width1, b0, s0_0, s0_1, s0_2, s1_0, s1_1, s1_2, s2_0, s2_1, s2_2, s3_0, s3_1, s3_2, o4, s4_0, s4_1, s4_2, o5, s5_0, s5_1, s5_2, s6_0, s6_1, s6_2, s7_0, s7_1, s7_2, s8_0, s8_1, s8_2, s9_0, s9_1, s9_2, s10_0, s10_1, s10_2, s11_0, s11_1, s11_2};
+  jitgen::attention_backward<Config>(operands);
+}
