@@ -45,7 +45,8 @@ class Program:
     """What the text of an operator says.
 
     Attributes:
-        graph: its results are computed, none is an argument or a view of one; it updates none.
+        graph: its results are computed, none is an argument or a view of one; it updates none. It has marks where no
+            gradient flows, for calls with gradients that torch makes of what it traced without.
         kinds: for each number that it takes ``"i"`` or ``"f"``.
         backend, compiler, batch_invariant: as the function asked for them.
     """
@@ -64,6 +65,13 @@ class Program:
     def is_random(self) -> bool:
         """Whether it draws random numbers."""
         return any(node.op == "philox" for node in topological(self.graph.outputs))
+
+    @property
+    def launched(self) -> Graph:
+        """``graph`` without its marks where no gradient flows, which the autograd formula alone reads."""
+        from jitgen.gradients.plan import launched  # where a program runs
+
+        return launched(self.graph, self.graph.outputs, len(self.graph.outputs))[0]
 
     def text(self) -> str:
         facts = vars(self) | {"graph": to_json(self.graph)}
@@ -96,6 +104,7 @@ def parsed(text: str) -> Program:
     return Program(**facts | {"graph": from_json(facts["graph"])})
 
 
+@functools.lru_cache(maxsize=4096)
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of tensors and then numbers: the operator, with ``program`` as its text."""
     text, count = program.text(), len(program.graph.inputs)
@@ -114,7 +123,7 @@ class _Launches:
     """Runs one program, on tensors with memory."""
 
     def __init__(self, program: Program):
-        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.graph), program.routing)
+        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.launched), program.routing)
         self.table: dict[Any, BoundLaunch] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:

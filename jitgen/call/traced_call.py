@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +24,13 @@ from jitgen import pipeline
 from jitgen.call.operator import LIBRARY, NAMES, Program, operator_of, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, environment_of
+from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
+from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.store.default import default_store
-from jitgen.trace.readable import refuse_tangents
+from jitgen.trace.readable import is_traced_tensor, refuse_tangents
 from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
@@ -85,7 +87,6 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
 
 def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
     """What ``graph`` returns, after the updates that it makes."""
-    from jitgen.gradients.plan import without_marks
     from jitgen.gradients.replay import Replay
 
     written = [value for _, value in graph.mutated]
@@ -93,7 +94,7 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     computed = tuple(dict.fromkeys(node for node in ends if under_views(node).op != "input"))
     values: Sequence[torch.Tensor] = ()
     if computed:
-        values = _call_operator(without_marks(graph, computed), routing, [*inputs, *numbers])
+        values = _call_operator(replace(graph, outputs=computed, mutated=()), routing, [*inputs, *numbers])
     known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.op == "input"}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -109,7 +110,8 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     count = len(graph.inputs)
     kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
     program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
-    if not any(map(is_batchedtensor, leaves[:count])):  # vmap runs the graph over the batch, which is another
+    without_memory = not count or any(map(is_traced_tensor, leaves[:count]))
+    if without_memory and not any(map(is_batchedtensor, leaves[:count])):  # vmap runs another graph, over the batch
         _compile_ahead(program, leaves[:count], leaves[count:])
     return operator_of(program)(*leaves)
 
@@ -124,7 +126,7 @@ def _compile_ahead(program: Program, tensors: Sequence[Any], numbers: Sequence[A
         if not all(guard.holds(dict(environment)) for guard in program.graph.guards):
             return
         memory = [memory_of(tensor, True) for tensor in described]
-        lowered = pipeline.lower(program.graph, environment, memory, program.routing.on_device(device), (), [])
+        lowered = pipeline.lower(program.launched, environment, memory, program.routing.on_device(device), (), [])
         if not lowered.is_empty:
             pipeline.fetch(lowered, default_store())
 
@@ -163,6 +165,26 @@ def _hint(size: Any) -> int:
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors, ctx.integers, ctx.floats, ctx.graph = inputs
     ctx.save_for_backward(*tensors)
+    wanted = tuple(index for index, tensor in enumerate(tensors) if tensor.requires_grad)
+    ctx.mark_non_differentiable(*(output[index] for index in _without_gradient(ctx.graph, wanted)))
+
+
+@lru_cache(maxsize=4096)
+def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The results of a program that do not depend differentiably on the inputs ``wanted``."""
+    from jitgen.gradients.plan import without_gradient
+
+    return without_gradient(parsed(text).graph, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _derivative(text: str, wanted: tuple[int, ...], device: torch.device, ones: tuple[str, ...]) -> Derivative:
+    """How a program computes gradients of the inputs ``wanted`` where the sizes ``ones`` are 1."""
+    program = parsed(text)
+    graph = with_sizes(program.graph, dict.fromkeys(ones, 1))
+    assert graph is not None  # or the forward had been refused
+    specialization = Specialization(graph.name, Traced.of(graph), program.routing.on_device(device))
+    return derivative_of(specialization, wanted, program.routing)
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
@@ -170,11 +192,8 @@ def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
     program, tensors = parsed(ctx.graph), ctx.saved_tensors
     numbers = program.numbers(ctx.integers, ctx.floats)
     wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
-    specialization = Specialization(
-        program.graph.name, Traced.of(program.graph), program.routing.on_device(tensors[0].device)
-    )
-    derivative = derivative_of(specialization, wanted, program.routing)
-    results = derivative.forward(tensors, numbers)
+    derivative = _derivative(ctx.graph, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
+    results = derivative.computed(tensors, numbers)
     given: list[Any] = [None] * len(results)
     for position, grad in zip(derivative.outputs, grads, strict=True):
         if grad is not None and isinstance(position, int):
