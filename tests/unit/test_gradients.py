@@ -153,6 +153,31 @@ def test_second_derivatives(case: str) -> None:
     check(function, *inputs())
 
 
+NAN = math.nan
+WITHOUT_DERIVATIVE: dict[str, tuple[Function, Sequence[Sequence[float]]]] = {
+    "std of equal values": (lambda x: x.std(), [[2, 2, 2]]),
+    "std_mean of equal values": (lambda x: torch.std_mean(x), [[0, 0]]),
+    "clamp at tensors": (lambda x, y, z: x.clamp(y, z), [[1, 2, 3, NAN, -1], [1, 3, NAN, 0, 0], [2, 2, 4, 1, -1]]),
+    "clamp at a least": (lambda x, y: x.clamp(min=y), [[1, 2, NAN, 3], [1, 3, 0, NAN]]),
+    "clamp at a most": (lambda x, y: x.clamp(max=y), [[1, 2, NAN, 3], [1, 1, 0, NAN]]),
+    "clamp at numbers": (lambda x: x.clamp(-1, 1), [[-1, 1, 0, NAN, 3]]),
+    "maximum": (lambda x, y: torch.maximum(x, y), [[1, 2, NAN, 3], [1, 3, 0, NAN]]),
+    "minimum": (lambda x, y: torch.minimum(x, y), [[1, 2, NAN, 3], [1, 3, 0, NAN]]),
+    "median of equal elements": (lambda x: x.median(), [[2, 1, 2, 2, 5]]),
+    "median of NaN": (lambda x: x.median(), [[2, NAN, NAN]]),
+    "nanmedian of equal elements": (lambda x: x.nanmedian(), [[2, NAN, 2, 7]]),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_DERIVATIVE)
+@pytest.mark.quick(where=lambda case: case in ("std of equal values", "clamp at tensors", "maximum"))
+def test_values_at_bounds_equal_elements_and_nan_have_the_gradients_of_torch(case: str) -> None:
+    function, rows = WITHOUT_DERIVATIVE[case]
+    inputs = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in rows]
+    found = derivatives(jitgen.jit(function), inputs, False)
+    torch.testing.assert_close(found, derivatives(function, inputs, False), equal_nan=True)
+
+
 def test_a_gradient_that_is_a_negated_view() -> None:
     x = torch.randn(4, requires_grad=True)
     g = torch.randn(4, dtype=torch.complex64).conj().imag
