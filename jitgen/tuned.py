@@ -19,7 +19,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,19 @@ class Row:
         dialect: of the kernel.
         problem: the facts of the problem.
         schedules: the schedule, or the two of which a launch takes one.
-        digest: sha256 of all of these.
+        source: the file and the number of the row in it, for people.
     """
 
     chip: str
     dialect: str
     problem: Mapping[str, Any]
     schedules: tuple[Selection, ...]
+    source: str = ""
 
     @functools.cached_property
     def digest(self) -> str:
-        return digest(asdict(self))
+        """sha256 of all but the source."""
+        return digest({name: value for name, value in asdict(self).items() if name != "source"})
 
     def selects(self, candidate: Any) -> bool:
         """Whether ``candidate`` is the row's schedule, or consists of the row's two in any order (``tilings``)."""
@@ -140,7 +142,8 @@ def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
     if not path.is_file():
         return {}
     try:
-        return {_place(row.chip, row.dialect, row.problem): row for row in read(path, target, family)}
+        rows = [replace(row, source=f"{path}, rows[{n}]") for n, row in enumerate(read(path, target, family))]
+        return {_place(row.chip, row.dialect, row.problem): row for row in rows}
     except CacheError as error:
         warnings.warn(f"{error}. Schedules are chosen without it", CacheWarning, stacklevel=2)
         return {}

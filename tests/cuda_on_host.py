@@ -35,22 +35,26 @@ _BEFORE = r"""
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __grid_constant__
 #define __CUDA_ARCH__ 800
 
 struct dim { unsigned x, y, z; };
-static dim threadIdx, blockIdx, blockDim;
+static dim threadIdx, blockIdx, blockDim, gridDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct int4 { int x, y, z, w; };
 struct float2 { float x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
 struct alignas(16) float4 { float x, y, z, w; };
 
-static unsigned char shared_memory[1 << 18] __attribute__((aligned(128)));
+static unsigned char shared_memory[1 << 18] __attribute__((aligned(1024)));
 static size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - shared_memory; }
 
 static float __int_as_float(int bits) { float f; memcpy(&f, &bits, 4); return f; }
 static int __float_as_int(float f) { int bits; memcpy(&bits, &f, 4); return bits; }
 static double __longlong_as_double(long long bits) { double d; memcpy(&d, &bits, 8); return d; }
 static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, &d, 8); return bits; }
+static int __ffs(unsigned a) { return __builtin_ffs(int(a)); }
 static int __clz(unsigned a) { return a ? __builtin_clz(a) : 32; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
@@ -109,6 +113,7 @@ static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width = 32)
 static float __shfl_xor_sync(unsigned, float value, int step) {
   return __int_as_float(int(exchange(uint32_t(__float_as_int(value)), running % 32 ^ step)));
 }
+static uint32_t __shfl_xor_sync(unsigned, uint32_t word, int step) { return exchange(word, running % 32 ^ step); }
 static int64_t __shfl_xor_sync(unsigned, int64_t value, int step) {
   const int other = running % 32 ^ step;
   const uint64_t low = exchange(uint32_t(value), other), high = exchange(uint32_t(uint64_t(value) >> 32), other);
@@ -170,6 +175,7 @@ _ASSEMBLY = {
         "inverse = 1.0f / (1.0f + exp2_normal(2.88539008f * a));"
     ),
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
+    r'asm volatile\("" : .*?\);': ";",
     r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
 }
 
@@ -187,22 +193,27 @@ def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callab
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    parameters = source.text.split(f"\n{source.name}(")[1].split(") {")[0].split(", ")
+    text = source.text.replace("const __grid_constant__ ", "")
+    parameters = text.split(f"\n{source.name}(")[1].split(") {")[0].split(", ")
     names = [parameter.split()[-1] for parameter in parameters]
     saved = "".join(f"static {parameter.rsplit(' ', 1)[0]} g_{parameter.split()[-1]};\n" for parameter in parameters)
     globals_ = ", ".join(f"g_{name}" for name in names)
-    assigned = " ".join(f"g_{name} = {name};" for name in names)
+    # Tensor maps are passed by address.
+    mapped = ["TensorMap" in parameter for parameter in parameters]
+    passed = [p.replace("TensorMap ", "TensorMap* ") for p in parameters]
+    assigned = " ".join(f"g_{n} = {'*' if is_map else ''}{n};" for n, is_map in zip(names, mapped, strict=True))
     wrapper = f"""
 {saved}
 static void call() {{ {source.name}({globals_}); }}
-extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
+extern "C" void run(int grid, int threads, {", ".join(passed)}) {{
   {assigned}
+  gridDim = {{unsigned(grid), 1, 1}};
   body = call;
   for (int block = 0; block < grid; ++block) run_block(block, threads);
 }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
-    text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", source.text)
+    text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
     file.write_text(_BEFORE + text + _AFTER + wrapper)
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
     done = subprocess.run(
@@ -211,11 +222,16 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
     assert done.returncode == 0, done.stderr[:4000]
     types = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "Index": None}
     index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
-    kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in parameters]
+    kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in passed]
     function = ctypes.CDLL(str(library)).run
     function.argtypes = [ctypes.c_int, ctypes.c_int, *kinds]
     function.restype = None
     return function
+
+
+def _encoded(of: Any, address: int) -> ctypes.Array[ctypes.c_int64]:
+    """The ``TensorMap`` of ``tests/host_wgmma.cuh`` for a mapped tensor of five dimensions."""
+    return (ctypes.c_int64 * 12)(address + of.offset, *of.sizes, *of.strides, of.box[-2])
 
 
 DRAWN = 5, 0
@@ -258,11 +274,12 @@ def run(
             continue
         shape, arguments = lowered.launch(number), lowered.arguments(number)
         scalars = [symbols.evaluate(expr, environment) for expr, _ in kernel.scalars]
+        maps = [_encoded(each, held[each.buffer].data_ptr()) for each in arguments.maps]
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
             compiled = on_host(source, Path(directory), headers or {})
-        compiled(shape.grid[0], shape.block[0], *pointers, *arguments.integers, *scalars)
+        compiled(shape.grid[0], shape.block[0], *maps, *pointers, *arguments.integers, *scalars)
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]
         for output in program.outputs

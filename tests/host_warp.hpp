@@ -47,9 +47,9 @@ struct Warp {
   int64_t lanes[32];
   uint32_t words[32][4];
 };
-// A barrier of shared memory, or a named one: `pending` of `expected` arrivals are missing in this phase.
+// A barrier of shared memory, or a named one: `pending` of `expected` arrivals are missing in this phase, and so many bytes.
 struct Barrier {
-  int expected = 0, pending = 0;
+  int expected = 0, pending = 0, bytes = 0;
   uint32_t phase = 0;
 };
 struct Block {
@@ -66,7 +66,11 @@ struct Block {
     memory = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(bytes.data()) + 1023) / 1024 * 1024);
   }
   void arrive(Barrier& barrier) {
-    if (--barrier.pending > 0) return;
+    --barrier.pending;
+    turn(barrier);
+  }
+  void turn(Barrier& barrier) {
+    if (barrier.pending > 0 || barrier.bytes != 0) return;
     barrier.pending = barrier.expected;
     ++barrier.phase;
     changed.notify_all();
@@ -96,6 +100,14 @@ inline int64_t __shfl_xor_sync(uint32_t, int64_t mine, int step) {
   warp->all.arrive_and_wait();
   return found;
 }
+inline uint32_t __shfl_sync(uint32_t, uint32_t mine, int lane) {
+  warp->lanes[threadIdx.x % 32] = mine;
+  warp->all.arrive_and_wait();
+  const uint32_t found = uint32_t(warp->lanes[lane]);
+  warp->all.arrive_and_wait();
+  return found;
+}
+inline int __ffs(uint32_t a) { return __builtin_ffs(int(a)); }
 inline int __clz(uint32_t a) { return a ? __builtin_clz(a) : 32; }
 inline float __shfl_xor_sync(uint32_t mask, float mine, int step) {
   int32_t bits;
@@ -111,12 +123,18 @@ inline void __syncthreads() {
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline int __float_as_int(float value) {
+  int bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 inline float __int_as_float(int bits) {
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
 struct float2 { float x, y; };
+struct uint2 { uint32_t x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct int4 { int x, y, z, w; };
 struct uint4 { uint32_t x, y, z, w; };
@@ -167,7 +185,16 @@ inline void barrier_arrive(uint32_t at) {
   const std::lock_guard<std::mutex> guard(block->mutex);
   block->arrive(block->barriers.at(at));
 }
-inline void barrier_arrive_expect(uint32_t, int) { std::abort(); }
+inline void barrier_arrive_expect(uint32_t at, int bytes) {
+  const std::lock_guard<std::mutex> guard(block->mutex);
+  block->barriers.at(at).bytes += bytes;
+  block->arrive(block->barriers.at(at));
+}
+inline void barrier_copied(uint32_t at, int bytes) {  // what a tensor copy does at its end
+  const std::lock_guard<std::mutex> guard(block->mutex);
+  block->barriers.at(at).bytes -= bytes;
+  block->turn(block->barriers.at(at));
+}
 inline void barrier_wait_in_place(uint32_t at, uint32_t parity) {  // by a whole warp, whose lanes wait as one
   if (threadIdx.x % 32 == 0) {
     std::unique_lock<std::mutex> lock(block->mutex);

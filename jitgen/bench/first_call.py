@@ -1,7 +1,7 @@
 """``coldstart`` runs this in a new process, as ``first_call.py BACKEND DEVICE [KERNEL]``.
 
 It prints the seconds that the import and the first call took, as JSON. If DEVICE is ``""``, it compiles KERNEL, one of
-``KERNELS``, for sm_90a instead of calling, and also prints the seconds of processor time. BACKEND may be
+``KERNELS``, for sm_90a instead of calling, and also prints the seconds of processor time of both. BACKEND may be
 ``torch.compile``.
 """
 
@@ -14,7 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-started = time.perf_counter()
+
+def processor() -> float:
+    """The seconds of processor time of this process and of those it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+started, busy = time.perf_counter(), processor()
 import jitgen  # noqa: E402  the import is what is timed
 
 imported = time.perf_counter()
@@ -54,16 +61,10 @@ KERNELS: dict[str, Any] = {
 """By name, a function and the specs of its arguments."""
 
 
-def processor() -> float:
-    """The seconds of processor time of this process and of those it has waited for."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
-
-
 def compiled(backend: str, kernel: str) -> dict[str, float]:
     """The seconds of a compilation for sm_90a."""
     function, specs = KERNELS[kernel]
-    begun, busy = time.perf_counter(), processor()
+    begun = time.perf_counter()
     jitgen.jit(backend=backend)(function).lower(*specs, target="sm_90a").compile()
     return {"call": time.perf_counter() - begun, "processor": processor() - busy}
 

@@ -42,12 +42,15 @@ def gpu_target() -> str:
 
 def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
     """Build all of ``builds`` in ``jobs`` processes, by default one for each core. Where one fails, the measuring
-    process builds it again, and reports the reason."""
+    process builds it again, and reports the reason. The processes are forks of one that has imported torch and has no
+    device."""
     distinct = tuple(dict.fromkeys(builds))
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(distinct))
     if jobs < 2:
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *{build.function.__module__ for build in distinct}])
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         for failure in pool.map(_failure, distinct):
             if failure:
                 print(failure, file=sys.stderr)

@@ -18,6 +18,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jitgen.call.eager_linear import quantized_linear
+from jitgen.errors import UnsupportedError
 from jitgen.quant import weights
 from jitgen.quant.token import from_text
 
@@ -73,7 +74,23 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
     return grad_x, [None] * len(ctx.saved_tensors), grad_bias, None
 
 
+def _batched(
+    info: Any, dims: Any, x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str
+) -> tuple[torch.Tensor, int]:
+    """``torch.vmap`` over the activation, of which a batch is further rows, and over the bias."""
+    of_x, of_weight, of_bias, _ = dims
+    if any(dim is not None for dim in of_weight):
+        raise UnsupportedError("vmap over a quantised weight: dequantise it, or map over the activation alone")
+    x = x.expand(info.batch_size, *x.shape) if of_x is None else x.movedim(of_x, 0)
+    if of_bias is None or bias is None:
+        return torch.ops.jitgen.linear(x, weight, bias, token), 0
+    product = torch.ops.jitgen.linear(x, weight, None, token)
+    bias = bias.movedim(of_bias, 0)
+    return product + bias.reshape(len(bias), *(1 for _ in product.shape[2:]), -1), 0
+
+
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("linear", _run, _key)
 torch.library.register_fake("jitgen::linear", _shape, lib=_LIBRARY)
 torch.library.register_autograd("jitgen::linear", _gradients, setup_context=_remember, lib=_LIBRARY)
+torch.library.register_vmap("jitgen::linear", _batched, lib=_LIBRARY)

@@ -117,12 +117,21 @@ class CompiledGraph:
 
     def __call__(self, *leaves: Any) -> Any:
         if not self._read:
-            self._read = {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+            memories = [_memory(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            self._read = {id(memory): weakref.ref(memory) for memory in memories}
         return self._run(*leaves)
 
     def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
-        return any(id(tensor) in self._read and self._read[id(tensor)]() is tensor for tensor in tensors)
+        memories = map(_memory, tensors)
+        return any(id(memory) in self._read and self._read[id(memory)]() is memory for memory in memories)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What is referred to weakly of a tensor. Of a quantised weight it is one that it consists of: ``Module.to`` swaps
+    such weights, and torch swaps no tensor that has weak references."""
+    memory: torch.Tensor = tensor.tensors[0] if weights.is_quantized(tensor) else tensor  # type: ignore[attr-defined]
+    return memory
 
 
 @dataclass
@@ -167,10 +176,14 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
     rejected: dict[fx.Node, str] = {}
     for _ in range(MAX_ATTEMPTS):
         parts = [_part(segment) for segment in cut.segments(graph, rejected)]
-        found = [failure for part in parts if part.program is not None and (failure := _tried(part)) is not None]
+        found = {part.segment: failure for part in parts if part.program is not None and (failure := _tried(part))}
         if not found:
             break
-        rejected.update(found)
+        rejected.update(found.values())
+    else:
+        for part in parts:
+            if part.segment in found:
+                part.program, (_, part.segment.reason) = None, found[part.segment]
     made = CompiledGraph(module, parts)
     _compiled[next(_numbers)] = made
     return made

@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen.dynamo.program import is_call, picks_an_item, value_of
+from jitgen.dynamo.updates import updates
 from jitgen.quant import weights
 from jitgen.spec import DTYPES
 from jitgen.trace import table
@@ -32,11 +33,10 @@ largest layer of the models in ``tests/huggingface.py`` fits; a model without nu
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
 _MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode", "_enter_inference_mode")
-_UPDATES = ("setitem", *(f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor")))
 _LAYER = re.compile(r"^(.*?\.(?:\d+))(?:\.|$)")
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """A run of nodes.
 
@@ -151,13 +151,6 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
         done.append(Segment([node], reason))
     close()
     return done
-
-
-def updates(node: fx.Node) -> bool:
-    """Whether ``node`` writes to a tensor that is there already."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_named_so = (name.endswith("_") and not name.endswith("__")) or name in _UPDATES
-    return is_named_so or "out" in node.kwargs or node.kwargs.get("inplace") is True
 
 
 def is_pure(node: fx.Node) -> bool:

@@ -378,6 +378,6 @@ class Family:
             chosen = next((candidate for candidate in found if row.selects(candidate)), None)
             if chosen is not None:
                 return Choice(chosen, row.digest)
-            text = f"a measured choice for {device.target} names no candidate: {row}"
+            text = f"{row.source}: a measured choice for {device.target} names no candidate: {row}"
             warnings.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
         return Choice(min(found, key=lambda each: self.cost(problem, each, device)) if len(found) > 1 else found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitgen.families.attention import FAMILY as ATTENTION
+from jitgen.families.attention_backward import FAMILY as ATTENTION_BACKWARD
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
@@ -12,7 +13,7 @@ from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

@@ -15,6 +15,7 @@ from jitgen.gradients import structured
 from jitgen.gradients.plan import Plan, active_operands
 from jitgen.gradients.replay import Replay
 from jitgen.gradients.rules import RULES, apply, reads
+from jitgen.gradients.weights import RowGradients
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, topological
 from jitgen.spec import DTYPES
@@ -30,11 +31,19 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
     for node, gradient in given:
         _add(total, node, gradient)
     roots = [node for node, _ in given]
+    rows = RowGradients(plan.weighted, roots, forward.value, forward.shape)
     for node in reversed(topological(roots)):
         if id(node) not in total or node.op == "input" or id(node) not in plan.active:
             continue
         g = total.pop(id(node))
+        if rows.is_zero(node):
+            continue
+        rows.meet(node, g)
         positions = active_operands(node, plan.active)
+        for position, (row, gradient) in rows.of_operands(node).items():
+            positions = [other for other in positions if other != position]
+            if gradient is not None:
+                _add(total, row, gradient)
         if node.op in structured.GRADIENTS:
             contributions = structured.GRADIENTS[node.op](node, g, positions, forward)
         else:

@@ -3,8 +3,9 @@
 The rule: the results of reductions, products, scans, sorts, gathers and random numbers are *saved*, since computing
 one again takes a kernel of its own or is not the same. Everything pointwise is *computed again* from them and from the
 inputs, which costs arithmetic alone, in the registers of the kernel that needs it, where to save it would cost a write
-and a read (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, recompute likewise). A value that the
-function returns is not saved twice.
+and a read (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, recompute likewise). The product of
+queries and keys behind the weights of an attention is computed again too, since it is larger than all that it is
+computed from (``weights.py``). A value that the function returns is not saved twice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from jitgen.errors import UnsupportedError
 from jitgen.gradients import structured
 from jitgen.gradients.rules import RULES, reads
+from jitgen.gradients.weights import Weighted, recognised
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES
@@ -45,6 +47,7 @@ class Plan:
         inputs: the inputs whose values the backward reads.
         weights: the quantised weights (``dequantize`` nodes) whose values it reads.
         saved: the nodes whose values it reads and cannot compute again from the inputs.
+        weighted: products of weights of rows and values, of which the scores are computed again.
     """
 
     graph: Graph
@@ -53,6 +56,7 @@ class Plan:
     inputs: tuple[int, ...]
     weights: tuple[Node, ...]
     saved: tuple[Node, ...]
+    weighted: tuple[Weighted, ...] = ()
 
 
 def plan(graph: Graph, wanted: Collection[int]) -> Plan:
@@ -64,7 +68,10 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     active = _active(graph, wanted)
     ends = [node for node in graph.outputs if id(node) in active]
     reached = [node for node in topological(ends) if id(node) in active and node.op != "input"]
+    weighted = recognised(graph, active)
+    again = {id(of.product) for of in weighted}
     read = [value for node in reached for value in _values_read(node, active)]
+    read += [value for of in weighted for value in of.read()]
     inputs: dict[int, None] = {}
     weights: dict[int, Node] = {}
     saved: dict[int, Node] = {}
@@ -79,7 +86,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
             inputs[node.attrs[0]] = None
         elif node.op == "dequantize":
             weights[id(node)] = node
-        elif node.op in SAVED or id(node) in random:
+        elif (node.op in SAVED and id(node) not in again) or id(node) in random:
             saved[id(node)] = node
         else:
             stack.extend(reversed(node.inputs))
@@ -90,6 +97,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         tuple(sorted(inputs)),
         tuple(weights.values()),
         tuple(saved.values()),
+        tuple(weighted),
     )
 
 

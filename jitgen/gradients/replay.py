@@ -1,7 +1,8 @@
 """Nodes of a graph as torch calls: what ``backward.py`` computes again of a forward.
 
-Only what needs no kernel of its own is here: constants, indices, views, casts and pointwise operations. The results of
-all other operations are saved by the forward (``plan.py``).
+Only what needs no kernel of its own is here: constants, indices, views, casts and pointwise operations, and products
+that the kernel of an attention's backward computes again. The results of all other operations are saved by the forward
+(``plan.py``).
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Replay:
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
         if node.op == "cat":
             return torch.cat(operands, node.attrs[0])
+        if node.op == "contract":
+            return torch.einsum(node.attrs[0], *operands).to(DTYPES[node.dtype])
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is computed again; the forward should have saved it")
         return self._pointwise(node, operands)
@@ -128,13 +131,17 @@ class Replay:
         return source[tuple([slice(None)] * dim + [whole])]
 
     def _pointwise(self, node: Node, operands: list[Any]) -> Any:
-        """``node`` in its own dtype. Comparisons are made in the dtype that their operands have in common."""
+        """``node`` in its own dtype, or that of wider operands, and rounded once. Comparisons are made in the dtype
+        that their operands have in common."""
         op, dtype = OPS[node.op], DTYPES[node.dtype]
         if op.predicate:
             kinds = [DTYPES[child.dtype] for child in node.inputs]
             common = kinds[0] if len(kinds) == 1 else torch.promote_types(*kinds)
         else:
             common = dtype
+            for child in node.inputs:
+                if dtype.is_floating_point and DTYPES[child.dtype].is_floating_point:
+                    common = torch.promote_types(common, DTYPES[child.dtype])
         conditions = 1 if node.op == "where" else 0
         values = [
             value.to(common) if index >= conditions and isinstance(value, torch.Tensor) else value

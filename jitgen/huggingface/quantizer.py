@@ -18,7 +18,7 @@ from jitgen.quant import io
 from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
-from jitgen.quant.modules import quantize_
+from jitgen.quant.modules import SkippedLayer, freeze_bias, quantize_
 from jitgen.quant.qtensor import QTensor
 
 try:
@@ -77,6 +77,7 @@ class JitgenQuantizer(HfQuantizer):
     Attributes:
         frozen_biases: the names of the biases of quantised layers that were trainable and are not any more. They are
             logged, too, at transformers' level ``info``.
+        skipped: the weights that should be quantised and are not, and why. They are logged at the level ``warning``.
     """
 
     frozen_biases: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ class JitgenQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
         config = self.quantization_config
         self.kept: set[str] = set()
+        self.skipped: list[SkippedLayer] = []
         if not (config.embeddings and config.modules_to_not_convert is None):
             self.kept |= set(self.get_modules_to_not_convert(model, config.modules_to_not_convert))
         self.descriptions = _descriptions(checkpoint_files or ()) if self.pre_quantized else {}
@@ -110,11 +112,12 @@ class JitgenQuantizer(HfQuantizer):
         for name, module in model.named_modules():
             if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
                 QuantizedLinear.of(module)
-                for leaf, parameter in module._parameters.items():
-                    if parameter is not None and not isinstance(parameter, QTensor) and parameter.requires_grad:
-                        parameter.requires_grad_(False)
-                        frozen.append(f"{name}.{leaf}".lstrip("."))
+                if freeze_bias(module):
+                    frozen.append(f"{name}.bias".lstrip("."))
         self.frozen_biases = tuple(frozen)
+        if self.skipped:
+            first = "; ".join(f"{layer.name}: {layer.reason}" for layer in self.skipped[:3])
+            _log.warning("not quantised: %d weights (%s)", len(self.skipped), first)
         if frozen:
             first = ", ".join(frozen[:3]) + (", ..." if len(frozen) > 3 else "")
             _log.info("no longer trainable: %d biases of quantised layers (%s)", len(frozen), first)
@@ -212,7 +215,8 @@ class _Quantize(ConversionOps):
         formats = config.format
         if isinstance(formats, Mapping):  # lists in a config that was read from JSON
             formats = {key: tuple(one) if isinstance(one, list) else one for key, one in formats.items()}
-        quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
+        report = quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
+        self.hf_quantizer.skipped.extend(report.skipped)
         return {full_layer_name: alone.parameter}
 
 
@@ -227,7 +231,7 @@ class _Alone:
         single = nn.Module()
         single.__class__ = type(module)
         single.__dict__ |= {key: kept for key, kept in module.__dict__.items() if not key.startswith("_")}
-        single._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        single._parameters[leaf] = nn.Parameter(value, requires_grad=value.is_floating_point())
         self.root = nn.Module()
         above, *parts = self.root, *name.split(".")
         for part in parts[:-1]:

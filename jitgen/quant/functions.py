@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch.overrides import resolve_name
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import eager, layouts
+from jitgen.quant import eager
 from jitgen.quant.formats import find
-from jitgen.quant.storage import StoredWeight, settled
+from jitgen.quant.storage import StoredWeight
 
 _GETTERS = (
     *("shape", "dtype", "device", "ndim", "itemsize", "names", "requires_grad", "is_leaf", "grad", "grad_fn"),
@@ -175,12 +175,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     with torch.no_grad():
         plain = tuple(tensor.to(target.device) for tensor in source._tensors_in("portable", keep=False))
-        # Copies in other layouts are written too, so that every tensor of this weight has the new values.
-        for layout, tensors in target._every_copy():
-            packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
-            for tensor, values in zip(tensors, packed, strict=True):
-                tensor.copy_(values)
-            settled(tensors)
+        target.overwrite(plain)
     return target
 
 

@@ -198,7 +198,8 @@ def quantize_(
             say(f"{number} of {len(wanted)} weights: {names[0]}")
             weight = owners[0].weight
             if len(owners) < len(users[id(weight)]):
-                skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
+                kept = "filter_fn keeps" if filter_fn is not None else "has another use, which stays as it is"
+                skipped += [SkippedLayer(name, f"tied to a weight that {kept}") for name in names]
                 continue
             chosen = {_choice(choices, name) for name in names}
             if len(chosen) > 1:
@@ -220,9 +221,7 @@ def quantize_(
             for layer in owners:
                 setattr(layer.module, layer.leaf, parameter)
                 QuantizedLinear.of(layer.module)
-                bias = layer.module._parameters.get("bias")
-                if bias is not None and bias.requires_grad and not trainable_bias:
-                    bias.requires_grad_(False)
+                if not trainable_bias and freeze_bias(layer.module):
                     frozen.append(f"{layer.name}.bias".lstrip("."))
     return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen), tuple(_others(model, taken, embeddings)))
 
@@ -274,6 +273,15 @@ def _choice(choices: list[tuple[str, Format | None, int | None]], name: str) -> 
         if fnmatch.fnmatchcase(name, pattern):
             return None if row is None else (row, group_size)
     return None
+
+
+def freeze_bias(module: nn.Module) -> bool:
+    """Make the bias of a quantised layer untrainable; whether it has one that was trainable."""
+    bias = module._parameters.get("bias")
+    if bias is None or not bias.requires_grad:
+        return False
+    bias.requires_grad_(False)
+    return True
 
 
 def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.quant import layouts, slices
-from jitgen.quant.formats import TENSOR_NAMES, find
+from jitgen.quant.formats import TENSOR_NAMES, Format, find
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
 
@@ -62,14 +63,24 @@ class Copies:
         converted: tensors by layout, remembered for the next request.
         experts: the matrices of a weight of three dimensions that were asked for, by index and token.
         living: the copies that these tensors read, as long as they live.
+        parts: by index, what the tensors of such a matrix share, as long as it lives.
+        is_part: whether these tensors are such a matrix.
     """
 
-    __slots__ = ("converted", "experts", "living")
+    __slots__ = ("__weakref__", "converted", "experts", "is_part", "living", "parts")
 
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
         self.experts: dict[tuple[int, Token], StoredWeight] = {}
         self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
+        self.parts: dict[int, weakref.WeakSet[Copies]] = {}
+        self.is_part = False
+
+    def every(self) -> list[tuple[str, Tensors]]:
+        """(layout, tensors) of every copy: converted, and in the tensors of this weight that live."""
+        living = [(copy.layout, copy.tensors) for copy in self.living]
+        found = [*self.converted.items(), *living]
+        return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
 
 
 class StoredWeight(torch.Tensor):
@@ -203,11 +214,13 @@ class StoredWeight(torch.Tensor):
         rows = self.token.weight_shape[0] // count
         if rows % BLOCK_ROWS == 0 and find(self.token.format).scale_rows == 1:
             self.relayout_(DEVICE_LAYOUTS.get(self.token.device.type, "portable"))
-        with _lock:
+        with _lock, _lasting():
             token = self.token
             known = self._copies.experts.get((index % count, token))
             if known is None:
                 known = self._expert(index % count, rows)
+                known._copies.is_part = True
+                self._copies.parts.setdefault(index % count, weakref.WeakSet()).add(known._copies)
                 self._copies.experts[index % count, token] = known
             return known  # type: ignore[return-value]
 
@@ -263,22 +276,34 @@ class StoredWeight(torch.Tensor):
                 return self.tensors
             tensors = self._copies.converted.get(layout)
             if tensors is None:
-                format = find(token.format)
-                tensors = layouts.convert(
-                    self.tensors, token.layout, layout, format, token.group_size, token.weight_shape
-                )
-                tensors = settled(tensors)
+                facts = find(token.format), token.group_size, token.weight_shape
+                with _lasting():
+                    tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))
                 if keep:
                     self._copies.converted.setdefault(token.layout, self.tensors)
                     tensors = self._copies.converted.setdefault(layout, tensors)
             return tensors
 
-    def _every_copy(self) -> list[tuple[str, Tensors]]:
-        """(layout, tensors) of every copy of this weight: here, converted, and in other tensors of this weight."""
+    def overwrite(self, plain: Tensors) -> None:
+        """Write ``plain``, tensors of such a weight in the portable layout, to every copy of this one in any layout, to
+        those in other tensors of this weight, and to its matrices.
+
+        Raises:
+            UnsupportedError: this is one matrix of a weight of three dimensions.
+        """
+        token, format = self.token, find(self.token.format)
+        if self._copies.is_part:
+            raise UnsupportedError(
+                f"writing to one matrix of a quantised weight of three dimensions, {self!r}: write to the whole weight"
+            )
+        rows, columns = token.weight_shape
         with _lock:
-            living = [(copy.layout, copy.tensors) for copy in self._copies.living]
-            found = [*self._copies.converted.items(), *living]
-            return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
+            _write(self._copies, format, token.group_size, token.weight_shape, plain)
+            for index, parts in self._copies.parts.items():
+                height = rows // (token.experts or 1)
+                taken = slices.rows(format, plain, torch.arange(index * height, (index + 1) * height))
+                for part in list(parts):
+                    _write(part, format, token.group_size, (height, columns), taken)
 
     def _map(self: W, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> W:
         """A new weight, with ``function`` applied to each of its tensors."""
@@ -348,6 +373,21 @@ def _in_portable_layout(name: str) -> property:
 
 for _name in TENSOR_NAMES:
     setattr(StoredWeight, PORTABLE + _name, _in_portable_layout(_name))
+
+
+def _write(copies: Copies, format: Format, group_size: int | None, shape: tuple[int, int], plain: Tensors) -> None:
+    """Write ``plain``, in the portable layout, to all of ``copies``."""
+    for layout, tensors in copies.every():
+        packed = layouts.find(layout).pack(format, group_size, shape, plain)
+        for tensor, values in zip(tensors, packed, strict=True):
+            tensor.copy_(values)
+        settled(tensors)
+
+
+def _lasting() -> AbstractContextManager[Any]:
+    """A context for what a weight keeps: within ``inference_mode`` it would be of tensors that no later call with
+    gradients takes."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def settled(tensors: Tensors) -> Tensors:

@@ -17,16 +17,18 @@ import jitgen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
-BF16, F16 = torch.bfloat16, torch.float16
-TOLERANCE = {BF16: 2.0**-8, F16: 2.0**-10}
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+TOLERANCE = {BF16: 2.0**-8, F16: 2.0**-10, F32: 2.0**-17}
 """Of the norm of the difference, relative to the result's: half a unit in the last place of the result's rounding, and
-as much again for a weight rounded once."""
+as much again for a weight rounded once. Of float32 it is the roundings of up to 5888 sums of random signs: half a unit
+times the root of their number."""
 ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 257, 777, 1000)
 SIZES = ((72, 1152), (1000, 384), (4104, 640), (184, 5888), (130, 128))
 """(N, K)"""
 CASES: dict[str, tuple[str | None, int | None, torch.dtype]] = {
     "dense": (None, None, BF16),
     "dense float16": (None, None, F16),
+    "dense float32": (None, None, F32),
     "int4": ("int4", 128, BF16),
     "int4 float16": ("int4", 128, F16),
     "uint4 64": ("uint4", 64, BF16),
@@ -80,6 +82,16 @@ def test_every_number_of_rows(case: str, size: tuple[int, int], backend: str) ->
     w = weight(*size, format, group, dtype)
     for rows in ROWS:
         check(linear, random(rows, size[1], dtype=dtype), w, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.quick(where=lambda dtype, backend: dtype == F32)
+def test_a_k_of_an_odd_number_of_eights(dtype: torch.dtype, backend: str) -> None:
+    for n, k in ((200, 1096), (1000, 8200), (64, 72)):
+        w = random(n, k, dtype=dtype)
+        for rows in ROWS:
+            check(linear, random(rows, k, dtype=dtype), w, slack=2, backend=backend)
 
 
 @pytest.mark.parametrize("format", [None, "int4"])

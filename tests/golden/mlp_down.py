@@ -1,5 +1,5 @@
 # jitgen 0.1.0: mlp_down, template gemm/gemm.py.j2
-# target sm_90a: weights_packed mainloop, tiles of 64 x 64, 128 of K a step, 4 warps a block, 4 stages, split-K by 4, raster of 8 tiles
+# target sm_90a: weights_packed mainloop, tiles of 64 x 128, 128 of K a step, 4 warps a block, 3 stages, split-K by 8, raster of 8 tiles
 # stages: contract over k
 # (rows, columns) over K: x bfloat16 k, codes int32 whole, scales bfloat16 whole, store float32 full
 import triton
@@ -98,10 +98,10 @@ def region0(tile, tiles_i, tiles_j, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0
     tile_i = first_i + (tile - first_i * tiles_j) % high
     tile_j = (tile - first_i * tiles_j) // high
     steps = (k + 127) // 128
-    first = steps * part // 4 * 128
-    last = tl.minimum(steps * (part + 1) // 4 * 128, k)
+    first = steps * part // 8 * 128
+    last = tl.minimum(steps * (part + 1) // 8 * 128, k)
     i = tile_i * 64 + tl.arange(0, 64)
-    j = tile_j * 64 + tl.arange(0, 64)
+    j = tile_j * 128 + tl.arange(0, 128)
     first_k = tl.full((1, 1), 0, tl.int32)
     x_k = first_k + tl.arange(0, 128)[:, None]
     x_i = tl.minimum(i, m - 1)[None, :]  # rows beyond the last are read again, and not stored
@@ -109,7 +109,7 @@ def region0(tile, tiles_i, tiles_j, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0
     w0_k = first_k // 8 + tl.arange(0, 16)[None, :]
     w0_row = w0_j * ((k + 127) // 128 * 16)
     w0_groups = w0_j * ((k + 127) // 128)
-    acc0 = tl.zeros((64, 64), tl.float32)
+    acc0 = tl.zeros((128, 64), tl.float32)
     w0_scale = tl.load(p0_2 + w0_groups + (first + first_k) // 128, mask=first + first_k < k, other=0)
     for start in range(first, last, 128):
         w0_scale_next = tl.load(p0_2 + w0_groups + (start + 128 + first_k) // 128, mask=start + 128 + first_k < k, other=0)
@@ -130,14 +130,14 @@ def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     cuda.gdc_wait()
     tile = tl.program_id(0)
     tiles_i = (m + 63) // 64
-    tiles0 = (n0 + 63) // 64
+    tiles0 = (n0 + 127) // 128
     tiles = tiles_i * tiles0
     part = tile // tiles
     tile = tile % tiles
     region0(tile, tiles_i, tiles0, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0)
 
 # jitgen 0.1.0: mlp_down_sum, template elementwise/elementwise.py.j2
-# target sm_90a: 128 threads a block, 1 step a thread of 8 elements, 4 blocks a multiprocessor
+# target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 # stages: map
 import triton
 import triton.language as tl
@@ -146,35 +146,43 @@ from triton.language.extra import cuda, libdevice
 
 
 @triton.jit
-def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, WHOLE: tl.constexpr):
+def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0, WHOLE: tl.constexpr):
     step = block * 1024 + tl.arange(0, 1024)
     live = None if WHOLE else step < n0_0
     v0 = (tl.load(p0_0 + step, mask=live))
     v1 = (tl.load(p0_1 + step, mask=live))
     v3 = (tl.load(p0_2 + step, mask=live))
     v5 = (tl.load(p0_3 + step, mask=live))
-    v7 = (tl.load(p0_4 + step, mask=live)).to(tl.float32)
+    v7 = (tl.load(p0_4 + step, mask=live))
+    v9 = (tl.load(p0_5 + step, mask=live))
+    v11 = (tl.load(p0_6 + step, mask=live))
+    v13 = (tl.load(p0_7 + step, mask=live))
+    v15 = (tl.load(p0_8 + step, mask=live)).to(tl.float32)
     v2 = (v0 + v1)
     v4 = (v2 + v3)
     v6 = (v4 + v5)
-    v8 = (v7 + v6)
-    tl.store(p0_5 + step, v8.to(tl.bfloat16), mask=live)
+    v8 = (v6 + v7)
+    v10 = (v8 + v9)
+    v12 = (v10 + v11)
+    v14 = (v12 + v13)
+    v16 = (v15 + v14)
+    tl.store(p0_9 + step, v16.to(tl.bfloat16), mask=live)
 
 
 @triton.jit
-def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0):
-    # (s0_0, 4096) as 1 dimension: load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
+    # (s0_0, 4096) as 1 dimension: load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
     if (block + 1) * 1024 <= n0_0:
-        region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, True)
+        region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0, True)
     else:
-        region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, False)
+        region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0, False)
 
 
 @triton.jit
-def jitgen_mlp_down_sum(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0):
+def jitgen_mlp_down_sum(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()
     block = tl.program_id(0)
-    region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0)
+    region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0)

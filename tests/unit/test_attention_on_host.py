@@ -381,7 +381,8 @@ def run(main: str, folder: Path) -> None:
     """Compile and run ``main`` with the headers of the kernel, in which two pieces of PTX are C++."""
     (folder / "jitgen").mkdir()
     missing = set(PTX)
-    for header in (templates_directory() / "attention/include/jitgen").glob("*.cuh"):
+    folders = (templates_directory() / f"{family}/include/jitgen" for family in ("common", "attention"))
+    for header in (path for each in folders for path in each.glob("attention_*.cuh")):
         text = header.read_text()
         for ptx, plain in PTX.items():
             missing -= {ptx} if ptx in text else set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
+import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -111,6 +113,77 @@ def test_updates_keep_their_order() -> None:
     found = torch.compile(update, backend="jitgen")(caches[0], x, at)
     torch.testing.assert_close(found, update(caches[1], x, at))
     torch.testing.assert_close(caches[0], caches[1])
+
+
+UPDATES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "leaky_relu": nn.LeakyReLU(0.1, inplace=True),
+    "elu": nn.ELU(inplace=True),
+    "hardtanh": nn.Hardtanh(inplace=True),
+    "relu": nn.ReLU(inplace=True),
+    "positional": lambda x: F.dropout(x, 0.5, False, True) * 3,
+    "power": lambda x: operator.ipow(x, 2),
+    "remainder": lambda x: operator.imod(x, 2),
+    "quotient": lambda x: operator.ifloordiv(x, 0.5),
+    "operator": lambda x: torch.ops.aten.mul_.Tensor(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_every_update_keeps_its_place_among_reads(name: str) -> None:
+    def update(x: torch.Tensor) -> Any:
+        doubled = UPDATES[name](x) * 2
+        return doubled, torch.linalg.svdvals(x)  # no kernel computes it, and it needs no value of a kernel
+
+    given = torch.randn(4, 3)
+    x, expected = given.clone(), given.clone()
+    torch.testing.assert_close(torch.compile(update, backend="jitgen")(x), update(expected))
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)])
+def test_running_statistics_are_read_after_their_update(norm: Any) -> None:
+    def trained(norm: Any, x: torch.Tensor) -> Any:
+        return norm(x) * 2, torch.fft.fft(norm.running_mean).real
+
+    norm.requires_grad_(False)
+    other, x = copy.deepcopy(norm), torch.randn(5, 3, 4) + 3
+    torch.testing.assert_close(torch.compile(trained, backend="jitgen")(norm, x), trained(other, x))
+
+
+def test_what_still_fails_after_many_attempts_stays_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MAX_ATTEMPTS", 2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.tanh(x) + 1
+        return x
+
+    monkeypatch.setattr(
+        backend, "_tried", lambda part: next(((n, "no") for n in part.segment.nodes if n.target is operator.add), None)
+    )
+    x = torch.randn(5)
+    torch.testing.assert_close(torch.compile(function, backend="jitgen")(x), function(x))
+    assert [node.reason for node in jitgen.report().nodes if node.function == "add"] == ["no"] * 4
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
+def test_vmap_of_a_quantised_layer(backend: str) -> None:
+    layer, x = nn.Linear(64, 32), torch.randn(3, 5, 64)
+    jitgen.quantize_(layer, "int8")
+    compiled = torch.compile(lambda x: torch.vmap(layer, in_dims=1)(x), backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x).movedim(1, 0))
+
+
+def test_a_compiled_quantised_model_is_converted() -> None:
+    model = nn.Linear(64, 32)
+    jitgen.quantize_(model, "int8")
+    compiled, x = torch.compile(model, backend="jitgen"), torch.randn(3, 64)
+    compiled(x)
+    model.to(torch.bfloat16)
+    found = compiled(x.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert jitgen.report(model).nodes
+    torch.testing.assert_close(found, model(x.bfloat16()))
 
 
 def test_a_call_that_no_kernel_takes_runs_in_torch_and_says_so() -> None:

@@ -132,6 +132,21 @@ def test_experts_and_conv1d(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "again")), expected)
 
 
+def test_what_is_left_as_it_was_is_named_and_trainable(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path)
+    config = jitgen.JitgenConfig({"*.down_proj": None, "*": ("int4", 32)})
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    skipped = {layer.name: layer.reason for layer in loaded.hf_quantizer.skipped}
+    assert skipped.keys() == {f"model.layers.0.mlp.{name}_proj" for name in ("up", "down")}
+    assert "no pattern" in skipped["model.layers.0.mlp.down_proj"]
+    dense = loaded.model.layers[0].mlp
+    assert dense.up_proj.weight.requires_grad
+    assert dense.down_proj.weight.requires_grad
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="unknown format"):
         jitgen.JitgenConfig("int9")

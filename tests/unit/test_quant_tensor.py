@@ -640,3 +640,37 @@ def test_a_weight_is_unflattened_and_flattened_again_after_a_call() -> None:
         assert torch.equal(weight.dequantize(), expected)
         F.linear(torch.randn(3, 64), weight)
         assert weight.layout == "cpu"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("format", ["int8", "uint4", "fp8_e4m3", "nf4"])
+def test_matrices_of_a_weight_that_is_overwritten_have_the_new_values(format: str, rows: int, transposed: bool) -> None:
+    """Of whole blocks of 16 rows a matrix shares the weight's memory; all keep tensors of other layouts."""
+    weight, other = (jitgen.quantize(torch.randn(2, rows, 64), format, 32) for _ in range(2))
+    taken = weight.mT[1] if transposed else weight[1]
+    kept = [taken.portable_codes, taken.with_layout("cpu"), weight[0], weight[1]]
+    weight.copy_(other)
+    expected = other.dequantize()
+    for found in (weight, weight[1], taken.T if transposed else taken, kept[1].T if transposed else kept[1]):
+        torch.testing.assert_close(found.dequantize(), expected if found is weight else expected[1], rtol=0, atol=0)
+    torch.testing.assert_close(kept[2].dequantize(), expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(taken.portable_codes, other[1].portable_codes, rtol=0, atol=0)
+    with pytest.raises(UnsupportedError, match="write to the whole weight"):
+        taken.copy_(other.mT[1] if transposed else other[1])
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_a_weight_whose_first_call_is_in_inference_mode_is_trained_through_and_loaded_later() -> None:
+    model, other = nn.Linear(64, 32), nn.Linear(64, 32)
+    for each in (model, other):
+        jitgen.quantize_(each, "int8")
+    x = torch.randn(3, 64)
+    with torch.inference_mode():
+        model(x)
+        jitgen.jit(lambda x, weight: F.linear(x, weight))(x, model.weight)
+    leaf = x.clone().requires_grad_()
+    model(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, model.weight.dequantize().sum(0).expand(3, 64))
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(model(x), other(x))

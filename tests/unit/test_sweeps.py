@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import runpy
 
 import pytest
 import torch
@@ -51,6 +52,21 @@ def test_what_was_built_ahead_is_what_the_measuring_process_asks_for() -> None:
     inputs = reduction.case(columns, rows).inputs(0, dtype, "cpu")
     with jitgen.strict():
         jitgen.jit(backend="cpp")(reduction.function).bind(*inputs)(*inputs)
+
+
+def test_worker_processes_do_not_run_the_command_again() -> None:
+    runpy.run_module("jitgen.__main__", run_name="__mp_main__")  # would exit
+
+
+def test_kernels_are_built_in_several_processes() -> None:
+    target = str(jitgen.spec.host_target())
+    spec = jitgen.TensorSpec((5, 41))
+    builds = [prebuild.Build(function, (spec,), "cpp", target) for function in (reductions.total, reductions.argmax)]
+    prebuild.prebuild(builds, 2)
+    with jitgen.strict():
+        for build in builds:
+            build_again = jitgen.jit(backend="cpp")(build.function)
+            build_again(torch.randn(5, 41))
 
 
 def test_a_build_that_fails_says_so_and_stops_nothing() -> None:

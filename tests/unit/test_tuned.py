@@ -211,10 +211,27 @@ def test_a_row_that_selects_no_candidate_is_passed_over(
     model = lowered(64, 1024, 512)
     write(tmp_path, table(schedule=schedule))
     monkeypatch.setenv("JITGEN_TUNED", str(tmp_path))
-    with pytest.warns(CacheWarning, match="names no candidate"):
+    with pytest.warns(CacheWarning, match=r"gemm\.json, rows\[0\]: a measured choice for .* names no candidate"):
         low = lowered(64, 1024, 512)
     assert low.lowered.schedules == model.lowered.schedules
     assert low.key == model.key
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ('{"schema": 1,\n "target": ', r"line 2 column 12"),
+        (table(problem=FACTS | {"rows": 1.5}), r"rows\[0\]\.problem\.rows: 1\.5 is not an integer"),
+        (table(measured={"seconds": 1e-5}), r"rows\[0\]\.measured: lacks seconds_of_the_model, source"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_its_name_and_the_way_to_what_is_wrong(
+    content: Any, place: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(CacheError, match=place) as caught:
+        tuned.read(path, "sm_90a", "gemm")
+    assert str(path) in str(caught.value)
 
 
 VALUES = st.recursive(

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.match import Attention, exponential_behind, matched, obstacle, spread_rows
+from jitgen.families.attention.match import Attention, matched, obstacle, spread_rows
 from jitgen.families.attention.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store

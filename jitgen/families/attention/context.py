@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect, Row
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.attention.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
 from jitgen.families.attention.launch import integer_names
 from jitgen.families.attention.layout import Layout
-from jitgen.families.attention.narrow import narrowed
 from jitgen.families.attention.scales import Scaled, scaled
+from jitgen.families.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
+from jitgen.families.narrow import narrowed
 from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
 from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel

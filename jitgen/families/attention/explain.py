@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.layout import Layout
+from jitgen.families.bounds import masks_of
 from jitgen.ir.body import Body, Instruction
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel

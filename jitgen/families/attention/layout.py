@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.attention.narrow import MOST_INDEX
 from jitgen.families.family import Call
+from jitgen.families.narrow import MOST_INDEX
 from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand

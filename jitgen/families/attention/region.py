@@ -11,21 +11,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitgen.families.attention.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import (
     STOPS,
     Attention,
     is_copy,
-    linear_operand,
     row_sources,
     spread_rows,
     sums,
     tops,
 )
 from jitgen.families.family import Partition
+from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
+from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.regions import Axis, Region, Stage, Store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.families.attention.bounds import masks_of, reachable
+from jitgen.families.bounds import masks_of, reachable
 from jitgen.ir.body import Instruction
 from jitgen.ir.ops import OPS
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jitgen.families.attention.heads import same_sizes
-from jitgen.families.attention.match import exponential_behind, is_maximum, linear_operand
+from jitgen.families.attention.match import is_maximum
 from jitgen.families.attention.reading import is_widening
+from jitgen.families.heads import same_sizes
 from jitgen.ir.analysis import one_of, rewritten, varies
 from jitgen.ir.equations import axes, equation
+from jitgen.ir.exponentials import exponential_behind, linear_operand
 from jitgen.ir.graph import Node, under_views
 from jitgen.ir.views import Mover
 

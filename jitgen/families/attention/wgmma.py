@@ -9,10 +9,10 @@ from typing import Any
 
 from jitgen.chips import Chip
 from jitgen.families.attention import decode
-from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.attention.scales import scaled
+from jitgen.families.bounds import masks_of
 from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel

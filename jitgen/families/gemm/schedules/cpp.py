@@ -6,10 +6,14 @@ a kernel for few rows has only low tiles.
 
 from __future__ import annotations
 
+import functools
+from statistics import geometric_mean
+
 from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule, CppTiles
-from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.schedule import MOST_ROWS, ROW_BUCKETS, Problem, fewest_rows
+from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.ir.program import Decision
 
 TILE_ROWS = 24
@@ -20,30 +24,53 @@ SMALL_TILES = (1, 8)
 """Row counts up to which a kernel has tiles of at most that many rows."""
 
 
-DECODED_ROWS = {"x86-64-v4": 64}
-"""By level, rows of x above which quantised weights are decoded to a panel that all tiles read. Tiles that decode for
-themselves repeat it; here there are three tiles of 24 rows or fewer, and 64 is the end of a bucket."""
+TILE_ROWS_BELOW = 6
+"""The same on the levels below AVX-512, by that limit (``gemm_compute.hpp``)."""
 
-DECODED_ROWS_OF_LOW_TILES = 8
-"""The same for the other levels, where tiles have at most 6 rows (``gemm_compute.hpp``)."""
+PANEL = 1.0
+"""What it takes to store decoded weights to a panel and to read them from it for all tiles, as a multiple of decoding
+them once: a panel pays from two tiles on. Measured on AVX2 (AMD EPYC, one thread, int4 and int8 weights of 4096 x
+2048): tiles that decode for themselves take 0.85 to 0.91 of the panel's time at 7 rows, 1.12 to 1.24 at 12 and 1.2 at
+24. On AVX-512 it gives the end of 64 rows that was measured there before."""
 
 
 def candidates(problem: Problem) -> list[CppSchedule]:
-    """One schedule: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
-    undecoded = DECODED_ROWS.get(problem.target.arch, DECODED_ROWS_OF_LOW_TILES)
+    """Tiles of 1, of up to 8 or of up to 24 rows; for quantised weights also tiles of decoded weights."""
+    level = problem.device.level.name
     if problem.device.batch_invariant:
-        kind = CppDecoded if problem.quantized and problem.rows > undecoded else CppTiles
+        kind = CppDecoded if problem.quantized and problem.rows >= decoded_from(level) else CppTiles
         return [kind(TILE_ROWS, fewest_rows=1, invariant=True)]
-    if problem.quantized and problem.rows > undecoded:
-        return [CppDecoded(TILE_ROWS, fewest_rows=1 + undecoded)]
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)
     fewest = 1 + max((most for most in SMALL_TILES if most < rows), default=0)
-    return [CppTiles(rows, fewest_rows=fewest)]
+    tiles = CppTiles(rows, fewest_rows=fewest)
+    if not problem.quantized:
+        return [tiles]
+    return [tiles, CppDecoded(TILE_ROWS, fewest_rows=decoded_from(level))]
 
 
 def cost(problem: Problem, candidate: CppSchedule) -> float:
-    """No estimate: there is only one candidate."""
-    return 0.0
+    """How often weights are decoded, as far as candidates differ, by the geometric mean over rows of the bucket."""
+    return _decodings(problem.fewest_rows, problem.rows, problem.device.level.name, isinstance(candidate, CppDecoded))
+
+
+def _decodings(fewest: int, most: int, level: str, decoded: bool) -> float:
+    if decoded:
+        return 1 + PANEL
+    tile = TILE_ROWS if level == "x86-64-v4" else TILE_ROWS_BELOW
+    return geometric_mean(-(-rows // tile) for rows in sampled_rows(fewest, most))
+
+
+@functools.cache
+def decoded_from(level: str) -> int:
+    """The least rows of the buckets for which weights are decoded to a panel on this level. It is the same number in
+    all
+    of them, so that they share a source."""
+    ends = (*ROW_BUCKETS, MOST_ROWS)
+    return next(
+        fewest_rows(end)
+        for end in ends
+        if _decodings(fewest_rows(end), end, level, True) < _decodings(fewest_rows(end), end, level, False)
+    )
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:

@@ -22,8 +22,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 
-from jitgen.families.gemm import wgmma, wgmma_tiles
+from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import (
     CHUNK,
     BlockSchedule,
@@ -78,7 +79,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     if accumulator_dtype(problem.dtype) not in FLOATS:
         found = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
-        found = [stream(problem) or _simt(problem)]
+        streamed = stream(problem)
+        found = [streamed] if streamed is not None else _simt_tiles(problem) or [_simt(problem)]
     elif problem.quantized:
         found = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
@@ -114,6 +116,8 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     two, for many rows of x, the second is for less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
         return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
+    if isinstance(candidate, Simt) and _simt_has_model(problem):
+        return _simt_cost(problem, candidate)
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
     tilings = [wgmma.tiles_of(each) for each in candidate.tilings]
@@ -263,10 +267,32 @@ def _dense(problem: Problem) -> Dense:
     return Dense(128, 128 // count, 8, 1, 3)
 
 
+def _simt_has_model(problem: Problem) -> bool:
+    """Whether ``simt_tiles`` has candidates for ``problem``: one product of float32, with more than a few rows."""
+    plain = problem.dtype == "float32" and not problem.quantized and len(problem.contractions) == 1
+    return plain and problem.matrices == 1 and problem.rows > STREAMED_ROWS
+
+
+def _simt_tiles(problem: Problem) -> list[Simt]:
+    """The schedules of ``simt_tiles``; none where it has no model."""
+    if not _simt_has_model(problem):
+        return []
+    found = simt_tiles.candidates(problem.rows, problem.length, problem.device.has_clusters)
+    return [Simt(*tiles.block, cluster_k_splits=splits) for tiles, splits in found]
+
+
+def _simt_cost(problem: Problem, candidate: Simt) -> float:
+    block = (candidate.block_m, candidate.block_n, candidate.block_k, candidate.warps)
+    tiles = next(tiles for tiles in simt_tiles.TILES if tiles.block == block)
+    sizes, splits = (problem.columns, problem.length), candidate.cluster_k_splits
+    rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
+    return geometric_mean(simt_tiles.microseconds(tiles, each, *sizes, splits, problem.device.model) for each in rows)
+
+
 def _simt(problem: Problem) -> Simt:
-    """float32, float64 and integers by ordinary multiply-adds. Tiles get larger as long as every multiprocessor has a
-    block, because reads of shared memory are the limit, and a thread makes more products of each number as its tile
-    grows."""
+    """What ``simt_tiles`` has no model of, by ordinary multiply-adds: few rows of float32, float64, integers, quantised
+    weights, batches, several products. Tiles get larger as long as every multiprocessor has a block, because reads of
+    shared memory are the limit, and a thread makes more products of each number as its tile grows."""
     if problem.rows <= 8:
         # Each weight is used for few products: the number of loads in flight decides.
         block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_DECODE_BLOCK_K

@@ -1,8 +1,9 @@
 """The forms and tiles of the triton dialect; ``gemm/triton.py`` explains the forms.
 
-The tiles are the fastest of about a hundred on an H200 with Triton 3.6, on the projections of Llama 3 8B and 70B: for
-int4 weights in groups of 128 at 1, 4, 8, 16, 64, 256, 1024 and 4096 rows, and for other formats and dense bfloat16
-weights at some of these.
+One product of 16-bit x, with a dense weight or one of plain four-bit codes, has the candidates of ``triton_tiles.py``
+and their cost. Every other has one candidate, by the rules below: several products of one x, batches, other formats,
+float32 and integers. The tiles of these are the fastest of about a hundred on an H200 with Triton 3.6, on the
+projections of Llama 3 8B and 70B, at some of 1, 4, 8, 16, 64, 256, 1024 and 4096 rows.
 
 Where such tiles are too few to occupy every multiprocessor, K is split into as many ranges as make one wave of the
 blocks that are resident at once (``_with_k_splits``).
@@ -14,9 +15,11 @@ import math
 from dataclasses import replace
 
 from jitgen.device import Device
+from jitgen.families.gemm import tile_times, triton_tiles
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.triton_tiles import TritonTiles
 from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
 from jitgen.quant import formats
@@ -34,7 +37,9 @@ MOST_SUMS = 32
 
 
 def candidates(problem: Problem) -> list[TritonSchedule]:
-    """One schedule, by the rules below."""
+    """The schedules of ``triton_tiles``, or one by the rules below."""
+    if _has_model(problem):
+        return list(_modelled(problem))
     tile: TritonSchedule
     if problem.dtype == "int8":
         tile = TritonTokens(64, 64, 64, 4, 3, raster=8)
@@ -48,8 +53,42 @@ def candidates(problem: Problem) -> list[TritonSchedule]:
 
 
 def cost(problem: Problem, candidate: TritonSchedule) -> float:
-    """No estimate: there is only one candidate."""
-    return 0.0
+    """The estimated time in microseconds, by the geometric mean over rows of the bucket; 0 where there is only one
+    candidate."""
+    if not _has_model(problem):
+        return 0.0
+    tiles, splits = _modelled(problem)[candidate]
+    contraction = problem.contractions[0]
+    group = contraction.group_size
+    bits = formats.find(contraction.format).bits + (16 / group if group else 0) if contraction.format else 16
+    sizes, chip = (problem.columns, problem.length), problem.device.model
+    rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
+    times = (triton_tiles.microseconds(tiles, each, *sizes, splits, bits, chip) for each in rows)
+    return math.exp(sum(map(math.log, times)) / len(rows))
+
+
+def _has_model(problem: Problem) -> bool:
+    """Whether ``triton_tiles`` has candidates for ``problem``."""
+    if problem.dtype not in ("float16", "bfloat16") or len(problem.contractions) > 1 or problem.matrices > 1:
+        return False
+    return not problem.quantized or not _is_heavy(problem)
+
+
+def _is_heavy(problem: Problem) -> bool:
+    """Whether codes of 8 bits, or zero-points of groups, leave fewer registers and less shared memory for a tile."""
+    contraction = problem.contractions[0]
+    format = formats.find(contraction.format or "")
+    return format.bits == 8 or (format.zero_point and contraction.group_size is not None)
+
+
+def _modelled(problem: Problem) -> dict[TritonSchedule, tuple[TritonTiles, int]]:
+    """By schedule, the tiles that it was made of, and its ranges of K. Of equal schedules the first is kept."""
+    found: dict[TritonSchedule, tuple[TritonTiles, int]] = {}
+    for tiles in triton_tiles.candidates(problem.rows, problem.quantized):
+        fitted = replace(_fitted_to_target(tiles.schedule, problem), wide=problem.wide)
+        for splits in triton_tiles.splits(tiles, problem.rows, problem.length, len(problem.columns)):
+            found.setdefault(replace(fitted, k_splits=splits), (tiles, splits))
+    return found
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
@@ -59,19 +98,15 @@ def prologue(computed: Prologue, device: Device) -> Decision:
 
 def _quantized(problem: Problem) -> TritonSchedule:
     rows, columns, products = problem.rows, max(problem.columns), len(problem.contractions)
-    contraction = problem.contractions[0]
-    format = formats.find(contraction.format or "")
-    # 8-bit codes, and zero-points of groups, leave fewer registers and less shared memory for a tile.
-    heavy = format.bits == 8 or (format.zero_point and contraction.group_size is not None)
+    format = formats.find(problem.contractions[0].format or "")
     if rows <= 8:
-        return _few_rows(problem, heavy)
+        narrow = columns <= 4 * problem.device.model.multiprocessors * 16
+        return _slices(rows, 16, 128, 8 if narrow and rows <= 4 else 4)
     if rows <= DECODE_ROWS:
         if products > 1:
             return _slices(rows, 16, 128, 4)
-        if heavy or columns < WIDE:
-            stages = 5 if format.bits == 8 else 3
-            return _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, stages, raster=8), 4.5)
-        return _with_k_splits(problem, _slices(rows, 32, 128, 4), 4)
+        stages = 5 if format.bits == 8 else 3
+        return _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, stages, raster=8), 4.5)
     if rows <= 64:
         if products > 1 or format.zero_point:
             return _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, 3, raster=8), 3)
@@ -86,21 +121,6 @@ def _quantized(problem: Problem) -> TritonSchedule:
     if rows <= 256:
         return _with_k_splits(problem, TritonWeights(128, 128, 64, 8, 3, raster=8), 2)
     return TritonWeights(128, 128, 64, 8, 3 if format.bits == 8 else 4, raster=8)
-
-
-def _few_rows(problem: Problem, heavy: bool) -> TritonSchedule:
-    """Up to eight rows: reading the weights is all the work, and a few iterations make a range of K worth its sums."""
-    rows, columns = problem.rows, max(problem.columns)
-    narrow = columns <= 4 * problem.device.model.multiprocessors * 16
-    if heavy or len(problem.contractions) > 1:
-        return _slices(rows, 16, 128, 8 if narrow and rows <= 4 else 4)
-    if not narrow:
-        return _slices(rows, 32, 128, 4)
-    if rows == 1:
-        return _with_k_splits(problem, _slices(1, 16, 128, 8), 4, most=2)
-    if rows > 4 and problem.length < 8192:
-        return _with_k_splits(problem, _slices(rows, 16, 128, 4), 6, most=2)
-    return _with_k_splits(problem, _slices(rows, 32, 128, 4), 6, most=3)
 
 
 def _dense(problem: Problem) -> TritonSchedule:
@@ -142,14 +162,12 @@ def k_splits(problem: Problem) -> int:
     return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
 
 
-def _with_k_splits(
-    problem: Problem, tile: TritonSchedule, resident: float, most: int = MOST_K_SPLITS
-) -> TritonSchedule:
+def _with_k_splits(problem: Problem, tile: TritonSchedule, resident: float) -> TritonSchedule:
     """``tile`` with K split into as many ranges as make one wave, with ``resident`` blocks on each multiprocessor."""
     tiles = sum(-(-problem.rows // tile.block_m) * -(-columns // tile.block_n) for columns in problem.columns)
     sums = len(problem.contractions) * len(problem.columns)
     room = int(resident * problem.device.model.multiprocessors) // max(tiles, 1)
-    splits = min(most, room, problem.length // (LEAST_ITERATIONS * tile.block_k), MOST_SUMS // sums)
+    splits = min(MOST_K_SPLITS, room, problem.length // (LEAST_ITERATIONS * tile.block_k), MOST_SUMS // sums)
     return replace(tile, k_splits=max(1, splits))
 
 

@@ -1,4 +1,4 @@
-// What both ways of attention have in common: vectors, rows of keys and values as the compute type, the softmax's
+// What attention and its backward have in common: vectors, rows of keys and values as the compute type, the softmax's
 // exponential, and which keys of a tile some rows see. See jitgen/attention.hpp.
 #pragma once
 

@@ -120,6 +120,26 @@ def without_masks(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
     return reachable(found, at[len(instructions) - 1])
 
 
+def without_conditions(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """``instructions`` where no mask hides anything: selections by a mask's condition, be they of scores or of what is
+    computed of these, are what the mask leaves visible. The last instruction remains the last."""
+    visible = {instructions[position].args[0]: 3 - hidden for position, hidden in masks_of(instructions).items()}
+    found: list[Instruction] = []
+    known: dict[tuple[object, ...], int] = {}
+    at: dict[int, int] = {}
+    for position, instruction in enumerate(instructions):
+        if instruction.op == "where" and instruction.args[0] in visible:
+            at[position] = at[instruction.args[visible[instruction.args[0]]]]
+            continue
+        moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
+        key = identity_of(moved)
+        if key not in known:
+            known[key] = len(found)
+            found.append(moved)
+        at[position] = known[key]
+    return reachable(found, at[len(instructions) - 1])
+
+
 def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
     """``root`` and what it is computed from; ``root`` is the last."""
     needed = {root}
@@ -140,6 +160,32 @@ def bounds_of(
         names: what run-time scalars are called, by position.
         words: the dialect's.
     """
+    lines, ends, hidden = _analysed(instructions, known, names, words)
+    return _used(lines, hidden[len(instructions) - 1], _opened(instructions, ends, words))
+
+
+def vanishing_of(
+    instructions: Sequence[Instruction],
+    roots: Sequence[int],
+    known: Mapping[int, Ends],
+    names: Mapping[int, str],
+    words: Words,
+) -> Bounds:
+    """The bounds of values at ``roots`` that are computed from exponentials of scores: ``hidden`` says whether all of
+    them are 0 in all of the tile. The other arguments are those of ``bounds_of``."""
+    lines, ends, hidden = _analysed(instructions, known, names, words)
+    zero: dict[int, str] = {}
+    for position, instruction in enumerate(instructions):
+        zero[position] = _zero(instruction, ends, hidden, zero, words)
+    every = list(dict.fromkeys(f"({zero[root]})" for root in roots))
+    return _used(lines, " & ".join(every), _opened(instructions, ends, words))
+
+
+def _analysed(
+    instructions: Sequence[Instruction], known: Mapping[int, Ends], names: Mapping[int, str], words: Words
+) -> tuple[list[tuple[str, str, bool]], dict[int, Ends], dict[int, str]]:
+    """The lines that compute the ends of integers and conditions, these ends by position, and for every position
+    whether the value there is -inf in all of a tile."""
     false, true = words.false, words.true
     lines: list[tuple[str, str, bool]] = []
     ends: dict[int, Ends] = {}
@@ -163,11 +209,16 @@ def bounds_of(
     hidden: dict[int, str] = {}
     for position, instruction in enumerate(instructions):
         hidden[position] = _hidden(position, instruction, instructions, masks, ends, hidden, false, true)
+    return lines, ends, hidden
+
+
+def _opened(instructions: Sequence[Instruction], ends: Mapping[int, Ends], words: Words) -> str:
+    """An expression: whether no mask hides any of a tile."""
     opened = []
-    for position, operand in masks.items():
+    for position, operand in masks_of(instructions).items():
         shown = ends[instructions[position].args[0]]
-        opened.append(shown.high if operand == 2 else f"({shown.low} == {false})")
-    return _used(lines, hidden[len(instructions) - 1], " & ".join(dict.fromkeys(opened)) or true)
+        opened.append(shown.high if operand == 2 else f"({shown.low} == {words.false})")
+    return " & ".join(dict.fromkeys(opened)) or words.true
 
 
 def _ends(
@@ -239,16 +290,7 @@ def _hidden(
         return true if instruction.attr == -math.inf else false
     arguments = [hidden[argument] for argument in instruction.args]
     if instruction.op == "where":
-        condition = ends[instruction.args[0]]
-        branches = []
-        if arguments[1] != false:
-            branches.append(condition.high if arguments[1] == true else f"({condition.high} & ({arguments[1]}))")
-        if arguments[2] != false:
-            never = f"({condition.low} == {false})"
-            branches.append(never if arguments[2] == true else f"({never} & ({arguments[2]}))")
-        if arguments[1] != false and arguments[2] != false:
-            branches.append(f"(({arguments[1]}) & ({arguments[2]}))")
-        return " | ".join(branches) or false
+        return _selected(ends[instruction.args[0]], arguments[1], arguments[2], false, true)
     if instruction.op in ("cast", "round_to"):
         return arguments[0] if arguments else false
     if instruction.op == "add":
@@ -256,6 +298,40 @@ def _hidden(
     if instruction.op == "sub":
         return arguments[0]
     return false
+
+
+def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: str) -> str:
+    """Whether a selection is in all of a tile what ``chosen`` and ``otherwise`` say of its two values."""
+    branches = []
+    if chosen != false:
+        branches.append(condition.high if chosen == true else f"({condition.high} & ({chosen}))")
+    if otherwise != false:
+        never = f"({condition.low} == {false})"
+        branches.append(never if otherwise == true else f"({never} & ({otherwise}))")
+    if chosen != false and otherwise != false:
+        branches.append(f"(({chosen}) & ({otherwise}))")
+    return " | ".join(branches) or false
+
+
+def _zero(
+    instruction: Instruction, ends: Mapping[int, Ends], hidden: Mapping[int, str], zero: Mapping[int, str], words: Words
+) -> str:
+    """An expression: whether the value of ``instruction`` is 0 in all of a tile."""
+    op, false, true = instruction.op, words.false, words.true
+    if not instruction.dtype.startswith("float"):
+        return false
+    if op == "const":
+        return true if instruction.attr == 0 else false
+    if op in ("exp", "exp2"):
+        return hidden[instruction.args[0]]
+    arguments = [zero[argument] for argument in instruction.args]
+    if op == "where":
+        return _selected(ends[instruction.args[0]], arguments[1], arguments[2], false, true)
+    if op == "mul":
+        return " | ".join(dict.fromkeys(f"({each})" for each in arguments if each != false)) or false
+    if op in ("add", "sub"):
+        return " & ".join(dict.fromkeys(f"({each})" for each in arguments)) if false not in arguments else false
+    return arguments[0] if op in ("cast", "round_to", "neg", "div") and arguments else false
 
 
 def _used(lines: Sequence[tuple[str, str, bool]], hidden: str, opened: str) -> Bounds:

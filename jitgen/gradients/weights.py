@@ -1,0 +1,309 @@
+"""Products of the weights of rows with values, as attention has them: a derivative that keeps nothing of M x N.
+
+In ``O = P V`` let P be proportional to ``e = exp(S - b)`` along its last dimension: e times, or divided by, values of a
+row, as a softmax is. Two facts make its backward one that walks the keys of a row, as its forward does (Dao et al.,
+"FlashAttention", 2022, appendix B):
+
+* S and P are *computed again* from the operands of the product that S is made of, where other products are saved;
+* what a row's values get is a sum over the row of the gradient of P times P, which is the sum over E of the gradient of
+  O times O (``delta``): nothing of M x N is summed. For a factor r that is delta / r, and for b it is minus delta,
+  minus the gradients of the sums of e times these sums. Where b is in P and in its sum alone, b has no gradient at all.
+
+A maximum that is subtracted, sinks in the sum, and the logarithm of the sum as a result are differentiated by these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.ir.analysis import is_pointwise, varies
+from jitgen.ir.equations import axes
+from jitgen.ir.exponentials import linear_operand
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.spec import DTYPES
+
+Users = Mapping[int, Sequence[Node]]
+_RATES = {"exp": 1.0, "exp2": math.log(2.0)}
+"""The derivative of an exponential over itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A product that was recognised.
+
+    Attributes:
+        result: O.
+        chain: from P, its left operand, down to e: each node, and the operand that is the next one of them.
+        rows: of each node of the chain that combines the next with values of a row: the node that these are, before
+            they are spread along the row; by the id of the node in the chain.
+        power: e. ``exponent`` is what it is the exponential of.
+        sums: reductions, which add up the elements of e of a row.
+        base: the node of b, before it is spread along the row; None where no gradient flows to it.
+        cancels: whether all gradients of b add up to zero, unless the sums of e have gradients of their own.
+        product: the product that S is computed from.
+    """
+
+    result: Node
+    chain: tuple[tuple[Node, int], ...]
+    rows: Mapping[int, Node]
+    power: Node
+    sums: tuple[Node, ...]
+    base: Node | None
+    cancels: bool
+    product: Node
+
+    @property
+    def exponent(self) -> Node:
+        return self.power.inputs[0]
+
+    def read(self) -> Iterator[Node]:
+        """What the backward reads of the forward besides what the rules of its operations read."""
+        yield self.result
+        yield from self.sums
+        yield from self.rows.values()
+
+
+def recognised(graph: Graph, active: Collection[int]) -> list[Weighted]:
+    """The products of weights and values in ``graph``; ``active`` are the ids of nodes that gradients flow through."""
+    order = topological(graph.outputs)
+    users: dict[int, list[Node]] = {}
+    for node in order:
+        for child in node.inputs:
+            users.setdefault(id(child), []).append(node)
+    for node in graph.outputs:
+        users.setdefault(id(node), []).append(node)  # a result is used by the caller
+    found = (_weighted(node, users, active) for node in order if node.op == "contract" and id(node) in active)
+    return [of for of in found if of is not None]
+
+
+def _weighted(result: Node, users: Users, active: Collection[int]) -> Weighted | None:
+    """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
+    if len(axes(result.attrs[0]).contracted) != 1 or id(result.inputs[0]) not in active:
+        return None
+    chain: list[tuple[Node, int]] = []
+    rows: dict[int, Node] = {}
+    node, user = result.inputs[0], result
+    while node.op not in _RATES:
+        position = _next_of(node)
+        if position is None or any(each is not user for each in users[id(node)]):
+            return None
+        others = [child for number, child in enumerate(node.inputs) if number != position and id(child) in active]
+        if others:
+            (factor,) = others
+            row = _row_of(factor)
+            if row is None or (node.op == "mul" and not _is_reciprocal(row)):
+                return None
+            rows[id(node)] = row
+        chain.append((node, position))
+        node, user = node.inputs[position], node
+    sums = _sums_of(node, user, users)
+    if sums is None:
+        return None
+    scores, base = node.inputs[0], None
+    if scores.op == "sub" and not varies(scores.inputs[1], (len(scores.shape) - 1,)):
+        if len(users[id(scores)]) != 1:
+            return None
+        scores, spread = scores.inputs
+        base = _row_of(spread) if id(spread) in active else None
+        if id(spread) in active and base is None:
+            return None
+    product = _product_of(scores)
+    if product is None:
+        return None
+    cancels = base is not None and _cancels(base, node, sums, rows, users)
+    return Weighted(result, tuple(chain), rows, node, sums, base, cancels, product)
+
+
+def _next_of(node: Node) -> int | None:
+    """The operand that ``node``, of a chain of weights, is proportional to; None where there is none."""
+    if node.op == "view":
+        (kind, *_), (source,) = node.attrs, node.inputs
+        last = len(node.shape) - 1
+        of_rows = kind in ("unsqueeze", "squeeze") and node.shape[-1] == source.shape[-1] and node.attrs[1] != last
+        of_rows |= kind == "permute" and node.attrs[1][-1] == last
+        of_rows |= kind == "reshape" and bool(node.shape and source.shape) and node.shape[-1] == source.shape[-1]
+        return 0 if of_rows else None
+    return linear_operand(node, (len(node.shape) - 1,))
+
+
+def _row_of(spread: Node) -> Node | None:
+    """The values of rows that ``spread`` repeats along its last dimension, with one element there; None otherwise."""
+    if spread.op != "view" or spread.attrs != ("expand",):
+        return None
+    (row,) = spread.inputs
+    return row if row.shape == (*spread.shape[:-1], 1) else None
+
+
+def _is_reciprocal(row: Node) -> bool:
+    """Whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by it."""
+    if row.op == "where":
+        zero = [each for each in row.inputs[1:] if each.op == "const" and each.attrs[0] == 0]
+        others = [each for each in row.inputs[1:] if each not in zero]
+        return len(others) == 1 and _is_reciprocal(others[0])
+    if row.op == "div":
+        return row.inputs[0].op == "const" and row.inputs[0].attrs[0] != 0
+    return row.op == "reciprocal" or (row.op in ("cast", "view") and _is_reciprocal(row.inputs[0]))
+
+
+def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:
+    """The sums over rows of ``power``; None where anything but these and ``user`` reads it."""
+    found, stack = [], [power]
+    while stack:
+        node = stack.pop()
+        for each in users[id(node)]:
+            if each is user:
+                continue
+            if each.op == "reduce" and each.attrs == ("sum", (len(power.shape) - 1,)):
+                found.append(each)
+            elif each.op == "cast" and DTYPES[each.dtype].is_floating_point:
+                stack.append(each)
+            else:
+                return None
+    return tuple(found)
+
+
+def _product_of(scores: Node) -> Node | None:
+    """The product that ``scores`` are computed from by pointwise operations and views, first met first."""
+    stack, seen = [scores], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "contract":
+            if len(axes(node.attrs[0]).contracted) == 1:
+                return node
+        elif is_pointwise(node) or node.op == "view":
+            stack.extend(reversed(node.inputs))
+    return None
+
+
+def _cancels(base: Node, power: Node, sums: Sequence[Node], rows: Mapping[int, Node], users: Users) -> bool:
+    """Whether ``base`` is subtracted from all that one sum of exponentials adds up, by which alone ``power`` is
+    divided, and is used for nothing else but the logarithm of that sum, plus ``base``."""
+    divisors = list(rows.values())
+    if len(divisors) != 1:
+        return False
+    total = divisors[0]
+    while total.op in ("where", "reciprocal", "cast", "view", "div") and total not in sums:
+        if total.op == "where":
+            total = next(each for each in total.inputs[1:] if each.op != "const")
+        else:
+            total = total.inputs[-1]
+    terms, inside = [total], {id(power)}
+    while terms:
+        term = terms.pop()
+        if term in sums:
+            continue
+        if term.op == "add" or term.op in ("view", "cast"):
+            terms.extend(term.inputs)
+        elif term.op == "exp" and term.inputs[0].op == "sub" and _under_spread(term.inputs[0].inputs[1]) is base:
+            inside.add(id(term))
+        else:
+            return False
+    for use in _uses_of(base, users):
+        of_power = use.op == "sub" and all(id(each) in inside for each in users[id(use)])
+        of_logarithm = use.op == "add" and any(each.op == "log" and each.inputs[0] is total for each in use.inputs)
+        if not (of_power or of_logarithm):
+            return False
+    return all(use.op in ("reciprocal", "div", "log") or use.op == "add" for use in _uses_of(total, users))
+
+
+def _uses_of(row: Node, users: Users) -> Iterator[Node]:
+    """What reads ``row``, be it spread."""
+    for each in users.get(id(row), ()):
+        if each is row:
+            yield each
+        elif each.op == "view":
+            yield from _uses_of(each, users)
+        else:
+            yield each
+
+
+def _under_spread(node: Node) -> Node:
+    return node.inputs[0] if node.op == "view" and node.attrs == ("expand",) else node
+
+
+class RowGradients:
+    """The gradients of the row values of weighted products, as a backward meets their nodes.
+
+    Args:
+        found: the products.
+        given: the nodes with gradients that do not come from others.
+        value: gives the value of a node of the forward.
+        shape: gives the sizes of a node.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[Weighted],
+        given: Sequence[Node],
+        value: Callable[[Node], Any],
+        shape: Callable[[Node], tuple[Any, ...]],
+    ):
+        self._value, self._shape = value, shape
+        self._results = {id(of.result): of for of in found}
+        self._steps = {id(node): of for of in found for node, _ in of.chain}
+        self._exponents = {id(of.exponent): of for of in found if of.base is not None}
+        roots = set(map(id, given))
+        self._zero = {id(of.base) for of in found if of.cancels and not any(id(node) in roots for node in of.sums)}
+        self._sums = {id(node) for of in found for node in of.sums}
+        self._deltas: dict[int, Any] = {}
+        self._of_sums: dict[int, Any] = {}
+
+    def is_zero(self, node: Node) -> bool:
+        """Whether the gradients of ``node`` are known to add up to zero."""
+        return id(node) in self._zero
+
+    def meet(self, node: Node, g: Any) -> None:
+        """Note the gradient ``g`` of ``node``, before those of its operands are asked for."""
+        if id(node) in self._sums:
+            self._of_sums[id(node)] = g
+        of = self._results.get(id(node))
+        if of is None:
+            return
+        named = axes(node.attrs[0])
+        first = len(named.batch) + len(named.rows)
+        delta = (g * self._value(node).to(g.dtype)).sum(tuple(range(first, len(node.shape)))).unsqueeze(-1)
+        for step, _ in of.chain:
+            self._deltas[id(step)] = delta
+            if step.op == "view":
+                delta = self._before(step, delta)
+        self._deltas[id(of.power)] = delta
+
+    def _before(self, view: Node, delta: Any) -> Any:
+        """``delta`` of a view of weights, as that of what is viewed."""
+        kind, source = view.attrs[0], view.inputs[0]
+        if kind == "permute":
+            return delta.permute([view.attrs[1].index(dim) for dim in range(len(source.shape))])
+        if kind == "reshape":
+            return delta.reshape((*self._shape(source)[:-1], 1))
+        return delta.squeeze(view.attrs[1]) if kind == "unsqueeze" else delta.unsqueeze(view.attrs[1])
+
+    def of_operands(self, node: Node) -> dict[int, tuple[Node, Any]]:
+        """For each operand of ``node`` that is a value of its rows: the node before it is spread, and its gradient, or
+        None where that is zero."""
+        if id(node) in self._steps and id(node) in self._deltas:
+            return self._of_factor(node, self._steps[id(node)])
+        if id(node) in self._exponents:
+            of = self._exponents[id(node)]
+            return {1: (_under_spread(node.inputs[1]), None if id(of.base) in self._zero else self._of_base(of))}
+        return {}
+
+    def _of_factor(self, node: Node, of: Weighted) -> dict[int, tuple[Node, Any]]:
+        row = of.rows.get(id(node))
+        if row is None:
+            return {}
+        (position,) = (number for number, child in enumerate(node.inputs) if _under_spread(child) is row)
+        delta = self._deltas[id(node)]
+        quotient = delta / self._value(row).to(delta.dtype)
+        return {position: (row, quotient if node.op == "mul" else -quotient)}
+
+    def _of_base(self, of: Weighted) -> Any:
+        shares = [self._deltas[id(of.power)]] if id(of.power) in self._deltas else []
+        given = [(node, self._of_sums[id(node)]) for node in of.sums if id(node) in self._of_sums]
+        shares += [g * self._value(node).to(g.dtype) for node, g in given]
+        return sum(shares) * -_RATES[of.power.op]

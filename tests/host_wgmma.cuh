@@ -1,0 +1,90 @@
+// What wgmma_ptx.cuh does, on the host (tests/cuda_on_host.py): tensor copies and products happen where they are asked for.
+#pragma once
+
+#include "jitgen/ptx.cuh"
+
+namespace cute {
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit_batch() {}
+template <int n>
+void warpgroup_wait() {}
+}  // namespace cute
+namespace cutlass::arch {
+template <int n>
+void warpgroup_reg_dealloc() {}
+template <int n>
+void warpgroup_reg_alloc() {}
+}  // namespace cutlass::arch
+
+namespace jitgen {
+
+// The address, five sizes and five strides in elements of two bytes, outermost first, and the rows of a box.
+struct TensorMap {
+  uint64_t address;
+  int64_t sizes[5], strides[5], box;
+};
+
+inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity) { barrier_wait(barrier, parity); }
+inline void proxy_fence() {}
+inline void copy_box_of_batch(
+    uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
+  for (int r = 0; r < map.box; ++r) {
+    for (int c = 0; c < 64; ++c) {
+      const int64_t at[] = {batch[0], batch[1], batch[2], row + r, column + c};
+      int64_t offset = 0;
+      bool exists = true;
+      for (int dim = 0; dim < 5; ++dim) {
+        offset += at[dim] * map.strides[dim];
+        exists = exists && at[dim] < map.sizes[dim];
+      }
+      const uint16_t element = exists ? reinterpret_cast<const uint16_t*>(map.address)[offset] : uint16_t(0);
+      const uint32_t place = to + r * 128 + c * 2;
+      memcpy(shared_memory + (place ^ (place >> 7 & 7) << 4), &element, 2);
+    }
+  }
+  barrier_copied(barrier, int(map.box) * 128);
+}
+
+inline uint64_t descriptor_transposed(uint32_t address, int block) { return uint64_t(block >> 4) << 16 | address >> 4; }
+inline uint64_t descriptor_k_major(uint32_t address) { return descriptor_transposed(address, 16); }
+
+template <class Element>
+float shared_element(uint64_t address) {  // with the 128-byte swizzle
+  uint16_t bits;
+  memcpy(&bits, shared_memory + (address ^ (address >> 7 & 7) << 4), 2);
+  return half_of<Element>(bits, 0);
+}
+template <class Element, int n>
+struct Wgmma {
+  template <int transposed>
+  static void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
+    const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
+    for (int i = 0; i < n / 2; ++i) {
+      const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
+      const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
+      float sum = accumulate ? d[i] : 0.0f;
+      for (int k = 0; k < 16; ++k) {
+        sum += shared_element<Element>(left + row * 128 + k * 2) * shared_element<Element>(right + column * 128 + k * 2);
+      }
+      d[i] = sum;
+    }
+  }
+  static void registers_transposed(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    const uint64_t right = (b & 0x3fff) << 4, run = (b >> 16 & 0x3fff) << 4;
+    const int self = running, lane = self % 32, warp = self - lane;
+    for (int i = 0; i < 4; ++i) operands[self][i] = a[i];
+    pause();
+    for (int i = 0; i < n / 2; ++i) {
+      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = accumulate ? d[i] : 0.0f;
+      for (int k = 0; k < 16; ++k) {
+        const uint32_t pair = operands[warp + lane / 4 * 4 + k % 8 / 2][k / 8 * 2 + i % 4 / 2];
+        sum += half_of<Element>(pair, k % 2) * shared_element<Element>(right + column / 64 * run + k * 128 + column % 64 * 2);
+      }
+      d[i] = sum;
+    }
+    pause();
+  }
+};
+
+}  // namespace jitgen

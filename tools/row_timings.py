@@ -1,0 +1,138 @@
+"""Times row kernels in CUDA C++ with other numbers of threads than the rule's: what ``row_threads.py`` was fitted to.
+
+::
+
+    python tools/row_timings.py timings.json --seed 32001 --shapes 60
+
+Sizes are drawn as ``jitgen bench sweep reductions`` draws them, of rows that one block holds. A line of the output is
+``[function, dtype, rows, columns, threads, the schedule, microseconds]``; the rule's own has threads 0, eager torch -1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+import jitgen
+from jitgen.bench import reductions
+from jitgen.bench.streaming import retaining
+from jitgen.bench.timing import medians
+from jitgen.families.reduction.cuda_problem import RowProblem
+from jitgen.spec import dtype_name
+
+TARGET = "sm_90a"
+LONGEST = 8192
+CACHED_BYTES = 2**27
+
+
+@contextmanager
+def forced(threads: int) -> Iterator[None]:
+    """Within this context a block has so many threads for each row; 0 leaves it to the rule."""
+    before = RowProblem.threads
+    if threads:
+        RowProblem.threads = property(lambda self: threads)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        RowProblem.threads = before
+
+
+def drawn(source: random.Random) -> tuple[reductions.Reduction, int, int, torch.dtype]:
+    while True:
+        reduction, rows, columns, dtype = reductions.draw(source, "cuda")
+        if 4 <= columns <= LONGEST and rows * columns <= 2**26:
+            return reduction, rows, columns, dtype
+
+
+def lowered(reduction: reductions.Reduction, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    x, vector = jitgen.TensorSpec((rows, columns), dtype), jitgen.TensorSpec((rows, columns), dtype, strides=(0, 1))
+    specs = [x] * reduction.tensors + [vector] * reduction.weights
+    return jitgen.jit(backend="cuda")(reduction.function).lower(*specs, target=TARGET)
+
+
+def described(reduction: reductions.Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[int, str]:
+    """(threads of a row, the schedule) of the rule, or of ``forced``."""
+    schedule = lowered(reduction, rows, columns, dtype).lowered.schedules[0]
+    return getattr(schedule, "threads", 0) * getattr(schedule, "cluster", 1), repr(schedule)
+
+
+def compiled(name: str, rows: int, columns: int, dtype: torch.dtype, threads: int) -> str:
+    reduction = next(each for each in reductions.DRAWN if each.name == name)
+    try:
+        with forced(threads):
+            lowered(reduction, rows, columns, dtype).compile()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output")
+    parser.add_argument("--seed", type=int, default=32001)
+    parser.add_argument("--shapes", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=60, help="after which no further case is begun")
+    parser.add_argument("--dry", action="store_true")
+    options = parser.parse_args()
+    started, source = time.time(), random.Random(options.seed)
+    cases, jobs = [drawn(source) for _ in range(options.shapes)], []
+    for case in cases:
+        own, _ = described(*case)
+        found: dict[str, int] = {described(*case)[1]: 0}
+        for threads in (own // 4, own // 2, own, 2 * own, 4 * own, 8 * own):
+            if 4 <= threads <= 512 and "cluster=1," in next(iter(found)):
+                with forced(threads):
+                    text = described(*case)[1]
+                if "cluster=1," in text:  # what would take a cluster has no form with other threads
+                    found.setdefault(text, threads)
+        jobs.append((case, {threads: text for text, threads in found.items()}))
+    every = [(case[0].name, *case[1:], threads) for case, found in jobs for threads in found]
+    print(f"{len(cases)} cases, {len(every)} timings after {time.time() - started:.1f} s", flush=True)
+    if options.dry:
+        return
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        for job, failure in zip(every, pool.map(compiled, *zip(*every, strict=True), chunksize=2), strict=True):
+            if failure:
+                print("not compiled", job, failure, flush=True)
+    print(f"compiled after {time.time() - started:.1f} s", flush=True)
+    results: list[Any] = []
+    for (reduction, rows, columns, dtype), found in jobs:
+        if time.time() - started > options.seconds:
+            break
+        moved = 2 * rows * columns * dtype.itemsize
+        count = max(2, min(16, CACHED_BYTES // moved))
+        sets = [reduction.case(columns, rows).inputs(0, dtype, "cuda") for _ in range(count)]
+        exact = reduction.function(*(each.double() for each in sets[0]))
+        subjects: dict[str, Any] = {}
+        for threads in found:
+            with forced(threads):
+                plan = jitgen.jit(backend="cuda")(reduction.function).bind(*sets[0])
+                out = torch.full(exact.shape, math.nan, dtype=dtype, device="cuda")
+                plan(*sets[0], out=out)
+            error = float((out.double() - exact).norm() / exact.norm())
+            if not error < 0.01:
+                print("WRONG", reduction.name, rows, columns, dtype, threads, error, flush=True)
+            outs = [torch.empty_like(out) for _ in sets]
+            subjects[str(threads)] = [partial(plan, *each, out=to) for each, to in zip(sets, outs, strict=True)]
+        subjects["-1"] = retaining([partial(reduction.eager, *each, torch.empty_like(out)) for each in sets])
+        for name, seconds in medians(subjects, "cuda", 0.1).items():
+            text = found.get(int(name), "")
+            results.append([reduction.name, dtype_name(dtype), rows, columns, int(name), text, round(seconds * 1e6, 3)])
+        with open(options.output, "w") as file:
+            file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+    print(f"{len(results)} timings after {time.time() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
