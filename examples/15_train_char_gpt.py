@@ -5,7 +5,7 @@ It trains three times from the same weights on the same batches: in eager torch,
 generated kernels too. It prints losses, the time of a step and samples, and draws the losses as a PNG. Some minutes
 on two cores where no kernel is in the store.
 
-    python examples/15_train_char_gpt.py [--steps 120] [--out char_gpt.png]
+    python examples/15_train_char_gpt.py [--steps 400] [--device cuda] [--out char_gpt.png]
 
 Shows: gradients without writing any, decorated functions in a training loop, and torch.compile over the whole of it.
 """
@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -59,6 +59,11 @@ class Sizes:
     batch: int = 16
 
 
+DEFAULTS = {"cpu": Sizes(), "cuda": Sizes(width=768, layers=8, heads=12, length=256, batch=32)}
+
+
+EVERY = 50
+"""Steps between two lines of progress."""
 Parts = tuple[Callable[..., Tensor], ...]
 """The functions above, decorated or not."""
 
@@ -104,10 +109,11 @@ def corpus() -> str:
 
 @dataclass
 class Run:
-    """One training: losses of its steps, the median time of one in seconds, and the model."""
+    """One training: losses of its steps, the median time of one in seconds, that of the first, and the model."""
 
     losses: list[float]
     seconds: float
+    first: float
     model: CharGPT
 
     @property
@@ -116,11 +122,12 @@ class Run:
         return statistics.fmean(self.losses[-max(1, len(self.losses) // 10) :])
 
 
-def train(way: str, data: Tensor, characters: int, sizes: Sizes, steps: int) -> Run:
+def train(way: str, data: Tensor, characters: int, sizes: Sizes, steps: int, device: str = "cpu") -> Run:
     """Train ``"eager"``, with ``"jit"`` or through ``"compile"``, from the same weights on the same batches."""
     parts: Parts = attention, mlp, head, loss_of
     torch.manual_seed(0)
     model = CharGPT(characters, sizes, tuple(map(jitgen.jit, parts)) if way == "jit" else parts)
+    model.to(device)
 
     def step_loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return model.loss_of(model(tokens), targets)
@@ -134,7 +141,7 @@ def train(way: str, data: Tensor, characters: int, sizes: Sizes, steps: int) -> 
     losses, times = [], []
     for _ in range(steps):
         starts = torch.randint(len(data) - sizes.length - 1, (sizes.batch,), generator=generator)
-        rows = torch.stack([data[start : start + sizes.length + 1] for start in starts.tolist()])
+        rows = torch.stack([data[start : start + sizes.length + 1] for start in starts.tolist()]).to(device)
         begin = time.perf_counter()
         loss = step_loss(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         optimizer.zero_grad(set_to_none=True)
@@ -142,7 +149,9 @@ def train(way: str, data: Tensor, characters: int, sizes: Sizes, steps: int) -> 
         optimizer.step()
         losses.append(loss.item())
         times.append(time.perf_counter() - begin)
-    return Run(losses, statistics.median(times), model)
+        if len(losses) % EVERY == 0:
+            print(f"{way:8} step {len(losses):4}: loss {losses[-1]:.3f}", flush=True)
+    return Run(losses, statistics.median(times), times[0], model)
 
 
 @torch.no_grad()
@@ -151,8 +160,8 @@ def sample(model: CharGPT, characters: str, start: str, count: int) -> str:
     generator = torch.Generator().manual_seed(2)
     tokens = [characters.index(character) for character in start]
     for _ in range(count):
-        window = torch.tensor([tokens[-model.sizes.length :]])
-        chances = torch.softmax(model(window)[0, -1] / 0.8, -1)
+        window = torch.tensor([tokens[-model.sizes.length :]], device=model.tokens.device)
+        chances = torch.softmax(model(window)[0, -1].cpu() / 0.8, -1)
         tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
     return "".join(characters[token] for token in tokens)
 
@@ -177,13 +186,16 @@ def draw(runs: dict[str, Run], path: Path) -> bool:
 
 def main(arguments: list[str] | None = None) -> dict[str, Run]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--width", type=int, default=Sizes.width)
-    parser.add_argument("--layers", type=int, default=Sizes.layers)
-    parser.add_argument("--batch", type=int, default=Sizes.batch)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--device", choices=DEFAULTS, default="cpu")
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--sample", type=int, default=200, help="characters of the sample")
     parser.add_argument("--out", type=Path, default=Path("char_gpt.png"))
     options = parser.parse_args(arguments)
-    sizes = Sizes(width=options.width, layers=options.layers, batch=options.batch)
+    asked = {name: getattr(options, name) for name in ("width", "layers", "batch") if getattr(options, name)}
+    sizes = replace(DEFAULTS[options.device], **asked)
     text = corpus()
     characters = "".join(sorted(set(text)))
     data = torch.tensor([characters.index(character) for character in text])
@@ -192,12 +204,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Run]:
     )
     runs = {}
     for way in ("eager", "jit", "compile"):
-        runs[way] = run = train(way, data, len(characters), sizes, options.steps)
-        ratio = runs["eager"].seconds / run.seconds
-        print(f"{way:8} loss {run.final:.3f}, {run.seconds * 1e3:.1f} ms a step ({ratio:.2f} x eager's speed)")
+        runs[way] = run = train(way, data, len(characters), sizes, options.steps, options.device)
+        ratio, tokens = runs["eager"].seconds / run.seconds, sizes.batch * sizes.length / run.seconds
+        print(
+            f"{way:8} loss {run.final:.3f}, {run.seconds * 1e3:.1f} ms a step, {tokens:,.0f} characters a second "
+            f"({ratio:.2f} x eager's speed); first step {run.first:.1f} s"
+        )
     print(jitgen.report(runs["compile"].model))
     print(f"drawn: {options.out}" if draw(runs, options.out) else "pip install matplotlib draws the losses")
-    print(sample(runs["compile"].model, characters, "The ", 200))
+    print(sample(runs["compile"].model, characters, "The ", options.sample))
     return runs
 
 

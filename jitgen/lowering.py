@@ -156,8 +156,8 @@ def lay_out(
         NotViewable: no strides describe a view at these strides of its input, and the program has no copy there.
         UnsupportedError: elements of an argument that is updated in place share memory.
     """
-    memories = _memories(program, environment, memory, out)
-    call = Call(environment, memories, device.is_gpu)
+    call = call_of(program, environment, memory, out, device)
+    memories = call.buffers
     resolved = [registry.of(kernel).layout(kernel, call) for kernel in program.kernels]
     aliases = tuple(
         None if isinstance(output, int) else locate(output.movements, memories[output.input].view, environment)
@@ -167,6 +167,17 @@ def lay_out(
     owned = [position for position, each in enumerate(out) if each is not None]
     elsewhere = tuple(read_elsewhere(program, environment, memories, position) for position in owned)
     return LaidOut(tuple(memories), layouts, geometries, aliases, elsewhere)
+
+
+def call_of(
+    program: Program,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    out: Sequence[Memory | None],
+    device: Device,
+) -> Call:
+    """The sizes of a call, and the memory of every buffer of ``program``; the arguments are those of ``lay_out``."""
+    return Call(environment, _memories(program, environment, memory, out), device.is_gpu)
 
 
 def _memories(

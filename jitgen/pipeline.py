@@ -40,7 +40,7 @@ from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, NotViewable
-from jitgen.lowering import Lowered, Partitioned, Route, lay_out, partition, schedule
+from jitgen.lowering import Lowered, Partitioned, Route, call_of, lay_out, partition, schedule
 from jitgen.spec import KernelSource, artifact_key
 from jitgen.store import Store, StoredArtifact
 
@@ -104,7 +104,8 @@ def _lower_partitioned(
     out: Sequence[Memory | None],
 ) -> Lowered:
     device = route.device
-    program = rewritten(partitioned.program, environment, device)
+    call = call_of(partitioned.program, environment, memory, out, device)
+    program = rewritten(partitioned.program, call, device)
     laid_out = lay_out(program, environment, memory, out, device)
     choices = tuple(
         schedule(kernel, layouts, geometries, device)

@@ -12,8 +12,6 @@ from jitgen.codegen.environment import family_folder, headers, packages
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
-INSTRUCTIONS = {80: 2, 160: 2, 224: 2}
-"""The n's that take two instructions."""
 
 _EPILOGUE = """
 struct Epilogue {{
@@ -68,6 +66,7 @@ class Quantized:
     trimmed: bool = False
     raster: int = 16
     resident: int = 1
+    ranges: int = 1
     element: str = "bfloat16"
     format: str = "int4"
     group: int = 128
@@ -92,7 +91,7 @@ class Quantized:
     @property
     def wgmmas(self) -> int:
         """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
-        return 4 * self.span * self.blocks * INSTRUCTIONS.get(self.tokens, 1)
+        return 4 * self.span * self.blocks
 
     @property
     def shared_bytes(self) -> int:
@@ -101,14 +100,16 @@ class Quantized:
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
-        chunk = 16 if self.tokens % 32 else 32 // self.contractions
+        whole = 64 if self.tokens % 64 == 0 and self.warpgroups * self.resident <= 2 else 32
+        chunk = 16 if self.tokens % 32 else whole // self.contractions
         staging = self.warpgroups * self.contractions * chunk * 68 * 4
         return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 
     def source(self) -> KernelSource:
         names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "most_splits")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")}
+            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")},
+            ranges=self.ranges,
         )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
@@ -148,6 +149,8 @@ class Dense:
     trimmed: bool = False
     raster: int = 8
     resident: int = 1
+    pingpong: bool = False
+    ranges: int = 1
     staged: int = 64
     element: str = "bfloat16"
 
@@ -157,7 +160,12 @@ class Dense:
 
     @property
     def threads(self) -> int:
-        return self.down * self.across * 128 + 128
+        return self.warpgroups * 128 + 128
+
+    @property
+    def warpgroups(self) -> int:
+        """That compute."""
+        return 2 if self.pingpong else self.down * self.across
 
     @property
     def rows(self) -> int:
@@ -166,18 +174,21 @@ class Dense:
 
     @property
     def wgmmas(self) -> int:
-        return 4 * self.contractions * INSTRUCTIONS.get(self.columns // self.across, 1)
+        blocks = self.down if self.pingpong else 1
+        return 4 * blocks * self.contractions
 
     @property
     def shared_bytes(self) -> int:
         stage = (self.rows + self.contractions * self.columns) * 128
-        staging = self.down * self.across * 4 * 16 * self.staged * 4
+        staging = self.warpgroups * 4 * 16 * self.staged * 4
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
         names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "most_splits")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")}
+            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")},
+            pingpong=self.pingpong,
+            ranges=self.ranges,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -219,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 
 QUANTIZED = (
     Quantized(),
-    Quantized(steps=1, stages=8),
+    Quantized(steps=1, stages=7),
     Quantized(tokens=64, span=2, stages=5, trimmed=True),
     Quantized(tokens=64, span=2, stages=5, trimmed=True, stagger=1),
     Quantized(tokens=32, stages=6, most_splits=3, stagger=3),
@@ -238,7 +249,7 @@ QUANTIZED = (
     Quantized(tokens=64, regions=3, group=0),
     Quantized(tokens=64, regions=2, contractions=2, multicast=2, group=96),
     Quantized(tokens=64, format="int8", group=0),
-    Quantized(tokens=128, format="int8", group=64, steps=1),
+    Quantized(tokens=128, format="int8", group=64, steps=1, stages=5),
     Quantized(tokens=64, element="float16", group=64),
     Quantized(tokens=64, element="float16", format="uint4", group=0),
     Quantized(tokens=64, element="float16", format="int8", group=0),
@@ -248,6 +259,12 @@ QUANTIZED = (
     Quantized(tokens=160, warpgroups=1, blocks=1, resident=2, stages=4),
     Quantized(tokens=224, blocks=1, stages=5, raster=2),
     Quantized(tokens=64, warpgroups=1, blocks=1, resident=3, span=2, stages=3, most_splits=8),
+    Quantized(tokens=112, stages=7, trimmed=True),
+    Quantized(tokens=144, blocks=1, stages=7, most_splits=3),
+    Quantized(tokens=176, blocks=1, stages=6, element="float16"),
+    Quantized(tokens=208, blocks=1, stages=5, trimmed=True),
+    Quantized(tokens=240, blocks=1, stages=4),
+    Quantized(tokens=64, span=2, stages=4, ranges=3, trimmed=True),
 )
 DENSE = (
     Dense(),
@@ -271,4 +288,15 @@ DENSE = (
     Dense(columns=80, stages=5, contractions=2, staged=32),
     Dense(down=1, across=1, columns=160, resident=2, stages=3, staged=32),
     Dense(down=1, across=1, columns=64, resident=3, stages=4, most_splits=8, staged=32, regions=2),
+    Dense(pingpong=True, columns=160, multicast=2, stages=4, staged=32),
+    Dense(pingpong=True, columns=128, multicast=2, trimmed=True, regions=3),
+    Dense(pingpong=True, down=1, columns=256, multicast=2, stages=4),
+    Dense(pingpong=True, columns=96, contractions=2, stages=5, staged=32),
+    Dense(pingpong=True, columns=64, stages=2, transposed=True),
+    Dense(pingpong=True, columns=160, stages=5, staged=32),
+    Dense(columns=160, stages=5, staged=32, element="float16"),
+    Dense(columns=224, stages=4, staged=32, regions=2, most_splits=4),
+    Dense(down=3, columns=128, stages=5, staged=32, most_splits=4, trimmed=True),
+    Dense(down=3, columns=64, contractions=2, stages=5, staged=32),
+    Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
 )

@@ -34,22 +34,31 @@ from jitgen.families.family import OVERLAPS, Choice
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
 from jitgen.families.gemm.schedule import bucket
+from jitgen.families.gemm.schedules import cuda
 
 KINDS = {
     "mma": ("int4", 1, 16),
     "rows": (None, 1, 16),
     "wgmma_quantized": ("int4", 9, 8192),
     "wgmma_dense": (None, 17, 8192),
+    "swiglu_quantized": ("int4", 65, 8192),
+    "swiglu_dense": (None, 65, 8192),
     "int4": ("int4", 1, 8192),
     "dense": (None, 1, 8192),
     "swiglu int4": ("int4", 1, 8192),
     "swiglu dense": (None, 1, 8192),
 }
-"""The format of the weights, and the fewest and the most rows, of each kind. Of the first four every candidate of one
+"""The format of the weights, and the fewest and the most rows, of each kind. Of the first six every candidate of one
 mainloop is timed, of the others that which is chosen."""
+PATHS = {"swiglu_quantized": "wgmma_quantized", "swiglu_dense": "wgmma_dense"}
+"""The mainloop of a kind, where it is not the kind's name."""
 CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
 POOL_BYTES = 2**30
 """Memory that copies of the weights are taken from."""
+SHOWN = 8
+"""Candidates of a shape that are printed."""
+HIDDEN = ("shared_bytes", "wide", "raster", "contractions", "steps", "stagger", "cluster_k_splits")
+"""Fields of a candidate that are not."""
 CACHED_BYTES = 2**28
 """Bytes after which a copy is certainly not in the second-level cache any more."""
 
@@ -74,9 +83,10 @@ def llama() -> Iterator[tuple[str, int, int, int]]:
             yield kind, rows, 14336, 4096
 
 
-def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
-    """(rows, columns, length)"""
+def drawn(source: random.Random, kind: str, fewest: int) -> tuple[int, int, int]:
+    """(rows, columns, length), with at least ``fewest`` rows."""
     _, least, most = KINDS[kind]
+    least = max(least, fewest)
     while True:
         rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
         columns, length = _side(source, 8), _side(source, 128)
@@ -101,18 +111,22 @@ def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any
     return jitgen.jit(linear, backend="cuda").lower(x, w, target=target).lowered
 
 
-def scheduled(low: Any, kind: str, extra: Any) -> Iterator[Any]:
-    """The candidates of a problem, without alternatives."""
+def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
+    """The candidates of a problem, without alternatives, that are estimated to take at most ``within`` times as long as
+    the best."""
     family, route = registry.of(low.program.kernels[0]), low.route
     problem = family.problem(low.program.kernels[0], low.layouts[0], low.laid_out.geometries[0], route.device)
     found = list(family.candidates(problem, route.device))
     if extra is not None:
         found += extra(problem)
-    seen = set()
-    for candidate in found:
-        if candidate.path == kind and not isinstance(candidate, WgmmaPair) and candidate not in seen:
-            seen.add(candidate)
-            yield candidate
+    path = PATHS.get(kind, kind)
+    costs = {
+        candidate: family.cost(problem, candidate, route.device)
+        for candidate in found
+        if candidate.path == path and not isinstance(candidate, WgmmaPair)
+    }
+    best = min(costs.values(), default=0.0)
+    yield from (candidate for candidate, estimated in costs.items() if estimated <= within * best)
 
 
 def compiled(source: Any) -> Any:
@@ -136,14 +150,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--shapes", type=int, default=30, help="of each kind")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
+    parser.add_argument("--fewest-rows", type=int, default=1)
+    parser.add_argument("--sizes", nargs="*", help="rows x columns x length, as 1024x4096x4096, instead of random ones")
+    parser.add_argument("--within", type=float, default=math.inf, help="the largest estimate, of the best candidate's")
     parser.add_argument("--seconds", type=float, default=100, help="after which no further problem is begun")
     parser.add_argument("--llama", action="store_true", help="also the layers of Llama")
     parser.add_argument("--dry", action="store_true", help="only count what would be timed")
     options = parser.parse_args()
     started, source = time.time(), random.Random(options.seed)
+    cuda.k_splits = lambda problem: 1  # split_k_timings.py times products whose K is split over a temporary
     target = "sm_90a"
     problems, sources, rendered = [], {}, {}
-    shapes = [(kind, *drawn(source, kind)) for _ in range(options.shapes) for kind in options.kinds]
+    shapes = [
+        (kind, *drawn(source, kind, options.fewest_rows))
+        for _ in range(0 if options.sizes else options.shapes)
+        for kind in options.kinds
+    ]
+    shapes += [(kind, *map(int, size.split("x"))) for size in options.sizes or () for kind in options.kinds]
     shapes += llama() if options.llama else ()
     for kind, rows, columns, length in shapes:
         low = lowered(kind, rows, columns, length, target)
@@ -154,7 +177,7 @@ def main() -> None:
             text = low.render(0)[0]
             sources[text.text] = text
             jobs.append((low, low.schedules[0], None, text.text))
-        for schedule in () if kind in CHOSEN else scheduled(low, kind, EXTRA.get(kind)):
+        for schedule in () if kind in CHOSEN else scheduled(low, kind, EXTRA.get(kind), options.within):
             for wanted, splits in variants(schedule, rows, columns, length):
                 name = (low.program.kernels[0].digest, str(low.layouts), wanted)
                 one = dataclasses.replace(low, choices=(Choice(wanted, ""),))
@@ -193,7 +216,11 @@ def main() -> None:
         for low, schedule, splits, name in jobs:
             if isinstance(built[name], str) or built[name][2] > 120:
                 continue
-            microseconds, out = bench.time(low, splits, built[name], name)
+            try:
+                microseconds, out = bench.time(low, splits, built[name], name)
+            except Exception:
+                print("FAILED", shape, schedule, splits, flush=True)
+                raise
             if reference is None:
                 reference = out
             error = (out - reference).abs().max().item() / max(reference.abs().max().item(), 1e-30)
@@ -201,14 +228,27 @@ def main() -> None:
                 print("WRONG", shape, schedule, splits, error, flush=True)
             results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
         results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
+        with open(options.output, "w") as file:
+            file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+        compare(shape, results)
     layers = set(llama())
     summarise([each for each in results if tuple(each[:4]) not in layers])
     for kind, rows, columns, length, _, _, microseconds in results if options.llama else ():
         if (kind, rows, columns, length) in layers:
             print(f"llama {kind} {rows} x {columns} x {length}: {microseconds:.2f} us")
-    with open(options.output, "w") as file:
-        file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
+
+
+def compare(shape: tuple[str, int, int, int], results: list[Any]) -> None:
+    """Prints torch's time of the dense product of a shape, and the fastest candidates."""
+    times = sorted((us, splits, fields) for *of, fields, splits, us in results if tuple(of) == shape)
+    if len(times) > 1:
+        print(*shape, f"torch {results[-1][-1]:.1f}", flush=True)
+        for us, splits, fields in times[:SHOWN]:
+            shown = {key: value for key, value in fields.items() if value and key not in HIDDEN}
+            print(
+                "  ", f"{us:.1f}", f"splits {splits}", *(f"{key} {value}" for key, value in shown.items()), flush=True
+            )
 
 
 def summarise(results: list[Any]) -> None:
@@ -241,22 +281,17 @@ def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[
     """(schedule, blocks of a cluster that share K) worth timing: without splits, and some numbers of them."""
     if not isinstance(schedule, WgmmaMainloop):
         return [(schedule, schedule.cluster_k_splits)]
-    if schedule.multicast > 1:
-        lags = (0, 1, 2) if length // schedule.block_k <= 32 else (0,)
-        return [(dataclasses.replace(schedule, lag=lag), schedule.multicast) for lag in lags]
-    one = dataclasses.replace(schedule, cluster_k_splits=1)
-    found = [(one, 1)]
-    if schedule.warpgroups > 1 and length // schedule.block_k <= 32:
-        most = (schedule.stages - 1) // (schedule.warpgroups - 1)
-        found += [(dataclasses.replace(one, lag=lag), 1) for lag in sorted({1, 2, most}) if lag <= most]
+    if schedule.multicast > 1 or schedule.pingpong:
+        return [(schedule, schedule.cluster_k_splits)]
+    found = [(dataclasses.replace(schedule, cluster_k_splits=1), 1)]
     items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
     chunks = length // schedule.block_k
     room = 132 * schedule.resident
     left = items % room
     if left and left <= room // 2:
         wanted = min(8, room // left, max(1, chunks // 4))
-        for splits in {wanted, min(3, wanted)} - {1}:
-            found.append((dataclasses.replace(schedule, cluster_k_splits=8), splits))
+        several = dataclasses.replace(schedule, cluster_k_splits=8)
+        found += [(several, splits) for splits in {wanted, min(3, wanted)} - {1}]
     return found
 
 

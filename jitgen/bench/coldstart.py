@@ -62,8 +62,7 @@ COMPILED = {
 
 def compiles(bench: Bench) -> Iterator[Measurement]:
     """The import of jitgen and the first compile of each of ``COMPILED``, in seconds on the clock, and in a note those
-    of
-    processor time."""
+    of processor time."""
     for backend, kernels in COMPILED.items():
         _process(backend, "")
         for kernel in kernels:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen.call.opaque import opaque
+from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
@@ -44,6 +46,7 @@ class Derivative:
         wanted: the indices of inputs that require grad, captured tensors among them.
         forward_of: makes the launch of a graph, which it is given as ``Traced``.
         backward_of: makes the launch of a function of tensors and numbers, given its name.
+        keeps_marks: whether the graph of ``forward_of`` has the marks, since its launch has gradients of its own.
     """
 
     def __init__(
@@ -52,14 +55,23 @@ class Derivative:
         wanted: Sequence[int],
         forward_of: Callable[[Traced], Launch],
         backward_of: Callable[[Callable[..., Any], str], Launch],
+        keeps_marks: bool = False,
     ):
         graph = specialization.traced.graph
-        if graph.mutated:
-            raise UnsupportedError(
-                f"{graph.name} updates an argument in place, and gradients of that are not supported; call it under "
-                "torch.no_grad(), or return the new value"
-            )
+        # The new value of an argument that the function updates is a result, which torch then copies to the argument:
+        # so torch knows the history of that, too.
+        self.updated = [index for index, _ in graph.mutated]
+        new = {id(node): len(graph.outputs) + number for number, (_, node) in enumerate(graph.mutated)}
+        self._returned = [new.get(id(node), position) for position, node in enumerate(graph.outputs)]
+        graph = dataclasses.replace(graph, outputs=graph.results, mutated=())
         self.plan = plan(graph, wanted)
+        updates = list(zip(self.updated, graph.outputs[len(graph.outputs) - len(self.updated) :], strict=True))
+        if any(index in wanted and id(node) not in self.plan.active for index, node in updates):
+            raise UnsupportedError(
+                f"{graph.name} updates an argument that requires grad with a value that has no gradient, as under "
+                "torch.no_grad(); call the function itself under torch.no_grad(), or make the update outside of it"
+            )
+        self._read_and_updated = [index for index in self.updated if index in self.plan.inputs]
         self.graph = graph
         self.name = graph.name
         self._backward_of = backward_of
@@ -74,6 +86,8 @@ class Derivative:
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
         program, self._launched = launched(graph, self.results, len(set(computed)))
+        if keeps_marks:
+            program, self._launched = dataclasses.replace(graph, outputs=self.results), tuple(range(len(self.results)))
         self._twins = {i for i, number in enumerate(self._launched) if number in self._launched[:i]}
         self._forward = forward_of(Traced.of(program))
 
@@ -81,14 +95,29 @@ class Derivative:
         """The function's results for the inputs ``tensors``, with their history."""
         results = self.computed(tensors, numbers)
         if not self._viewed:
-            return [results[found] for found in self.outputs]  # type: ignore[index]
+            found = [results[position] for position in self.outputs]  # type: ignore[index]
+            return self._with_updates(found, tensors) if self.updated else found
         known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
         views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
-        return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
+        found = [results[each] if isinstance(each, int) else views.value(each) for each in self.outputs]
+        return self._with_updates(found, tensors) if self.updated else found
+
+    def _with_updates(self, found: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the function returns of ``found``, results and then new values of arguments, which are copied."""
+        first = len(found) - len(self.updated)
+        for number, index in enumerate(self.updated, first):
+            tensors[index].copy_(found[number])
+            found[number] = tensors[index]
+        return [found[position] for position in self._returned]
 
     def computed(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The values of ``results``, with their history."""
-        return _Function.apply(self, tuple(numbers), *tensors) if self.results else ()
+        if not self.results:
+            return ()
+        read = list(tensors)
+        for index in self._read_and_updated:
+            read[index] = tensors[index].clone()  # what it was is read by the backward
+        return _Function.apply(self, tuple(numbers), *read)  # type: ignore[no-any-return]
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""
@@ -156,27 +185,23 @@ class Derivative:
         return self._backward_of(function.traced, f"{self.name.strip('<>')}_backward"), reached
 
 
-class GradientCall:
-    """Calls of one specialisation that compute gradients, where nothing else has to be asked.
+class GradientCall(Captures):
+    """Calls of one specialisation that compute gradients, where what the function captures is as it was."""
 
-    Attributes:
-        depends_on_arguments_alone: whether equal layouts and static values suffice for it.
-    """
+    __slots__ = ("_derivative", "_first")
 
-    __slots__ = ("_derivative", "_first", "_specialization", "depends_on_arguments_alone")
-
-    def __init__(self, specialization: Specialization, derivative: Derivative):
-        traced = specialization.traced
-        self.depends_on_arguments_alone = not (traced.captured or traced.guards or traced.follows_arguments)
+    def __init__(self, specialization: Specialization, derivative: Derivative, captured: Sequence[torch.Tensor]):
+        """``captured``: the captured tensors of the call at hand."""
+        super().__init__(specialization, captured, computes_gradients=True)
         self._derivative = derivative
-        self._specialization = specialization
         self._first = specialization.returns_one_tensor
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        """The function's result for arguments and captured tensors, with its history."""
         results = self._derivative(tensors, numbers)
         if self._first:
             return results[0]
-        return self._specialization.returned(results, environment_of(tensors, numbers))
+        return self.specialization.returned(results, environment_of(tensors, numbers))
 
 
 class _Function(torch.autograd.Function):
@@ -194,6 +219,7 @@ class _Function(torch.autograd.Function):
         return results
 
     @staticmethod
+    @opaque  # a compiled function may call backward()
     def backward(ctx: Any, *grads: Any) -> Any:
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
         found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
@@ -228,7 +254,9 @@ class _Backward:
         found = gradients(plan, given, forward)
         return tuple(
             torch.zeros(
-                forward.shape(_input(derivative.graph, index)), dtype=_dtype(plan, index), device=grads[0].device
+                tuple(map(forward.size, derivative.graph.inputs[index].shape)),
+                dtype=_dtype(plan, index),
+                device=grads[0].device,
             )
             if g is None
             else g
@@ -238,10 +266,6 @@ class _Backward:
 
 def _inputs_of(graph: Graph) -> list[Node]:
     return [node for node in topological(graph.outputs) if node.op == "input"]
-
-
-def _input(graph: Graph, index: int) -> Node:
-    return next(node for node in _inputs_of(graph) if node.attrs[0] == index)
 
 
 def _dtype(plan: Plan, index: int) -> torch.dtype:

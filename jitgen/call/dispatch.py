@@ -115,7 +115,7 @@ class Dispatchers:
             )
         derivative = self._derivatives[key]
         result = specialization.returned(derivative(inputs, numbers), environment)
-        return GradientCall(specialization, derivative), result
+        return GradientCall(specialization, derivative, captured), result
 
     def forget(self) -> None:
         """Release everything resolved."""
@@ -231,7 +231,7 @@ class DispatchState:
         self.tensors = tensors
         self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
         self.table: dict[Any, list[BoundLaunch]] = {}
-        self.gradients: dict[Any, GradientCall] = {}
+        self.gradients: dict[Any, list[GradientCall]] = {}
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
@@ -266,8 +266,14 @@ class DispatchState:
         count = len(tensors)
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
         key = (layout, values, autocast.settings())
-        if needs_grad and torch.is_grad_enabled():
-            return self._differentiated(key, leaves, tensors, addresses, numbers)
+        if torch.is_grad_enabled() and (needs_grad or key in self.gradients):
+            remembered = self._known_gradients(key, leaves) if all(addresses) else None
+            if remembered is not None:
+                call, captured_now = remembered
+                refuse_tangents(self.resolver.name, (*tensors, *captured_now))
+                return call([*tensors, *captured_now], numbers)
+            if needs_grad:
+                return self._differentiated(key, leaves)
         if not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         try:
@@ -277,30 +283,28 @@ class DispatchState:
             if found is None or captured is None:
                 found, captured = self._resolved(key, leaves)
         except RequiresGrad:  # a captured tensor does
-            return self.dispatchers.differentiated(leaves, self.tree)
+            return self._differentiated(key, leaves)
         refuse_tangents(self.resolver.name, (*tensors, *captured))
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
-    def _differentiated(
-        self,
-        key: Any,
-        leaves: tuple[Any, ...],
-        tensors: list[torch.Tensor],
-        addresses: Sequence[int],
-        numbers: Sequence[Any],
-    ) -> Any:
-        """A call that computes gradients. One that reads nothing but its arguments is remembered."""
-        found = self.gradients.get(key)
-        if found is not None and all(addresses):
-            refuse_tangents(self.resolver.name, tensors)
-            return found(tensors, numbers)
+    def _differentiated(self, key: Any, leaves: tuple[Any, ...]) -> Any:
+        """A call that computes gradients and is new; it is remembered."""
         found, result = self.dispatchers.derivative(leaves, self.tree)
-        if found.depends_on_arguments_alone:
-            if len(self.gradients) >= MAX_LAUNCHES:
-                self.gradients.clear()
-            self.gradients[key] = found
+        if len(self.gradients) >= MAX_LAUNCHES:
+            self.gradients.clear()
+        alike = self.gradients.setdefault(key, [])
+        alike.insert(0, found)
+        del alike[MAX_ALTERNATIVES:]
         return result
+
+    def _known_gradients(self, key: Any, leaves: tuple[Any, ...]) -> tuple[GradientCall, list[torch.Tensor]] | None:
+        """What computes gradients of calls like this one with what is captured now, and the captured tensors."""
+        for found in self.gradients.get(key, ()):
+            captured = [] if found.depends_on_arguments_alone else found.captured_tensors(leaves)
+            if captured is not None:
+                return found, captured
+        return None
 
     def _resolved(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch, list[torch.Tensor]]:
         """The launch of a call that is new, which the table has from now on, and the captured tensors."""

@@ -82,6 +82,12 @@ class Program:
         rest = {"i": iter(integers), "f": iter(floats)}
         return [next(rest[kind]) for kind in self.kinds]
 
+    def divided(self, numbers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The integers and the floats among the numbers of a call."""
+        of_kinds = list(zip(self.kinds, numbers, strict=True))
+        integers, floats = ([number for kind, number in of_kinds if kind == wanted] for wanted in "if")
+        return integers, floats
+
     def check(self, environment: Mapping[str, Any]) -> None:
         """Check that the graph is for these sizes and numbers; of symbolic ones torch makes guards.
 
@@ -111,10 +117,7 @@ def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     operator = getattr(torch.ops.jitgen, NAMES[program.is_random]).default
 
     def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
-        numbers = dict(enumerate(leaves[count:]))
-        integers = [number for index, number in numbers.items() if program.kinds[index] == "i"]
-        floats = [number for index, number in numbers.items() if program.kinds[index] == "f"]
-        return tuple(operator(list(leaves[:count]), integers, floats, text))
+        return tuple(operator(list(leaves[:count]), *program.divided(leaves[count:]), text))
 
     return call
 

@@ -47,36 +47,28 @@ MANY_TRACES = 16
 """Traces for arguments of the same types at which a function is said to be traced again and again."""
 
 
-class BoundLaunch:
-    """A launch, and what must hold at a call that takes it.
+class Captures:
+    """What a function reads besides its arguments, and whether that is as it was for one specialisation.
 
     Attributes:
-        launch: the launcher; see ``runtime/launcher.py`` for its arguments.
-        specialization, lowered: what it was made of.
-        captured: tensors that the function closes over, inputs of the launch after the arguments.
+        specialization: what was traced.
+        captured: tensors that the function closes over.
         guards: values that the function closes over, which must be what they were at the trace.
         captured_extents: the bytes that each captured tensor spans.
-        depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice for this launch.
+        depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice.
     """
 
     __slots__ = (
-        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_same_layout", "_values"),
-        *(
-            "captured",
-            "captured_extents",
-            "depends_on_arguments_alone",
-            "guards",
-            "launch",
-            "lowered",
-            "specialization",
-        ),
+        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_requires_grad", "_same_layout", "_values"),
+        *("captured", "captured_extents", "depends_on_arguments_alone", "guards", "specialization"),
     )
 
-    def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, captured: Sequence[torch.Tensor]):
-        """``captured``: the captured tensors that the launch was bound for."""
-        self.launch = launch
+    def __init__(
+        self, specialization: Specialization, captured: Sequence[torch.Tensor], computes_gradients: bool = False
+    ):
+        """``captured``: the captured tensors of the call at hand; ``computes_gradients``: of those that require grad,
+        which must be the same ones then."""
         self.specialization = specialization
-        self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
         self._autocast = autocast.settings()
@@ -87,6 +79,7 @@ class BoundLaunch:
         self._remainders = [
             None if tensor.is_cpu else each.remainder for tensor, each in zip(captured, facts, strict=True)
         ]
+        self._requires_grad = [tensor.requires_grad for tensor in captured] if computes_gradients else None
         self._same_layout = layout_check(captured)
         objects = [guard for guard in self.guards if isinstance(guard, WeakGuard)]
         values = [guard for guard in self.guards if not isinstance(guard, WeakGuard)]
@@ -96,21 +89,9 @@ class BoundLaunch:
         self._values = [guard.value for guard in values]
         self._read_all = together([each.read for each in (*values, *objects, *self.captured)])
 
-    def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
-        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
-        is not for it. None where there is nothing to ask.
-
-        ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
-        """
-        if self.specialization.traced.follows_arguments:  # the caller asks, who has them
-            return lambda: None
-        if needs_grad:
-            return lambda: None if torch.is_grad_enabled() else self._read()
-        return None if self.depends_on_arguments_alone else self._read
-
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was, and where one
-        requires grad.
+        requires grad that did not, or for a launch any does.
 
         Args:
             leaves: the arguments of the call, whose objects are guarded too.
@@ -151,9 +132,41 @@ class BoundLaunch:
                 return None
             if not address and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
+        if self._requires_grad is not None:
+            return tensors if [tensor.requires_grad for tensor in tensors] == self._requires_grad else None
         if torch.is_grad_enabled() and _asks_gradients(self.specialization.traced, tensors) is not None:
             return None
         return tensors
+
+
+class BoundLaunch(Captures):
+    """A launch, and what must hold at a call that takes it.
+
+    Attributes:
+        launch: the launcher; see ``runtime/launcher.py`` for its arguments. It takes captured tensors after the
+            arguments.
+        lowered: what it was made of.
+    """
+
+    __slots__ = ("launch", "lowered")
+
+    def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, captured: Sequence[torch.Tensor]):
+        """``captured``: the captured tensors that the launch was bound for."""
+        super().__init__(specialization, captured)
+        self.launch = launch
+        self.lowered = lowered
+
+    def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
+        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
+        is not for it. None where there is nothing to ask.
+
+        ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
+        """
+        if self.specialization.traced.follows_arguments:  # the caller asks, who has them
+            return lambda: None
+        if needs_grad:
+            return lambda: None if torch.is_grad_enabled() else self._read()
+        return None if self.depends_on_arguments_alone else self._read
 
 
 def _asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | None:

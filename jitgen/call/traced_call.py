@@ -29,6 +29,7 @@ from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
 from jitgen.trace.readable import is_traced_tensor, refuse_tangents
 from jitgen.trace.traced import Traced
@@ -60,15 +61,12 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     refuse_tangents(resolver.name, captured)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
-    if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
-        raise UnsupportedError(
-            f"{resolver.name}: gradients through torch.vmap or another transform of torch.func are not supported; give "
-            "the function the whole batch, use backward() or torch.autograd.grad outside of transforms, or call its "
-            ".reference there"
-        )
-    if wanted:
+    is_transformed = any(map(is_functorch_wrapped_tensor, inputs))
+    if wanted and not is_transformed:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
-    return found.returned(_results(found.traced.graph, resolver.routing, inputs, numbers), environment)
+    # Within torch.func the operator itself has gradients, by ``_gradients``, which every level of transforms takes.
+    results = _results(found.traced.graph, resolver.routing, inputs, numbers)
+    return found.returned(results, environment)
 
 
 def derivative_of(specialization: Specialization, wanted: Sequence[int], routing: Routing) -> Derivative:
@@ -82,7 +80,7 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     def forward_of(traced: Any) -> Callable[..., Any]:
         return lambda *leaves: _call_operator(traced.graph, routing, leaves)
 
-    return Derivative(specialization, wanted, forward_of, backward_of)
+    return Derivative(specialization, wanted, forward_of, backward_of, keeps_marks=True)
 
 
 def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
@@ -113,6 +111,8 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     without_memory = not count or any(map(is_traced_tensor, leaves[:count]))
     if without_memory and not any(map(is_batchedtensor, leaves[:count])):  # vmap runs another graph, over the batch
         _compile_ahead(program, leaves[:count], leaves[count:])
+    if torch.is_grad_enabled() and any(map(is_functorch_wrapped_tensor, leaves[:count])):
+        return Transformed.apply(program.text(), *program.divided(leaves[count:]), *leaves[:count])
     return operator_of(program)(*leaves)
 
 
@@ -188,22 +188,66 @@ def _derivative(text: str, wanted: tuple[int, ...], device: torch.device, ones: 
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
-    """The gradients of the tensors: the forward is computed again, with what its backward reads."""
-    program, tensors = parsed(ctx.graph), ctx.saved_tensors
-    numbers = program.numbers(ctx.integers, ctx.floats)
+    """The gradients of the operator's arguments."""
     wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
-    derivative = _derivative(ctx.graph, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
-    results = derivative.computed(tensors, numbers)
+    found = _gradients_of(ctx.graph, ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
+    # torch takes an empty list for one of tensors.
+    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
+    return [found.get(index) for index in range(len(ctx.saved_tensors))], *of_numbers, None
+
+
+def _gradients_of(
+    text: str,
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any],
+    floats: Sequence[float],
+    wanted: tuple[int, ...],
+    grads: Sequence[torch.Tensor | None],
+) -> dict[int, Any]:
+    """The gradients of the tensors ``wanted``: the forward is computed again, with what its backward reads."""
+    program = parsed(text)
+    numbers = program.numbers(integers, floats)
+    derivative = _derivative(text, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
+    results = derivative.forward(tensors, numbers)
     given: list[Any] = [None] * len(results)
     for position, grad in zip(derivative.outputs, grads, strict=True):
         if grad is not None and isinstance(position, int):
             given[position] = grad if given[position] is None else given[position] + grad
     shapes = [tensors[index].shape for index in derivative.sizes_of]
     found = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
-    by_index = dict(zip(wanted, found, strict=True))
-    # torch takes an empty list for one of tensors.
-    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
-    return [by_index.get(index) for index in range(len(tensors))], *of_numbers, None
+    return dict(zip(wanted, found, strict=True))
+
+
+class Transformed(torch.autograd.Function):
+    """The operator with its gradients within a transform of ``torch.func``, which takes no operator's formula.
+
+    ``vmap`` makes batches of the forward and of the backward, which are operators.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(text: str, integers: list[Any], floats: list[float], *tensors: torch.Tensor) -> tuple[Any, ...]:
+        operator = getattr(torch.ops.jitgen, NAMES[parsed(text).is_random])
+        return tuple(operator(list(tensors), integers, floats, text))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.graph, ctx.integers, ctx.floats, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        tensors = ctx.saved_tensors
+        wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[3:]) if needed)
+        program = parsed(ctx.graph)
+        given = [
+            grad if DTYPES[node.dtype].is_floating_point else None
+            for node, grad in zip(program.graph.outputs, grads, strict=True)
+        ]
+        found = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, given)
+        return None, None, None, *(found.get(index) for index in range(len(tensors)))
 
 
 for _name in NAMES:

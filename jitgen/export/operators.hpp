@@ -429,6 +429,15 @@ std::vector<Tensor> call(std::vector<Tensor> tensors) {
   return run(op, tensors);
 }
 
+// Defines an operator, where the process that made the package has not: it may load the package as well.
+template <class Library>
+void define(Library& library, const char* schema) {
+  try {
+    library.def(schema);
+  } catch (const std::exception&) {  // it is known, by this very schema: the namespace is a digest of its kernels
+  }
+}
+
 // Keep this library in the process: it has registered operators, which other packages may call.
 inline void stay_loaded() {
   Dl_info library;

@@ -78,7 +78,8 @@ def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str,
     body = source.operators_source("package", tables, kernels.refs.values(), key)
     namespace = f"jitgen_{digest([body, source.header()])[:16]}"
     text = source.operators_source(namespace, tables, kernels.refs.values(), key)
-    with _defined(namespace, users), scratch.directory() as directory, _found_by_the_linker(str(directory)):
+    _define(namespace, users)
+    with scratch.directory() as directory, _found_by_the_linker(str(directory)):
         _convert_weights(plain, found)
         _replace(plain.graph, users, namespace)
         plain.graph_module.recompile()
@@ -141,20 +142,25 @@ def _replace(graph: fx.Graph, users: Sequence[tuple[Found, int]], namespace: str
         graph.erase_node(node)
 
 
-@contextmanager
-def _defined(namespace: str, users: Sequence[tuple[Found, int]]) -> Iterator[None]:
-    """A context in which torch's tracers know the operators. The package itself defines them where it is loaded, which
-    may have happened in this process."""
-    library = torch.library.Library(namespace, "FRAGMENT")
+_defined: dict[str, torch.library.Library] = {}
+"""The operators that this process has defined for packages, by their namespace. They stay: a package with them may be
+loaded at any time, and then has to find either these or its own."""
+
+
+def _define(namespace: str, users: Sequence[tuple[Found, int]]) -> None:
+    """Make torch's tracers know the operators. The package itself defines them where it is loaded, which may have
+    happened in this process."""
+    if namespace in _defined:
+        return
+    library = _defined[namespace] = torch.library.Library(namespace, "FRAGMENT")
     known = getattr(torch.ops, namespace)
     for index, found in {index: found for found, index in users}.items():
-        if not hasattr(known, f"call{index}"):
+        try:
             library.define(source.schema(f"call{index}"))
+        except RuntimeError:  # by a package that is loaded, or is being loaded by another thread
+            if not hasattr(known, f"call{index}"):
+                raise
         torch.library.register_fake(f"{namespace}::call{index}", _shapes(found), lib=library)
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def _shapes(found: Found) -> Any:

@@ -69,7 +69,7 @@ def operators_source(namespace: str, tables: Sequence[Table], kernels: Iterable[
     registration = REGISTRATION.format(
         namespace=namespace,
         key=key,
-        definitions="\n".join(f'  library.def("{schema(name)}");' for name in names),
+        definitions="\n".join(f'  jitgen::operators::define(library, "{schema(name)}");' for name in names),
         implementations="\n".join(
             f'  library.impl("{name}", TORCH_BOX(&jitgen::operators::call<{name}>));' for name in names
         ),

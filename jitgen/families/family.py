@@ -265,7 +265,7 @@ def _keep_schedule(kernel: Kernel, geometries: Sequence[Any], schedule: Any, dev
     return schedule
 
 
-def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+def _keep_kernel(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     return None
 
 
@@ -328,7 +328,8 @@ class Family:
         body: ``(region, numbers of its results' buffers, shapes of all buffers, scalars) -> Body``; run-time scalars
             are added to the list ``scalars``.
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
-        rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
+        rewrite_kernel: ``(kernel, call, device) -> KernelRewrite``, or None; the memory of the call is that of the
+            program before it is rewritten.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
             ``at(environment)`` has numbers for sizes; ``placement(fused)`` says in words what the answer means.
         buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
@@ -355,7 +356,7 @@ class Family:
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
     body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
-    rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
+    rewrite_kernel: Callable[[Kernel, Call, Device], KernelRewrite | None] = _keep_kernel
     decide: Callable[[Any, Device], Decision] = _no_decision
     buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _no_buckets
     templates: Path | None = None

@@ -21,6 +21,7 @@ from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.operands import channels_last_memory, locate, ordered_like, output_strides
 from jitgen.ir import symbols
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise
 from jitgen.ir.graph import (
     CHANNELS_LAST,
     CONTIGUOUS,
@@ -63,6 +64,10 @@ def program_of(
     return Partitioner(graph, decide, environment, memory, device, out).program()
 
 
+_READ_WHOLE = ("input", "view", "contract", "scan", "sort")
+"""Operations whose result is read as one tensor, whatever it is computed from."""
+
+
 class Step(NamedTuple):
     """What is computed before the results: a temporary, or a change of an argument that is updated in place.
 
@@ -95,15 +100,19 @@ class Partitioner:
         self.device, self.out = device, out
         self.decisions: dict[tuple[str, Any], Decision] = {}
         self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
-        # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only.
-        products = (node.shape for node in topological(graph.results) if node.op == "contract")
-        sizes = frozenset(name for shape in products for size in shape for name in symbols.symbols_of(size))
+        # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and
+        # what is computed from products is one value in all places that have the same shape so.
+        order = topological(graph.results)
+        shapes = [node.shape for node in order] if any(node.op == "contract" for node in order) else []
+        sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
+        self.flat: dict[Node, Node] = {}
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
         self.updated: set[int] = set()
         self.early: list[tuple[int, list[Node]]] = []
+        self.returned: frozenset[int] = frozenset()
         self.independent_of_strides = True
 
     def program(self) -> Program:
@@ -216,6 +225,7 @@ class Partitioner:
         self.updated = set(chains)
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
+        self.returned = returned_products(self.graph)
         inputs = {node.attrs[0]: node for node in order if node.op == "input"}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
@@ -260,6 +270,8 @@ class Partitioner:
                 memo[id(node)] = self.builder.like(node, (source, *indices), shape)
             else:
                 memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
+            if id(node) in self.returned:
+                memo[id(node)] = self.materialize(memo[id(node)])
             if id(node) in replaced:
                 moved[id(node)], memo[id(node)] = memo[id(node)], replaced[id(node)]
         return [memo[id(root)] for root in roots]
@@ -282,14 +294,22 @@ class Partitioner:
 
     def _reads(self, root: Node) -> frozenset[Node]:
         """The tensors, or views of them, that one element of ``root`` is computed from."""
-        for node in topological([root]) if root not in self.reads else ():
-            if node not in self.reads:
-                if node.op in ("input", "view", "contract", "scan", "sort"):
-                    self.reads[node] = frozenset([node])
-                elif node.op == "cat":
-                    self.reads[node] = max(map(self._reads, node.inputs), key=len)
-                else:
-                    self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
+        stack = [] if root in self.reads else [root]
+        while stack:
+            node = stack[-1]
+            waiting = [] if node.op in _READ_WHOLE else [child for child in node.inputs if child not in self.reads]
+            if waiting and node not in self.reads:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if node in self.reads:
+                continue
+            if node.op in _READ_WHOLE:
+                self.reads[node] = frozenset([node])
+            elif node.op == "cat":
+                self.reads[node] = max(map(self._reads, node.inputs), key=len)
+            else:
+                self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
         return self.reads[root]
 
     def materialize(self, node: Node) -> Node:
@@ -297,11 +317,21 @@ class Partitioner:
         for position, value in enumerate(self.values):
             if value is node:
                 return self.temporaries[position]
+        flat = self._flat(node)
+        if flat in self.flat:
+            return self.mover.move(self.flat[flat], ("reshape",), node.shape)
         self.values.append(node)
         index = len(self.graph.inputs) + len(self.values) - 1
         temporary = self.builder.make("input", (), node.dtype, node.shape, (index,), node.location)
         self.temporaries.append(temporary)
+        self.flat[flat] = temporary
         return temporary
+
+    def _flat(self, node: Node) -> Node:
+        """``node`` as a matrix, where it is computed from products: one value for all its shapes, and their memory."""
+        if len(node.shape) <= 2 or not any(at_own_coordinates(node, "contract")):
+            return node
+        return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))
 
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes, recorded for the program."""
@@ -373,6 +403,9 @@ class Partitioner:
                 raise self._endless([value])
             sizes = self._sizes(value)
             waiting[Step(position)] = self._regions([value], [Strided(sizes, contiguous_strides(sizes))])
+        for position in range(len(self.values)):
+            if (again := self._with_known_products(position, waiting)) is not None:
+                waiting[Step(position)] = again
         for step, regions in waiting.items():
             after[step] = after.get(step, set()) | self._read_by(regions, changes)
         ordered: list[tuple[list[Step], list[Region]]] = []
@@ -396,6 +429,33 @@ class Partitioner:
                 waiting.pop(other)
             ordered.append((steps, regions))
         return ordered
+
+    def _with_known_products(self, position: int, waiting: Mapping[Step, Sequence[Region]]) -> list[Region] | None:
+        """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
+        second kernel would compute the product again. None where there is none, or where they need new temporaries."""
+        value = self.values[position]
+        products = [node for node in at_own_coordinates(value, "contract") if self._flat(node) in self.flat]
+        own = self.temporaries[position]
+        known = {id(node): self.flat[self._flat(node)] for node in products}
+        known = {key: held for key, held in known.items() if held is not own}
+        if not known or any(under_views(node).op == "dequantize" for each in products for node in each.inputs):
+            return None
+        memo = {
+            id(node): self.mover.move(known[id(node)], ("reshape",), node.shape)
+            for node in products
+            if id(node) in known
+        }
+        count, sizes = len(self.values), self._sizes(value)
+        regions = self._regions([self.mover.substituted(value, memo)], [Strided(sizes, contiguous_strides(sizes))])
+        if len(self.values) > count:
+            del self.values[count:], self.temporaries[count:]
+            first_new = len(self.graph.inputs) + count
+            self.flat = {flat: held for flat, held in self.flat.items() if held.attrs[0] < first_new}
+            return None
+        step = Step(position)
+        others = [each for other, each in waiting.items() if other != step]
+        still = set().union(*(self._read_by(each, {}) for each in others))
+        return regions if self._read_by(waiting[step], {}) - self._read_by(regions, {}) <= still else None
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
         """The error for temporaries that wait for one another, or that need ever more temporaries."""
@@ -483,6 +543,34 @@ class Partitioner:
     def _sizes(self, node: Node) -> tuple[int, ...]:
         """The sizes of ``node`` in this call."""
         return tuple(symbols.evaluate(size, self.environment) for size in node.shape)
+
+
+def returned_products(graph: Graph) -> frozenset[int]:
+    """The ids of products that ``graph`` returns and reads besides with more than an epilogue between: they are in
+    memory anyway, and whoever reads such a product behind a reduction, a slice or another product would else compute it
+    again. A backward's saved products are such results."""
+    order = topological(graph.results)
+    results = {id(node) for node in graph.outputs if node.op == "contract"}
+    users: dict[int, list[Node]] = {}
+    for node in order if results else ():
+        for child in node.inputs:
+            users.setdefault(id(child), []).append(node)
+    return frozenset(found for found in results if _is_read_elsewhere(found, users))
+
+
+def _is_read_elsewhere(product: int, users: Mapping[int, Sequence[Node]]) -> bool:
+    """Whether anything but pointwise operations and views of all elements is computed of ``product``."""
+    stack, seen = list(users.get(product, ())), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        whole = node.op == "view" and node.attrs[0] in ("permute", "reshape", "unsqueeze", "squeeze", "detach")
+        if not (whole or is_pointwise(node)):
+            return True
+        stack += users.get(id(node), ())
+    return False
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from jitgen.device import Device
 from jitgen.families import registry
+from jitgen.families.family import Call
 from jitgen.ir.body import Operand
 from jitgen.ir.program import Buffer, Kernel, Program
 
 
-def rewritten(program: Program, environment: Mapping[str, Any], device: Device) -> Program:
+def rewritten(program: Program, call: Call, device: Device) -> Program:
     """``program`` with several kernels in place of each one that its family rewrites."""
-    proposed = [registry.of(kernel).rewrite_kernel(kernel, environment, device) for kernel in program.kernels]
+    proposed = [registry.of(kernel).rewrite_kernel(kernel, call, device) for kernel in program.kernels]
     added = sum(len(rewrite.temporaries) for rewrite in proposed if rewrite)
     if not any(proposed):
         return program

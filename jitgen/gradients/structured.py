@@ -181,7 +181,11 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     if 0 in positions:
         found[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
     if 1 in positions:
-        found[1] = torch.einsum(f"{result},{x}->{weight}", g.to(dtype), at.value(node.inputs[0]))
+        value, g = at.value(node.inputs[0]), g.to(dtype)
+        if named.batch or len(named.rows) < 2:
+            found[1] = torch.einsum(f"{result},{x}->{weight}", g, value)
+        else:  # both as matrices, in the order of their memory
+            found[1] = torch.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
     return found
 
 

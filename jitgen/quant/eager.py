@@ -50,10 +50,17 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
         obstacle = _obstacle(x, weight, bias)
         if obstacle is None:
             return plain(x, weight) if bias is None else biased(x, weight, bias)
+        if _is_fake(x):
+            return operator(x, weight, bias)
         result = F.linear(x, weight.dequantize(x.dtype), bias)
         fallback(*obstacle)
         return result
     return F.linear(x, weight.dequantize(x.dtype), bias)
+
+
+def _is_fake(x: torch.Tensor) -> bool:
+    """Whether ``x`` stands for a tensor that torch will have; some versions trace outside of ``is_compiling``."""
+    return type(x).__name__ == "FakeTensor"
 
 
 def _autocast(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -162,6 +162,7 @@ class _Writer:
             self.lines.append(f"stream = current_stream({spec.device.index})")
         for index, step in enumerate(spec.steps):
             self._launch(index, step)
+        self._note_updates()
         outputs = [self._output(index, returned) for index, returned in enumerate(spec.returns)]
         if spec.rebuild is None:
             self.lines.append(f"return {outputs[0]}")
@@ -176,6 +177,16 @@ class _Writer:
             lines += ["except out_of_range as error:", f"    refuse_numbers({spec.name!r}, error, {numbers})"]
         body = "\n".join(f"    {line}" for line in lines)
         return f"def launch({', '.join(parameters)}):\n{body}\n"
+
+    def _note_updates(self) -> None:
+        """Count an update of each tensor that was there before the call, by which autograd knows that a tensor which it
+        saved is not what it was."""
+        updated = [f"t{result}" for result in self.spec.results if isinstance(result, int)]
+        updated += [f"o{index}" for index in sorted(self.spec.caller_outputs)]
+        if updated:
+            # What torch.autograd.graph.increment_version calls; tensors of inference mode have no count.
+            self.names["increment_version"] = torch._C._increment_version
+            self.lines.append(f"increment_version(({', '.join(updated)},))")
 
     def _refuse_overlaps(self) -> None:
         extents = self.spec.extents

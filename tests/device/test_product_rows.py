@@ -109,3 +109,22 @@ def test_several_regions(format: str | None) -> None:
     q, k, v = (weight(n, 640, format, 128 if format else None, BF16) for n in (520, 136, 264))
     for rows in ROWS:
         check(projections, random(rows, 640), q, k, v)
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.parametrize("function", [linear, swiglu, projections])
+@pytest.mark.quick(where=lambda function, format: function is linear)
+def test_k_split_over_a_temporary(function: Callable[..., Any], format: str | None) -> None:
+    """Few tiles and a K that blocks of several clusters share: in order, so that calls give equal bits."""
+    k = 24320
+    sizes = {linear: (200,), swiglu: (136, 136), projections: (72, 8, 130)}[function]
+    weights = [weight(n, k, format, 128 if format else None, BF16) for n in sizes]
+    for rows in (17, 31, 64, 65, 100, 129, 192, 257):
+        x = random(rows, k) / (k**0.5 if function is swiglu else 1)
+        compiled = jitgen.jit(function, backend="cuda")
+        if rows <= 64:
+            assert len(compiled.lower(x, *weights).lowered.program.kernels) == 2
+        check(function, x, *weights, slack=4 if function is swiglu else 1)
+        first, again = compiled(x, *weights), compiled(x, *weights)
+        pairs = zip(first, again, strict=True) if isinstance(first, tuple) else [(first, again)]
+        assert all(torch.equal(one, other) for one, other in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
                 maps.append(mapped(dense, (64, 64) if config.transposed else (config.columns // config.multicast, 64)))
                 both.append((dense, (dense.t() if config.transposed else dense).double()))
         weights.append(both)
-    outputs = [torch.full((m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
+    outputs = [torch.full((config.ranges * m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
     tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.rows
     tile = min(m, tile) if config.trimmed else tile
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
@@ -94,10 +95,13 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         function, parameters, values, (grid, 1, 1), (config.threads, 1, 1), config.shared_bytes, cluster
     )
     launch(cuda.current_stream(0))
+    depth = 64 * config.span if isinstance(config, Quantized) else 64
+    ends = [-(-k // depth) * number // config.ranges * depth for number in range(config.ranges + 1)]
+    ranges = [(a, min(b, k)) for a, b in itertools.pairwise(ends)]
     first = [y.clone() for y in outputs]
     launch(cuda.current_stream(0))
     for region, (y, again, both) in enumerate(zip(outputs, first, weights, strict=True)):
-        sums = [x.double() @ weight.t() for _, weight in both]
+        sums = [torch.cat([x[:, a:b].double() @ weight[:, a:b].t() for a, b in ranges]) for _, weight in both]
         expected = (sums[0] + (2 * sums[1] if len(sums) == 2 else 0)) * (region + 1)
         error = (y.double() - expected).norm() / expected.norm()
         assert error < TOLERANCE[dtype], f"region {region}: {error:.2e}"

@@ -49,13 +49,22 @@ def test_it_runs_here(
     assert capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_training_by_each_way_has_the_losses_of_eager_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--steps 3 --width 32 --layers 1 --batch 2 --sample 5",
+        pytest.param("--steps 60 --batch 4 --sample 50", marks=pytest.mark.slow),
+    ],
+)
+def test_training_by_each_way_has_the_losses_of_eager_torch(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     example = runpy.run_path(str(CHECKOUT / "examples" / "15_train_char_gpt.py"))  # type: ignore[operator]
-    runs = example["main"](["--steps", "4", "--width", "32", "--layers", "1", "--batch", "2"])
+    runs = example["main"](options.split())
     for way in ("jit", "compile"):
-        assert runs[way].losses == pytest.approx(runs["eager"].losses, rel=1e-4)
+        assert runs[way].losses[:3] == pytest.approx(runs["eager"].losses[:3], rel=1e-4)
+        assert runs[way].final == pytest.approx(runs["eager"].final, rel=0.02)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

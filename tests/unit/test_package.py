@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,35 @@ def test_a_model_is_packaged_again(tmp_path: Path) -> None:
     for path in paths:
         torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), x * 2)
     run_elsewhere(Path(paths[0]), "x = torch.randn(3, 5); torch.testing.assert_close(m(x), x * 2)")
+
+
+@pytest.mark.slow
+def test_a_package_is_loaded_while_another_one_of_its_kernels_is_made(tmp_path: Path) -> None:
+    """In a process of its own, which has loaded no such package before."""
+    code = f"""
+import threading, torch, jitgen
+from jitgen.export import package as making
+x, compiled = torch.randn(2, 7), making._compiled
+work = jitgen.jit(lambda x: torch.sinh(x) - 3)
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return work(x)
+program = torch.export.export(Model(), (x,))
+first = jitgen.package(program, {str(tmp_path / "first.pt2")!r}, **{QUICK!r})
+found = []
+def meanwhile(*of):
+    def load():
+        found.append(torch._inductor.aoti_load_package(first)(x))
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    return compiled(*of)
+making._compiled = meanwhile
+second = jitgen.package(program, {str(tmp_path / "second.pt2")!r}, **{QUICK!r})
+torch.testing.assert_close([*found, torch._inductor.aoti_load_package(second)(x)], [torch.sinh(x) - 3] * 2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow

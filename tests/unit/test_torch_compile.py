@@ -240,14 +240,6 @@ def test_vmap(function: Callable[..., Any], in_dims: Any) -> None:
     torch.testing.assert_close(found, torch.vmap(function, in_dims)(x, w))
 
 
-def test_func_grad_is_refused() -> None:
-    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ w).sum()
-
-    with pytest.raises(jitgen.UnsupportedError, match=r"torch\.autograd\.grad"):
-        torch.func.grad(jitgen.jit(loss))(torch.randn(5), torch.randn(3, 5))
-
-
 def test_inference_mode_and_deterministic_algorithms() -> None:
     with torch.inference_mode():
         y = shifted(X)

@@ -3,6 +3,7 @@ measured on shapes to which it was not fitted."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -20,6 +21,7 @@ from jitgen.chips import H200
 from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.schedule import bucket, fewest_rows
+from jitgen.families.gemm.schedules.cuda import PAIRED
 from jitgen.families.gemm.wgmma import tiles_of
 from jitgen.families.gemm.wgmma_model import tile_rounds
 from jitgen.families.gemm.wgmma_tiles import (
@@ -68,12 +70,15 @@ def choose_dense(fewest: int, most: int, weights: DenseWeights) -> DenseTiles:
 
 
 def _time(rows: int, weights: Weights) -> float:
-    return splits_and_microseconds(choose(fewest_rows(rows), bucket(rows), weights), rows, weights)[1]
+    """The time of the better of a bucket's two tilings."""
+    fewest, most = fewest_rows(rows), bucket(rows)
+    best = sorted(candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))[:PAIRED]
+    pair = min(itertools.combinations(best, 2), key=lambda two: cost(two, fewest, most, weights))
+    return min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in pair)
 
 
 def test_tiles_of_a_bucket_are_near_those_of_its_calls() -> None:
-    """A bucket has one kernel, so that some of its calls do not have the best tiles. By the model, calls of 130 random
-    shapes lost 7 % on average and 33 % at worst."""
+    """A bucket has one source, so that some of its calls do not have the best tiles."""
     ratios = []
     for columns, length in ((27648, 5120), (5120, 27648), (3584, 18944), (4096, 4096)):
         weights = Weights((columns,), length, 1, 4, True, H200)
@@ -128,7 +133,7 @@ def test_dense_tiles_are_within_the_header_s_limits(
     assert tiles.most_splits == 1 or tiles.multicast in (1, tiles.most_splits)
     splits, microseconds = dense_splits_and_microseconds(tiles, rows, weights)
     assert math.isfinite(microseconds)
-    assert tiles.multicast <= splits <= tiles.most_splits or splits == tiles.multicast
+    assert tiles.multicast <= splits <= tiles.most_splits or splits == (1 if tiles.pingpong else tiles.multicast)
 
 
 @given(items=st.integers(0, 10_000), splits=st.integers(1, 8))

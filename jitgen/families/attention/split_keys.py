@@ -16,7 +16,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention.layout import SOURCES
 from jitgen.families.attention.schedule import splits
-from jitgen.families.family import ANY_FAMILY, KernelRewrite
+from jitgen.families.family import ANY_FAMILY, Call, KernelRewrite
 from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
@@ -35,7 +35,7 @@ DTYPE = "float32"
 """In which sums and values of a row are kept."""
 
 
-def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+def split_keys(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """``kernel`` as two kernels, where its rows are few and its keys many at the sizes of this call; else None."""
     (body,) = kernel.bodies
     if device.batch_invariant:
@@ -44,9 +44,9 @@ def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -
         i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")
     ):
         return None
-    rows = symbols.evaluate(body.shape[-2], environment)
-    keys = symbols.evaluate(body.contractions[1].length, environment)
-    count = splits(_tasks(body, environment), rows, keys, device.dialect)
+    rows = symbols.evaluate(body.shape[-2], call.environment)
+    keys = symbols.evaluate(body.contractions[1].length, call.environment)
+    count = splits(_tasks(body, call.environment), rows, keys, device.dialect)
     if count == 1:
         return None
     column = (*body.shape[:-1], 1)

@@ -8,10 +8,8 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention_backward.layout import Geometry, Layout, is_tile, results_of
 from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
-from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
+from jitgen.families.operands import WARP, MappedTensor, item_size, pointwise_flops
 from jitgen.ir.program import Kernel
-
-WARP = 32
 
 
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:

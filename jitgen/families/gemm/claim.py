@@ -178,8 +178,8 @@ def _with_operands_in_memory(
             x, weight = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            x = x if fused or under_views(x).op == "input" else materialize(x)
-            operands = (x, _weight_in_memory(weight, materialize))
+            x = x if fused or under_views(x).op == "input" else _in_its_order(x, partition, materialize)
+            operands = (x, _weight_in_memory(weight, partition, materialize))
             memo[id(node)] = mover.builder.like(node, operands)
         else:
             children = [memo[id(child)] for child in node.inputs]
@@ -203,7 +203,28 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
 
 
-def _weight_in_memory(node: Node, materialize: Materialize) -> Node:
+def _in_its_order(node: Node, partition: Partition, materialize: Materialize) -> Node:
+    """The computed operand ``node`` (..., rows or columns, k), materialized in the order of what it is computed from:
+    transposed where most of that is so, as in a gradient ``dy.T @ x``.
+
+    On a CPU products read either order as fast, and a value that another product reads untransposed is computed once.
+    On a GPU tensor maps describe activations along k alone, so an operand is always contiguous along k there.
+    """
+    last = len(node.shape) - 1
+    if partition.device.is_gpu or last < 1:
+        return materialize(node)
+    leaves = [leaf for leaf in topological([node], leaves="view") if under_views(leaf).op in ("input", "contract")]
+    leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
+    strides = [memory.strides for leaf in leaves if (memory := partition.strides(leaf)) is not None]
+    strides = [each for each in strides if 0 not in each[-2:]]
+    if sum(each[last - 1] == 1 for each in strides) <= sum(each[last] == 1 for each in strides):
+        return materialize(node)
+    swap = "permute", (*range(last - 1), last, last - 1)
+    crossed = (*node.shape[:-2], node.shape[last], node.shape[last - 1])
+    return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
+
+
+def _weight_in_memory(node: Node, partition: Partition, materialize: Materialize) -> Node:
     """``node`` where it is a tensor or a slice of a quantised weight's rows, else a temporary."""
     base = node
     while base.op == "view" and base.attrs[:2] == ("slice", 0):
@@ -215,4 +236,4 @@ def _weight_in_memory(node: Node, materialize: Materialize) -> Node:
             "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "
             "transposed otherwise; dequantise it outside the decorated function for anything else"
         )
-    return materialize(node)
+    return _in_its_order(node, partition, materialize)

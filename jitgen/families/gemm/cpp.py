@@ -95,9 +95,7 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
     operands = [product.x] if product.x is not None else list(product.x_loads)
     result = f"jitgen::store<{storage}>({product.x_value})"
     if product.x is not None:
-        result = f"{_local(product.x)}[{_step(product.x, 'i')}]"
-        if product.x.storage != storage:  # a cast that loses nothing is part of the load
-            result = f"jitgen::store<{storage}>(jitgen::load({result}))"
+        result = _stored(f"{_local(product.x)}[{_step(product.x, 'i')}]", product.x, storage)
     fields, arguments = _members(operands, [(kind, name) for name, kind in product.x_scalars])
     return {
         "storage": storage,
@@ -107,7 +105,18 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
         "loads": [] if product.x is not None else [_load(operand, "i") for operand in operands],
         "lines": [] if product.x is not None else product.x_lines,
         "result": result,
+        "across": _across(product.x, storage),
     }
+
+
+def _across(x: GemmOperand | None, storage: str) -> str | None:
+    """Row ``i`` of ``x`` at one k, where rows are next to each other in memory; else None."""
+    return _stored(f"{_local(x)}[i]", x, storage) if x is not None and x.kind == "outer" else None
+
+
+def _stored(element: str, operand: GemmOperand, storage: str) -> str:
+    """``element`` of ``operand`` as a ``storage``; a cast that loses nothing is done as it is loaded."""
+    return element if operand.storage == storage else f"jitgen::store<{storage}>(jitgen::load({element}))"
 
 
 # ----------------------------------------------------------------------------------------------------------- regions

@@ -283,6 +283,10 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
         numbers |= {"down": schedule.down, "across": schedule.across, "columns": schedule.columns}
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
     yield "bool", "trimmed", "true"
+    if schedule.pingpong:
+        yield "bool", "pingpong", "true"
+    if schedule.k_splits > 1:
+        yield "int", "ranges", str(schedule.k_splits)
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}

@@ -92,6 +92,7 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
+        k_splits: ranges of K whose sums go to a temporary.
     """
 
     path: ClassVar[str]
@@ -101,6 +102,7 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
+    k_splits: int = 1
 
     @property
     def tilings(self) -> tuple[Any, ...]:
@@ -116,6 +118,7 @@ class WgmmaMainloop:
                 (warps, "{} warps a block"),
                 (self.stages, "{} stages"),
                 (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
+                (self.k_splits, "split-K by {}"),
                 (multicast, "multicast to {} blocks"),
                 (steps, "{} products or loads at once"),
             ]
@@ -147,6 +150,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
     path: ClassVar[str] = "wgmma_quantized"
     multicast: ClassVar[int] = 1
+    pingpong: ClassVar[bool] = False
     tokens: int
     warpgroups: int
     blocks_of_rows: int
@@ -189,6 +193,8 @@ class WgmmaDense(WgmmaMainloop):
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
         resident: blocks that a multiprocessor holds at once.
         staged: columns that an epilogue takes through shared memory at once.
+        pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
+            multiplies while the other one stores.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -199,6 +205,7 @@ class WgmmaDense(WgmmaMainloop):
     multicast: int = 1
     resident: int = 1
     staged: int = 64
+    pingpong: bool = False
 
     @property
     def block_m(self) -> int:
@@ -211,7 +218,7 @@ class WgmmaDense(WgmmaMainloop):
     @property
     def warpgroups(self) -> int:
         """Warpgroups that compute."""
-        return self.down * self.across
+        return 2 if self.pingpong else self.down * self.across
 
     @property
     def warps(self) -> int:
@@ -219,8 +226,11 @@ class WgmmaDense(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = self.described(tile, self.warps, self.multicast, self.resident)
-        return ", ".join(filter(None, [words, self.described_end()]))
+        words = [
+            self.described(tile, self.warps, self.multicast, self.resident),
+            *["two warpgroups compute tiles in turn"] * self.pingpong,
+        ]
+        return ", ".join(filter(None, [*words, self.described_end()]))
 
 
 @dataclass(frozen=True)
@@ -288,5 +298,5 @@ def blocks(
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
         share = schedule.multicast
         return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)
-    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop) else 1
+    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop | WgmmaMainloop) else 1
     return ranges * sum(down * across for down, across in tiles)

@@ -21,7 +21,8 @@ def render(
 ) -> tuple[KernelSource, Rendered]:
     """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
     language = device.dialect
-    if kernel.bodies[0].contractions[0].k_splits > 1 and language != "triton":
+    splits = kernel.bodies[0].contractions[0].k_splits
+    if splits > 1 and getattr(schedule, "k_splits", 1) != splits:
         raise UnsupportedError(
             f"{schedule} is no schedule of the {language} dialect: it splits no product over a temporary"
         )

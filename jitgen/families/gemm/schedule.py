@@ -37,9 +37,9 @@ MOST_ROWS = 4096
 MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
 
-DIALECTS_WITH_SPLIT_K = ("triton",)
+DIALECTS_WITH_SPLIT_K = ("triton", "cuda")
 """Dialects whose rule may split K over a temporary (``k_splits``). The cuda dialect splits K within a cluster of blocks
-instead (``cluster_k_splits``)."""
+where that is enough (``cluster_k_splits``)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Problem:
         columns: N of each region.
         length: K.
         bodies: the regions. Their contractions agree in everything but the weight and its N.
-        layouts: of the regions; empty where split-K is decided, which happens before layout.
+        layouts: of the regions.
         wide: whether indices are 64-bit.
         device: what the kernel is for.
         matrices: the upper end of the bucket of the batch's number of matrices; 1 without a batch.
@@ -167,10 +167,14 @@ def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
     return estimated
 
 
+def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
+    """Whether ``k_splits`` is worth asking, which takes longer: False for most products that have tiles enough."""
+    may: bool = _rules(device).may_split_k(bucket(device.rows(rows)), columns, length, device)
+    return may
+
+
 def k_splits(problem: Problem, device: Device) -> int:
     """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
-    if device.dialect not in DIALECTS_WITH_SPLIT_K:
-        return 1
     splits: int = _rules(device).k_splits(problem)
     return splits
 

@@ -3,25 +3,25 @@
 A product of few rows and few columns has too few tiles to occupy a GPU. Here several blocks share a tile; each computes
 the sums over one range of K. The product's kernel stores the sums of every range to a temporary and has no epilogue. A
 pointwise kernel after it adds the ranges in order and runs the epilogue once. Nothing is added atomically, so equal
-calls give equal bits. CUTLASS calls this parallel split-K. (The cuda dialect splits K within a cluster of blocks
-instead: ``GemmSchedule.cluster_k_splits``.)
+calls give equal bits. CUTLASS calls this parallel split-K. (The cuda dialect also splits K within a cluster of blocks,
+``WgmmaMainloop.cluster_k_splits``. That needs no second kernel, but has at most eight blocks for a tile.)
 
-The rewrite is the same for every dialect and happens before layout. The temporary of a product with ``splits`` ranges
-is ``[splits * M, N']``, of the accumulator's dtype, and the rows of one range follow those of the one before. ``N'`` is
-N rounded up to ``ALIGNMENT`` elements, so that the rows of every range are aligned whatever M is. The product's kernel
-gets the address of the first range's rows, and it stores range p ``p * M`` rows below.
+The rewrite is the same for every dialect, and happens before the layout of the two kernels. The temporary of a product
+with ``splits`` ranges is ``[splits * M, N']``, of the accumulator's dtype, and the rows of one range follow those of
+the one before. ``N'`` is N rounded up to ``ALIGNMENT`` elements, so that the rows of every range are aligned whatever M
+is. The product's kernel gets the address of the first range's rows, and it stores range p ``p * M`` rows below.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import ANY_FAMILY, KernelRewrite
-from jitgen.families.gemm.schedule import Problem, bucket, fewest_rows, k_splits
+from jitgen.families.family import ANY_FAMILY, Call, KernelRewrite
+from jitgen.families.gemm.layout import layout
+from jitgen.families.gemm.schedule import DIALECTS_WITH_SPLIT_K, k_splits, may_split_k, problem
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Shape
@@ -64,22 +64,15 @@ class Partials:
         return Operand(kind, self.number, self.dtype, stored, movements)
 
 
-def split_k(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """``kernel`` as two kernels, where its tiles are too few for the device at the sizes of this call; else None."""
-    if any(len(body.shape) > 2 for body in kernel.bodies):
+    if device.dialect not in DIALECTS_WITH_SPLIT_K or any(len(body.shape) > 2 for body in kernel.bodies):
         return None  # a batch of products has enough tiles
-    sizes = [tuple(symbols.evaluate(size, environment) for size in body.shape) for body in kernel.bodies]
-    sized = Problem(
-        rows=bucket(device.rows(sizes[0][-2])),
-        columns=tuple(columns for *_, columns in sizes),
-        length=symbols.evaluate(kernel.bodies[0].contractions[0].length, environment),
-        bodies=kernel.bodies,
-        layouts=(),
-        wide=False,
-        device=device,
-        fewest_rows=1 if device.batch_invariant else fewest_rows(sizes[0][-2]),
-    )
-    splits = k_splits(sized, device)
+    sizes = [tuple(symbols.evaluate(size, call.environment) for size in body.shape) for body in kernel.bodies]
+    length = symbols.evaluate(kernel.bodies[0].contractions[0].length, call.environment)
+    if not may_split_k(sizes[0][0], [columns for _, columns in sizes], length, device):
+        return None
+    splits = k_splits(problem(kernel, *layout(kernel, call), device), device)
     return None if splits == 1 else _two_kernels(kernel, splits)
 
 

@@ -52,7 +52,8 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
     zero_bytes = scales * format.zero_dtype.itemsize if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
-    tokens = 16 if schedule.block_m % 32 else 32 // count
+    few = warpgroups * schedule.resident <= 2
+    tokens = 16 if schedule.block_m % 32 else (64 if few and schedule.block_m % 64 == 0 else 32) // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
     return schedule.stages * (stage + 16) + staging
 
@@ -68,6 +69,7 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
             most_splits=schedule.cluster_k_splits,
             steps=schedule.steps,
             resident=schedule.resident,
+            ranges=schedule.k_splits,
         )
     return DenseTiles(
         down=schedule.down,
@@ -78,6 +80,8 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
         most_splits=schedule.cluster_k_splits,
         resident=schedule.resident,
         staged=schedule.staged,
+        pingpong=schedule.pingpong,
+        ranges=schedule.k_splits,
     )
 
 

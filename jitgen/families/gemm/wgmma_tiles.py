@@ -14,27 +14,30 @@ from jitgen.families.gemm.wgmma_model import (
     DECODE,
     DENSE,
     DENSE_MISSING_BYTES,
-    DENSE_SECOND_PRODUCT,
+    DENSE_PINGPONG,
     DENSE_WARPGROUP,
     HALF_LINES,
     LEAST_PRODUCT,
     QUANTIZED,
-    QUANTIZED_SECOND_PRODUCT,
+    SUMS_FIXED,
     Times,
 )
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
-TWO_INSTRUCTIONS = (80, 160, 224)
-"""The n's that ``wgmma_atoms.cuh`` has of two instructions."""
-WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, *TWO_INSTRUCTIONS)
-"""All n's that it has."""
+WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 240)
+"""The n's that ``wgmma_atoms.cuh`` and ``wgmma_widths.cuh`` have."""
 FEW_TOKENS = (16, 32, 64)
 """Rows of a tile where x has at most 64."""
-MANY_TOKENS = (128, 96, 64, 80, 160)
-"""Rows of a tile where x has more than 64. Of the sizes, here as above, of one instruction that have all rows of x, the
-least is the largest candidate. Of the 90 products to which the model was fitted none was fastest with 192 or 224, and
-one with 256, by 0.6 %."""
+MANY_TOKENS = (128, 96, 64, 80)
+"""Rows of a tile where x has more than 64. Of the sizes, here as above, that have all rows of x, the least is the
+largest candidate. Of the 90 products to which the model was first fitted none was fastest with 192 or 224, and one with
+256, by 0.6 %."""
+MEDIUM_ROWS = 512
+"""Rows of x up to which tiles of more sizes than ``MANY_TOKENS`` are candidates, because a last tile that x does not
+fill is a considerable share of the work."""
+MEDIUM_TOKENS = (*MANY_TOKENS, 112, 144, 160, 176)
+"""Rows of a tile where x has more than 64 and at most ``MEDIUM_ROWS``."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
 
@@ -51,6 +54,7 @@ class Tiles:
         most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
         resident: blocks that a multiprocessor holds at once.
+        ranges: ranges of K whose sums are stored separately.
     """
 
     tokens: int
@@ -60,6 +64,7 @@ class Tiles:
     most_splits: int = 1
     steps: int = 2
     resident: int = 1
+    ranges: int = 1
 
     @property
     def stages(self) -> int:
@@ -138,9 +143,8 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
 
 
 def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
-    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MANY_TOKENS
-    single = (tokens for tokens in sizes if tokens >= rows and tokens not in TWO_INSTRUCTIONS)
-    largest = min(single, default=max(sizes))
+    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MEDIUM_TOKENS if rows <= MEDIUM_ROWS else MANY_TOKENS
+    largest = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
     for tokens in sizes:
         if tokens > largest:
             continue
@@ -160,10 +164,9 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     """How many blocks of a cluster should share K, at most ``tiles.most_splits``, and the estimated time of a kernel
     that has the device for itself, in microseconds."""
     width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
-    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
+    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns) * tiles.ranges
     products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
-    second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
-    together = height * (products + second) + tiles.warpgroups * DECODE.blocks(tiles.blocks)
+    together = height * products + tiles.warpgroups * DECODE.blocks(tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
     alone = tiles.blocks * products + DECODE.blocks(tiles.blocks) + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
@@ -177,16 +180,31 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
         stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
         return area * max(stores, instructions) + QUANTIZED.tile
 
-    chunks = -(-weights.length // (CHUNK * tiles.span))
-    moved = _moved(rows, weights, weights.bits + 0.125)
+    chunks = -(-weights.length // (CHUNK * tiles.span * tiles.ranges))
+    moved = _moved(rows, weights, weights.bits + 0.125, tiles.ranges)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     return times.least(weights.chip, items, tiles.most_splits)
 
 
-def _moved(rows: int, weights: AnyWeights, bits: float) -> float:
+def in_ranges(tilings: Sequence[AnyTiles], ranges: int) -> list[AnyTiles]:
+    """Those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
+    able = [t for t in tilings if isinstance(t, Tiles) or (t.multicast == 1 and not t.pingpong)]
+    return [replace(tiles, ranges=ranges, most_splits=1) for tiles in able]
+
+
+def sums_microseconds(ranges: int, rows: int, weights: AnyWeights) -> float:
+    """The time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
+    if ranges == 1:
+        return 0.0
+    assert weights.chip.read_rate is not None
+    return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.read_rate * 1e6
+
+
+def _moved(rows: int, weights: AnyWeights, bits: float, ranges: int) -> float:
     """The bytes of x, of weights of so many bits, scales included, and of the results."""
     columns = sum(weights.columns)
-    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length + columns) * 2
+    results = columns * (2 if ranges == 1 else 4 * ranges * weights.contractions)
+    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length * 2 + results)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -206,6 +224,8 @@ class DenseTiles:
         resident: blocks that a multiprocessor holds at once.
         staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
+        pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows.
+        ranges: as of ``Tiles``.
     """
 
     down: int
@@ -216,6 +236,8 @@ class DenseTiles:
     most_splits: int = 1
     resident: int = 1
     staged: int = 64
+    pingpong: bool = False
+    ranges: int = 1
 
 
 @dataclass(frozen=True)
@@ -242,12 +264,14 @@ AnyWeights = Weights | DenseWeights
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
+    DenseTiles(2, 1, 256, 4),
     DenseTiles(2, 1, 224, 4, staged=32),
     DenseTiles(2, 1, 192, 4),
     DenseTiles(2, 1, 160, 5, staged=32),
     DenseTiles(2, 1, 128, 6),
     DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
+    DenseTiles(3, 1, 128, 5, staged=32),
     DenseTiles(1, 2, 256, 5, staged=32),
     DenseTiles(1, 2, 192, 6, staged=32),
     DenseTiles(1, 2, 128, 8),
@@ -256,6 +280,12 @@ _DENSE = (
     DenseTiles(1, 1, 64, 8),
     DenseTiles(1, 1, 32, 8, resident=2, staged=32),
     DenseTiles(1, 1, 128, 4, resident=2),
+    DenseTiles(2, 1, 160, 5, multicast=2, staged=32, pingpong=True),
+    DenseTiles(2, 1, 128, 6, multicast=2, pingpong=True),
+    DenseTiles(2, 1, 128, 6, pingpong=True),
+    DenseTiles(2, 1, 96, 7, staged=32, pingpong=True),
+    DenseTiles(1, 1, 256, 4, multicast=2, pingpong=True),
+    DenseTiles(1, 1, 128, 8, pingpong=True),
 )
 """Tiles of one product of matrices."""
 
@@ -266,6 +296,8 @@ _BATCHED = (
     DenseTiles(2, 1, 64, 3, resident=2),
     DenseTiles(1, 1, 128, 4, resident=2),
     DenseTiles(1, 1, 64, 4, resident=3),
+    DenseTiles(2, 1, 128, 6, pingpong=True),
+    DenseTiles(1, 1, 128, 8, pingpong=True),
 )
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
@@ -290,7 +322,7 @@ def _splitting(tiles: DenseTiles, weights: DenseWeights) -> DenseTiles:
     rows, columns = 64 * tiles.down, tiles.columns * contractions
     stages = tiles.stages * (rows + columns) * 2 * CHUNK
     sums = contractions * rows * (tiles.columns + 8) * 4
-    if sums > stages:
+    if sums > stages or tiles.pingpong:
         return tiles
     return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters))
 
@@ -304,7 +336,7 @@ def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, tran
     return [
         replace(tiles, columns=tiles.columns // contractions)
         for tiles in all_tiles
-        if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
+        if rows > 64 * (tiles.down - 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
 
 
@@ -315,27 +347,29 @@ def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
 
 def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWeights) -> tuple[int, float]:
     """As ``splits_and_microseconds``, for dense weights."""
+    fit = DENSE_PINGPONG if tiles.pingpong else DENSE
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in weights.columns)
+    items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.ranges
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
-    products = height * width / 32 * DENSE.product
-    if tiles.columns // tiles.across in TWO_INSTRUCTIONS:
-        products += DENSE_SECOND_PRODUCT
+    products = height * width / 32 * fit.product
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
-    copies = fetched / (DENSE.l2_bytes if held else DENSE_MISSING_BYTES)
+    copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:
-        return max(max(products, copies) * sharing + DENSE.wait, alone) / weights.chip.microsecond_cycles
+        cycles = max(products, copies) * sharing + fit.wait
+        return (cycles if tiles.pingpong else max(cycles, alone)) / weights.chip.microsecond_cycles
 
     def epilogue(sharing: int) -> float:
-        area, warpgroups = height * width / AREA, tiles.down * tiles.across
-        return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
+        area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
+        return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
-    moved = _moved(rows, weights, 16)
-    times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident, moved)
+    moved = _moved(rows, weights, 16, tiles.ranges)
+    times = Times(fit, -(-weights.length // (CHUNK * tiles.ranges)), chunk, epilogue, tiles.resident, moved)
+    if tiles.pingpong:
+        return 1, times.pingpong(weights.chip, items)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.most_splits, tiles.multicast)
 
@@ -349,5 +383,8 @@ def batched_microseconds(tiles: DenseTiles, rows: int, matrices: int, weights: D
     sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width) * 2 * CHUNK
     cycles = max(height * width / 32 * BATCHED.product, fetched / BATCHED.l2_bytes) * sharing + BATCHED.wait
-    iterations = -(-weights.length // CHUNK)
-    return waves * (iterations * cycles / chip.microsecond_cycles + BATCHED.epilogue * height * width / AREA)
+    main = -(-weights.length // CHUNK) * cycles / chip.microsecond_cycles
+    end = BATCHED.epilogue * height * width / AREA
+    if tiles.pingpong:
+        return (waves - 1) * max(main, (main + end) / 2) + main + end
+    return waves * (main + end)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import KernelRewrite, SizeBuckets
+from jitgen.families.family import Call, KernelRewrite, SizeBuckets
 from jitgen.families.operands import WARP
 from jitgen.families.scan.context import grouped, kind_of
 from jitgen.families.scan.schedule import CPU_SHORT_ROW
@@ -58,12 +58,12 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     return found
 
 
-def in_chunks(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """``kernel`` as two, where its rows are too few for a GPU at the sizes of this call."""
     (body,) = kernel.bodies
     if not device.is_gpu:
         return None
-    *outer, length = (symbols.evaluate(size, environment) for size in body.shape)
+    *outer, length = (symbols.evaluate(size, call.environment) for size in body.shape)
     rows = 1
     for size in outer:
         rows *= size

@@ -9,13 +9,12 @@ the chunks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.family import KernelRewrite
+from jitgen.families.family import Call, KernelRewrite
 from jitgen.families.operands import INDEX_LIMIT
 from jitgen.families.sort.schedule import MOST_ELEMENTS
 from jitgen.ir import symbols
@@ -30,13 +29,13 @@ def order_of(body: Body) -> Order:
     return next(i.attr[1] for i in body.instructions if i.op in ("sort", "merge"))
 
 
-def in_chunks(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """``kernel`` as two, where its rows are longer than a block of ``device`` holds."""
     (body,) = kernel.bodies
     if not device.is_gpu:
         return None
     chunk, length = MOST_ELEMENTS[device.dialect], body.shape[-1]
-    elements = symbols.evaluate(length, environment)
+    elements = symbols.evaluate(length, call.environment)
     if elements <= chunk:
         return None
     if elements >= INDEX_LIMIT:
@@ -46,7 +45,7 @@ def in_chunks(kernel: Kernel, environment: Mapping[str, Any], device: Device) ->
         )
     order = order_of(body)
     needed = symbols.add(order.start, order.count)
-    ranks: Any = needed if symbols.evaluate(needed, environment) < chunk else chunk
+    ranks: Any = needed if symbols.evaluate(needed, call.environment) < chunk else chunk
     chunks = symbols.floordiv(symbols.add(length, chunk - 1), chunk)
     cut = replace(order, start=0, count=ranks, chunk=chunk, length=length)
     whole = replace(order, chunk=chunk, length=length)

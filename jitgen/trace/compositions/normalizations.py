@@ -90,8 +90,9 @@ def _statistics(input: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _update(running: Tensor | None, found: Tensor, momentum: float) -> None:
+    """Move ``running`` toward ``found``; no gradient flows through it."""
     if running is not None:
-        running.copy_(momentum * found + (1 - momentum) * running)
+        running.copy_((momentum * found + (1 - momentum) * running).detach())
 
 
 @composition("_native_batch_norm_legit")

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
+from jitgen.device import Device
 from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import (
     CHUNK,
@@ -60,6 +61,10 @@ CAMPING_LENGTH = 8192
 an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin at different iterations."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
+SPLIT_LENGTH = 2048
+"""K from which on it may be split over a temporary; a range has a quarter of it at least."""
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Numbers of ranges of K that are compared."""
 PAIRED = 8
 """Tilings, the best ones alone, of which any two may share a source."""
 WORTH_AN_ENTRY = 1.04
@@ -98,9 +103,38 @@ def _within_shared_memory(found: Sequence[BlockSchedule], limit: int) -> list[Bl
     return kept
 
 
+def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
+    """Whether tiles of 128 x 64 with K shared by a cluster leave half of the device idle."""
+    clusters = -(-rows // 128) * sum(-(-each // 64) for each in columns)
+    few = clusters * max(device.model.resident_clusters) <= 2 * device.model.multiprocessors
+    return few and rows > STREAMED_ROWS and length >= SPLIT_LENGTH and device.target.arch == "sm_90a"
+
+
+def k_splits(problem: Problem) -> int:
+    """How many ranges K should be split into over a temporary: 1 for none, and where wgmma is not used."""
+    if problem.matrices > 1 or problem.device.batch_invariant or not _takes_wgmma(problem):
+        return 1
+    weights = _weights(problem)
+    tilings = [wgmma.tiles_of(each) for each in _wgmma_tilings(problem)]
+
+    def estimated(ranges: int) -> float:
+        ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
+        products = min(wgmma_tiles.cost((each,), problem.fewest_rows, problem.rows, weights) for each in ranged)
+        return products + wgmma_tiles.sums_microseconds(ranges, problem.rows, weights)
+
+    return min((1, *(each for each in SPLITS if each * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
+
+
+def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
+    return _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+
+
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     """Every tiling, and the pairs of those that are the best alone."""
-    found: Sequence[WgmmaTiling] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+    found = _wgmma_tilings(problem)
+    if (splits := problem.contractions[0].k_splits) > 1:
+        found = [replace(each, k_splits=splits, cluster_k_splits=1) for each in found if _takes_ranges(each)]
+        return [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
     fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
@@ -133,6 +167,11 @@ def _weights(problem: Problem) -> wgmma_tiles.AnyWeights:
     if problem.quantized:
         return wgmma.weights_of(problem.contractions, problem.columns, problem.length, problem.device.model)
     return _dense_weights(problem)
+
+
+def _takes_ranges(tiling: WgmmaTiling) -> bool:
+    """Whether K can be split over a temporary."""
+    return tiling.multicast == 1 and not tiling.pingpong
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
@@ -188,6 +227,7 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             multicast=tiles.multicast,
             resident=tiles.resident,
             staged=tiles.staged,
+            pingpong=tiles.pingpong,
             raster=8,
         )
         for tiles in found

@@ -12,6 +12,7 @@ blocks that are resident at once (``_with_k_splits``).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.device import Device
@@ -153,6 +154,10 @@ def _float32(problem: Problem) -> TritonSchedule:
 
 def _slices(rows: int, columns: int, block_k: int, warps: int, stages: int = 3) -> TritonSchedule:
     return TritonSlices(rows, columns, block_k, warps, stages)
+
+
+def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
+    return True
 
 
 def k_splits(problem: Problem) -> int:

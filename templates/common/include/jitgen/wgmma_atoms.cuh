@@ -7,6 +7,7 @@
 #pragma once
 
 #include "jitgen/storage.cuh"
+#include "jitgen/wgmma_widths.cuh"
 
 #ifdef __CUDACC_RTC__
 #include <cuda/std/cassert>
@@ -58,49 +59,37 @@ struct IndicesTo<0, i...> {
   using type = Indices<i...>;
 };
 
-template <class Atom, int first, int n, int... i, class... Operands>
+template <class Atom, int n, int... i, class... Operands>
 JITGEN_DEVICE void wgmma_of(float (&d)[n], Indices<i...>, int accumulate, const Operands&... operands) {
-  Atom::fma(operands..., d[first + i]..., cute::SM90::GMMA::ScaleOut(accumulate));
+  Atom::fma(operands..., d[i]..., cute::SM90::GMMA::ScaleOut(accumulate));
 }
-
-// Columns of the first of the two instructions that multiply n columns. There is only one where CuTe has an atom of n;
-// its header of all the others would take seconds to compile.
-template <int n>
-constexpr int leading_columns = n;
-template <>
-constexpr int leading_columns<80> = 64;
-template <>
-constexpr int leading_columns<160> = 96;
-template <>
-constexpr int leading_columns<224> = 128;
 
 // d[64 rows, n] (+)= A[64, 16] B[n, 16]^T for one warpgroup, asynchronously. A comes from registers (`registers` are
 // the four words of an m16n8k16 fragment, and warp w of the group has rows 16w..16w+15), or is given by a descriptor.
 // A B that is contiguous along K has 128 bytes a row.
 template <class Element, int n>
 struct Wgmma {
-  static constexpr int lead = leading_columns<n>, rest = n - lead;
-  using Atoms = WgmmaAtoms<Element, lead>;
-  using All = typename IndicesTo<lead / 2>::type;
-  using Rest = typename IndicesTo<rest / 2>::type;
-  static constexpr uint64_t rest_at = lead * 128 / 16;  // in a descriptor's units
+  using Instruction = WgmmaInstruction<Element, n>;
+  using All = typename IndicesTo<n / 2>::type;
   static JITGEN_DEVICE void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    wgmma_of<typename Atoms::template Registers<Major::K>, 0>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
-    if constexpr (rest > 0) {
-      using Atom = typename WgmmaAtoms<Element, rest>::template Registers<Major::K>;
-      wgmma_of<Atom, lead / 2>(d, Rest(), accumulate, a[0], a[1], a[2], a[3], b + rest_at);
+    if constexpr (Instruction::exists) {
+      Instruction::registers(d, a, b, accumulate);
+    } else {
+      using Atom = typename WgmmaAtoms<Element, n>::template Registers<Major::K>;
+      wgmma_of<Atom>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
     }
   }
   static JITGEN_DEVICE void registers_transposed(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    static_assert(rest == 0, "one instruction");
-    wgmma_of<typename Atoms::template Registers<Major::MN>, 0>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
+    using Atom = typename WgmmaAtoms<Element, n>::template Registers<Major::MN>;
+    wgmma_of<Atom>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
   }
   template <int transposed>
   static JITGEN_DEVICE void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
-    static_assert(rest == 0 || !transposed, "one instruction");
-    wgmma_of<typename Atoms::template Shared<transposed ? Major::MN : Major::K>, 0>(d, All(), accumulate, a, b);
-    if constexpr (rest > 0) {
-      wgmma_of<typename WgmmaAtoms<Element, rest>::template Shared<Major::K>, lead / 2>(d, Rest(), accumulate, a, b + rest_at);
+    if constexpr (Instruction::exists) {
+      Instruction::template shared<transposed>(d, a, b, accumulate);
+    } else {
+      using Atom = typename WgmmaAtoms<Element, n>::template Shared<transposed ? Major::MN : Major::K>;
+      wgmma_of<Atom>(d, All(), accumulate, a, b);
     }
   }
 };

@@ -14,7 +14,8 @@
 //   template <class F> void each(const F& f) const        f(0, w0); f(1, w1); ...
 //   void epilogue(int64_t m, int64_t n, int64_t count, const Accumulator* sums, int64_t plane) const
 //                                           columns n .. n + count of row m; contraction c's are at sums + c * plane
-// and for x a struct with Storage and `void fill(int64_t m, int64_t k, int64_t count, Storage* to) const`.
+// and for x a struct with Storage and `void fill(int64_t m, int64_t k, int64_t count, Storage* to) const`; where its
+// rows are next to each other in memory, also `void fill_across(int64_t m, int64_t k, int64_t rows, Storage* to) const`.
 #pragma once
 
 #include <stddef.h>
@@ -30,6 +31,7 @@ namespace gemm {
 
 constexpr int64_t rows_at_once = 240;    // rows of x whose sums fit the second-level cache
 constexpr int64_t fill_elements = 1024;  // elements of a row that are packed at a time
+constexpr int64_t across_elements = 64;  // the same, of rows next to each other: their lines stay in the first cache
 
 // Memory that products computed one after another share. It grows, and is freed at the end.
 struct Workspace {
@@ -58,10 +60,67 @@ struct WorkspaceScope {
 
 namespace detail {
 
+template <class X>
+constexpr auto lies_across(int) -> decltype(&X::fill_across, true) {
+  return true;
+}
+template <class X>
+constexpr bool lies_across(long) {
+  return false;
+}
+
+// As `pack`, of rows that are next to each other in memory: at each k all rows of a tile are copied at once.
+template <class Compute, class X>
+void pack_across(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
+  using Convert = detail::Convert<typename Compute::Element>;
+  const Range mine = share(to.tiles, 1, thread, threads);
+  for (int64_t e = 0; e < to.depth; e += across_elements) {
+    const int64_t end = to.depth - e < across_elements ? to.depth : e + across_elements;
+    const int64_t live = k < end ? k : end;
+    for (int64_t t = mine.begin; t < mine.end; ++t) {
+      const Range rows = to.tile(t);
+      const int64_t count = rows.end - rows.begin;
+      auto* const tile = to.data + rows.begin * to.depth;
+      typename X::Storage buffer[Compute::tile_rows];
+      const auto copied = [&](int64_t at, int64_t here) {
+        x.fill_across(first + rows.begin, at, here, buffer);
+        for (int64_t m = 0; m < here; ++m) tile[at * count + m] = Convert::from(buffer, m);
+      };
+      if (count == Compute::tile_rows) {  // a length that the compiler knows
+        for (int64_t at = e; at < live; ++at) copied(at, Compute::tile_rows);
+      } else {
+        for (int64_t at = e; at < live; ++at) copied(at, count);
+      }
+      for (int64_t at = live < e ? e : live; at < end; ++at) {
+        for (int64_t m = 0; m < count; ++m) tile[at * count + m] = typename Compute::Element(0);
+      }
+    }
+  }
+}
+
+// Interleaves `rows` rows of `count` floats, each `stride` from the one before, squares of them at a time.
+template <int rows>
+void interleave(const float* from, int64_t stride, int64_t count, float* to) {
+  int64_t e = 0;
+  // A vector may exceed the square's elements, which the next one then overwrites.
+  for (; (e + float_lanes) * rows + float_lanes - rows <= count * rows; e += float_lanes) {
+    Floats square[float_lanes] = {};
+#pragma GCC unroll 16
+    for (int m = 0; m < rows; ++m) square[m] = load_vector<Floats>(from + m * stride + e);
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < float_lanes; ++i) store_vector(to + (e + i) * rows, square[i]);
+  }
+  for (; e < count; ++e) {
+    for (int m = 0; m < rows; ++m) to[e * rows + m] = from[m * stride + e];
+  }
+}
+
 // Packs the rows of x from `first` on, as many as `to` has, by all threads. There are zeros beyond `k`.
 template <class Compute, class X>
 void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
   constexpr int64_t per = Compute::per_element;
+  if constexpr (per == 1 && lies_across<X>(0)) return pack_across(x, to, first, k, thread, threads);
   alignas(64) typename X::Storage buffer[fill_elements * per];
   const int64_t pieces = (to.depth + fill_elements - 1) / fill_elements;
   const Range mine = share(to.tiles * pieces, 1, thread, threads);
@@ -71,6 +130,24 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
     const int64_t e = number % pieces * fill_elements;
     const int64_t elements = to.depth - e < fill_elements ? to.depth - e : fill_elements;
     const int64_t there = k - e * per < 0 ? 0 : k - e * per < elements * per ? k - e * per : elements * per;
+    if constexpr (same<typename X::Storage, float> && same<typename Compute::Element, float> &&
+                  Compute::tile_rows > 1 && Compute::tile_rows <= float_lanes) {
+      if (count == Compute::tile_rows) {
+        constexpr int64_t together = 256;
+        alignas(64) float square[Compute::tile_rows][together];
+        for (int64_t at = 0; at < elements; at += together) {
+          const int64_t here = elements - at < together ? elements - at : together;
+          const int64_t live = there - at < 0 ? 0 : there - at < here ? there - at : here;
+          for (int64_t m = 0; m < count; ++m) {
+            x.fill(first + rows.begin + m, e + at, live, square[m]);
+            __builtin_memset(square[m] + live, 0, (here - live) * sizeof(float));
+          }
+          interleave<Compute::tile_rows>(square[0], together, here,
+                                         to.data + rows.begin * to.depth + (e + at) * count);
+        }
+        continue;
+      }
+    }
     for (int64_t m = rows.begin; m < rows.end; ++m) {
       x.fill(first + m, e * per, there, buffer);
       __builtin_memset(buffer + there, 0, (elements * per - there) * sizeof(buffer[0]));

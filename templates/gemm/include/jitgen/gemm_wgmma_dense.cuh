@@ -4,6 +4,8 @@
 // own rows or columns of the tile. Blocks are persistent, so that the first stages of a tile arrive during the epilogue
 // of the tile before it. The blocks of a cluster compute tiles below each other and share the weight's tile; each
 // copies a piece of it for all, which reduces reads of L2. (This is CUTLASS's cooperative warp-specialised kernel.)
+// With `pingpong` a warpgroup computes a tile by itself, and multiplies while the other one stores the tile before. (This
+// is CUTLASS's pingpong kernel.)
 //
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
@@ -21,6 +23,11 @@
 //                                             // to it. A launch without multicast may have fewer
 //     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
+//     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
+//                                             // blocks of 64 rows, with across = 1 and most_splits = 1. Optional
+//     static constexpr int ranges = 1;        // ranges of K whose sums the epilogue gets separately, those of range r as
+//                                             // rows r * M ..; above 1 with multicast = most_splits = 1, without
+//                                             // pingpong, and not of a batch. Optional
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
@@ -86,7 +93,10 @@ JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within 
 
 template <class Config>
 struct DenseShape {
-  static constexpr int warpgroups = Config::down * Config::across;
+  static constexpr bool pingpong = is_pingpong<Config>;
+  static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
+  static constexpr int blocks = pingpong ? Config::down : 1;  // of 64 rows, of a warpgroup
+  static constexpr int tile_warps = pingpong ? 4 : warpgroups * 4;  // that compute a tile
   static constexpr int consumers = warpgroups * 128;
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
   static constexpr int rows = Config::down * 64;
@@ -108,7 +118,11 @@ struct DenseShape {
   static constexpr int sum_pitch = Config::columns + 8;
   static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static_assert(width % chunk == 0 && width * Config::contractions <= 256, "accumulators of a thread");
+  static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
+  static constexpr int ranges = ranges_of<Config>;
+  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
+  static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
+  static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
   static_assert(!Config::transposed || width % 64 == 0, "a transposed operand lies in runs of 64 columns");
 };
@@ -120,7 +134,10 @@ struct DenseKernel {
   using Multiply = Wgmma<typename Config::Element, Shape::width>;
   using Ring = StageRing<Config::stages>;
   static constexpr int contractions = Config::contractions;
-  static constexpr int accumulators = Shape::width / 2;
+  static constexpr int blocks = Shape::blocks;
+  using Sums = float[contractions][blocks][Shape::width / 2];
+  using Order = TileOrder<Shape::pingpong>;
+  static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
@@ -141,9 +158,11 @@ struct DenseKernel {
 
   // `which`: of the tiles of an item, which a cluster's blocks share out.
   JITGEN_DEVICE TilePlace place(int item, int which, int column_tiles) const {
-    TilePlace tile = place_in<Config::raster, Config::columns>(item, row_tiles, column_tiles, regions);
+    const int tiles = row_tiles * column_tiles;
+    const int inside = Shape::ranges > 1 ? item % tiles : item;
+    TilePlace tile = place_in<Config::raster, Config::columns>(inside, row_tiles, column_tiles, regions);
     const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
-    return {tile.region, row, tile.column * Config::columns};
+    return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
@@ -218,20 +237,25 @@ struct DenseKernel {
     }
   }
 
-  JITGEN_DEVICE void consume(
-      float (&acc)[contractions][accumulators], int first, int last, bool alone, Ring& ring) const {
-    const int warpgroup = threadIdx.x / 128;
+  JITGEN_DEVICE void consume(Sums& acc, int first, int last, bool alone, Ring& ring, bool follows, bool followed) const {
+    const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
-      for (int i = 0; i < accumulators; ++i) acc[c][i] = 0.0f;
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < Shape::width / 2; ++i) acc[c][b][i] = 0.0f;
+      }
     }
+    Order::wait(follows);
+    if (first == last) Order::pass(followed);
     int before = 0;
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
       barrier_wait_in_place(full(stage), ring.phase);
+      Order::pass(followed && chunk + 1 == last);
       const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -239,10 +263,14 @@ struct DenseKernel {
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
           const uint32_t at = weight_at(stage, c) + across * (Shape::width * 128);
-          if constexpr (Config::transposed) {
-            Multiply::template shared<1>(acc[c], a + step * 2, descriptor_transposed(at, 8192) + step * 128, 1);
-          } else {
-            Multiply::template shared<0>(acc[c], a + step * 2, descriptor_k_major(at) + step * 2, 1);
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            const uint64_t of_block = a + b * (8192 / 16) + step * 2;
+            if constexpr (Config::transposed) {
+              Multiply::template shared<1>(acc[c][b], of_block, descriptor_transposed(at, 8192) + step * 128, 1);
+            } else {
+              Multiply::template shared<0>(acc[c][b], of_block, descriptor_k_major(at) + step * 2, 1);
+            }
           }
         }
       }
@@ -257,48 +285,51 @@ struct DenseKernel {
   }
 
   template <class Own>
-  JITGEN_DEVICE void finish(
-      const Own& epilogue, const TilePlace& tile, const float (&acc)[contractions][accumulators], int columns) const {
-    constexpr int chunk = Shape::chunk, runs = chunk / 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
-    const int row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
+  JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
+    constexpr int chunk = Shape::chunk, runs = chunk / 8, turns = Shape::width / chunk;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int first_row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
-    if (row >= rows) return;
 #pragma unroll 1
-    for (int turn = 0; turn < Shape::width / chunk; ++turn) {
-      if (first + turn * chunk >= columns) break;
+    for (int turn = 0; turn < blocks * turns; ++turn) {
+      const int row = first_row + turn / turns * 64, column = first + turn % turns * chunk;
+      if (row >= rows) break;
+      if (column >= columns) continue;
       __syncwarp();
       spread<0>(turn, staging, acc);
       __syncwarp();
+      float sums[runs / 2][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
-      for (int i = 0; i < 16 * runs; i += 32) {
-        const int m = (i + lane) / runs, n = first + turn * chunk + lane % runs * 8;
-        const int run = staged_run<chunk>(m, lane % runs);
-        float sums[contractions][8];
+      for (int i = 0; i < runs / 2; ++i) {
+        const int run = staged_run<chunk>((i * 32 + lane) / runs, lane % runs);
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
           const float* const from = staging + c * 16 * chunk;
-          gather(sums[c], from + staged_column(run, 0), from + staged_column(run, 4));
+          gather(sums[i][c], from + staged_column(run, 0), from + staged_column(run, 4));
         }
-        const int live = smaller(8, columns - n);
-        if (row + m >= rows || live <= 0) continue;
-        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
+      }
+      const int n = column + lane % runs * 8, live = smaller(8, columns - n);
+#pragma unroll
+      for (int i = 0; i < runs / 2; ++i) {
+        const int m = row + (i * 32 + lane) / runs;
+        if (m >= rows || live <= 0) continue;
+        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + m, n, sums[i], live);
       }
     }
   }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
-  static JITGEN_DEVICE void spread(int wanted, float* staging, const float (&acc)[contractions][accumulators]) {
-    constexpr int chunk = Shape::chunk;
-    if constexpr (turn < Shape::width / chunk) {
+  static JITGEN_DEVICE void spread(int wanted, float* staging, const Sums& acc) {
+    constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
+    if constexpr (turn < blocks * turns) {
       if (wanted == turn) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
 #pragma unroll
           for (int i = 0; i < chunk / 8; ++i) {
-            const float* const from = acc[c] + (turn * (chunk / 8) + i) * 4;
+            const float* const from = acc[c][turn / turns] + (turn % turns * (chunk / 8) + i) * 4;
             const int at = staged_column(staged_run<chunk>(lane / 4, i), lane % 4 * 2);
             float* const to = staging + c * 16 * chunk + at;
             *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
@@ -311,7 +342,7 @@ struct DenseKernel {
   }
 
   // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
-  JITGEN_DEVICE void leave(const float (&acc)[contractions][accumulators]) const {
+  JITGEN_DEVICE void leave(const Sums& acc) const {
     constexpr int pitch = Shape::sum_pitch;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int row = warpgroup % Config::down * 64 + warp % 4 * 16 + lane / 4;
@@ -322,7 +353,7 @@ struct DenseKernel {
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
       for (int i = 0; i < Shape::width / 8; ++i) {
-        const float* const from = acc[c] + i * 4;
+        const float* const from = acc[c][0] + i * 4;
         float* const to = corner + c * Shape::rows * pitch + i * 8;
         *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
         *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
@@ -349,8 +380,7 @@ struct DenseKernel {
   }
 
   template <class Own>
-  JITGEN_DEVICE void finish_tile(
-      const Own& epilogue, const TilePlace& tile, const float (&acc)[contractions][accumulators], bool split) const {
+  JITGEN_DEVICE void finish_tile(const Own& epilogue, const TilePlace& tile, const Sums& acc, bool split) const {
     const int columns = columns_of(regions, tile.region);
     if (!split) return finish(epilogue, tile, acc, columns);
     leave(acc);
@@ -365,8 +395,9 @@ struct DenseKernel {
     const int column_tiles = column_tiles_of<Config::columns>(regions);
     const int tiles = row_tiles * column_tiles;
     using Item = decltype(batch.matrices());
-    const Item items = tiles * batch.matrices();
+    const Item items = tiles * batch.matrices() * Shape::ranges;
     const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
+    const ChunkRanges<Shape::ranges> range{chunks, tiles};
     Ring ring;
     TileWalk<Config::most_splits, Config::multicast, Item> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
@@ -376,7 +407,7 @@ struct DenseKernel {
           const int matrix = Batch::several ? int(walk.item / tiles) : 0;
           const int item = int(walk.item - Item(matrix) * tiles);
           const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-          produce(matrix, tile, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
+          produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
         if (walk.split) {
           __syncwarp();
@@ -387,17 +418,22 @@ struct DenseKernel {
       __syncwarp();
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
+      const Item first = walk.item;
+      if (threadIdx.x >= 128) Order::skip(walk, ring, chunks);
       for (; walk.item < items; walk.next()) {
         const int matrix = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(matrix) * tiles);
         const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        float acc[contractions][accumulators];
-        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
+        const bool follows = walk.item != first, followed = walk.after() < items;
+        Sums acc;
+        const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
+        consume(acc, begin, end, walk.split, ring, follows, followed);
         if constexpr (Batch::several) {
           finish_tile(epilogue.at(matrix), tile, acc, walk.split);
         } else {
           finish_tile(epilogue, tile, acc, walk.split);
         }
+        Order::skip(walk, ring, chunks);
       }
       __syncwarp();
     }
@@ -418,9 +454,11 @@ JITGEN_DEVICE void gemm_wgmma_dense(
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
   if (threadIdx.x == 0) {
     prefetch_map(x);
+#pragma unroll
+    for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].weights[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1);
-      barrier_init(kernel.empty(stage), Shape::consumers / 32 * Config::multicast);
+      barrier_init(kernel.empty(stage), Shape::tile_warps * Config::multicast);
     }
     barrier_init_fence();
   }

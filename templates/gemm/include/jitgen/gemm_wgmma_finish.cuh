@@ -26,7 +26,7 @@ struct QuantizedFinish {
   JITGEN_DEVICE void run(const TilePlace& tile, int m, int n, const float (&acc)[contractions][8], int columns) const {
     const int live = smaller(8, columns - n);
     if (m >= rows || live <= 0) return;
-    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, m, n, acc, live);
+    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + m, n, acc, live);
   }
 
   // With one scale per row, or a factor besides the scales, the sums are scaled, in float32.
@@ -82,17 +82,17 @@ struct QuantizedFinish {
       group_barrier<128>(1 + warpgroup);
       const int block = turn / (Config::tokens / chunk);
       const int column = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
+      float sums[chunk / 16][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
       for (int i = 0; i < chunk / 16; ++i) {
-        const int token = i * 16 + thread / 8;
-        float sums[contractions][8];
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          const float* const from = staging + c * area + token * pitch + thread % 8 * 8;
-          gather(sums[c], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
+          const float* const from = staging + c * area + (i * 16 + thread / 8) * pitch + thread % 8 * 8;
+          gather(sums[i][c], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
         }
-        run(tile, row + token, column, sums, columns);
       }
+#pragma unroll
+      for (int i = 0; i < chunk / 16; ++i) run(tile, row + i * 16 + thread / 8, column, sums[i], columns);
     }
   }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.

@@ -21,6 +21,8 @@
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with most_splits
 //     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Optional
 //     static constexpr int stagger = 0;      // chunks by which a tile begins later along k than its neighbour
+//     static constexpr int ranges = 1;       // ranges of K whose sums the epilogue gets separately, those of range r as
+//                                            // rows r * M ..; above 1 with multicast = most_splits = 1. Optional
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
 //   };
@@ -78,9 +80,12 @@ struct QuantizedKernel {
   JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
 
   JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
-    TilePlace tile = place_in<Config::raster, band>(item, row_tiles, column_tiles, regions);
+    const int tiles = row_tiles * column_tiles;
+    const int inside = Shape::ranges > 1 ? item % tiles : item;
+    TilePlace tile = place_in<Config::raster, band>(inside, row_tiles, column_tiles, regions);
     const int column = Config::multicast > 1 ? tile.column * Config::multicast + rank : tile.column;
-    return {tile.region, tile.row * Config::tokens, column * Shape::columns};
+    const int below = Shape::ranges > 1 ? item / tiles * rows : 0;
+    return {tile.region, tile.row * Config::tokens, column * Shape::columns, below};
   }
   // The chunk at which a tile begins along k. It differs between tiles, so that blocks that copy at the same time use
   // different memory channels.
@@ -248,14 +253,16 @@ struct QuantizedKernel {
 
   JITGEN_DEVICE void work() const {
     const int column_tiles = column_tiles_of<band>(regions);
-    const int items = row_tiles * column_tiles;
+    const int tiles = row_tiles * column_tiles, items = tiles * Shape::ranges;
     const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
+    const ChunkRanges<Shape::ranges> range{chunks, tiles};
     Ring ring;
     TileWalk<Config::most_splits, Config::multicast> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Config::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
-        produce(place(walk.item, column_tiles), walk.split ? from : 0, walk.split ? to : chunks, ring);
+        const int begin = walk.split ? from : range.first(walk.item), end = walk.split ? to : range.last(walk.item);
+        produce(place(walk.item, column_tiles), begin, end, ring);
         if (walk.split) {
           __syncwarp();
           cluster_sync();
@@ -269,7 +276,8 @@ struct QuantizedKernel {
       for (; walk.item < items; walk.next()) {
         const TilePlace tile = place(walk.item, column_tiles);
         Sums acc;
-        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, ring);
+        const int begin = walk.split ? from : range.first(walk.item), last = walk.split ? to : range.last(walk.item);
+        consume(acc, begin, last, ring);
         const Region region = region_of(regions, tile.region);
         if constexpr (!Shape::group_scales || Weight::factored) end.scale_rows(acc, tile, region);
         if (walk.split) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "jitgen/gemm_quant.cuh"
+#include "jitgen/gemm_wgmma_walk.cuh"
 #include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
@@ -17,6 +18,12 @@ template <class Config, class = void>
 constexpr int span_of = 1;
 template <class Config>
 constexpr int span_of<Config, decltype(void(Config::span))> = Config::span;
+
+// Tokens that an epilogue stages at once: more of them wait less often, and fewer leave room for stages.
+constexpr int staged_tokens(int tokens, int warpgroups, int contractions) {
+  if (tokens % 32 != 0) return 16;
+  return (tokens % 64 == 0 && warpgroups <= 2 ? 64 : 32) / contractions;
+}
 
 template <class Config, class Weight>
 struct QuantizedShape {
@@ -57,7 +64,7 @@ struct QuantizedShape {
   }
 
   // The epilogue stages a warpgroup's [contractions][chunk][64 columns]; each row is padded by 4 floats (banks).
-  static constexpr int chunk = Config::tokens % 32 ? 16 : 32 / Config::contractions;  // tokens
+  static constexpr int chunk = staged_tokens(Config::tokens, Config::warpgroups * Config::resident, Config::contractions);
   static constexpr int pitch = 68;
   static constexpr int staging_bytes = Config::warpgroups * Config::contractions * chunk * pitch * 4;
 
@@ -71,6 +78,8 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
+  static constexpr int ranges = ranges_of<Config>;
+  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
   static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");

@@ -6,9 +6,10 @@
 
 namespace jitgen {
 
-// One piece of work: a region, and the position of a tile in it (`place_in` gives it in tiles).
+// One piece of work: a region, and the position of a tile in it (`place_in` gives it in tiles). The epilogue gets rows
+// that are greater by `below`: where ranges of K are summed separately, each has a matrix of results below the one before.
 struct TilePlace {
-  int region, row, column;
+  int region, row, column, below;
 };
 
 template <int width, class Region, int regions>
@@ -27,7 +28,7 @@ JITGEN_DEVICE TilePlace place_in(int item, int row_tiles, int column_tiles, cons
   const int first = item / (raster * column_tiles) * raster;
   const int height = smaller(raster, row_tiles - first);
   const int inside = item - first * column_tiles;
-  TilePlace tile = {0, first + inside % height, inside / height};
+  TilePlace tile = {0, first + inside % height, inside / height, 0};
 #pragma unroll
   for (int r = 0; r + 1 < regions; ++r) {
     const int tiles = (all[r].columns + width - 1) / width;
@@ -76,6 +77,8 @@ struct TileWalk {
     split = true;
     place(single * multicast + int(blockIdx.x) / splits);
   }
+  // The item that follows, where none is split.
+  JITGEN_DEVICE Item after() const { return item + Item(int(gridDim.x) / multicast); }
   JITGEN_DEVICE Item number() const { return item * multicast + tile; }
   JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
 };
@@ -134,6 +137,59 @@ struct StageRing {
     if (++stage == stages) {
       stage = 0;
       phase ^= 1;
+    }
+  }
+  JITGEN_DEVICE void skip(int count) {
+    stage += count;
+    phase ^= stage / stages & 1;
+    stage %= stages;
+  }
+};
+
+// Whether two consumer warpgroups compute tiles in turn (`Config::pingpong`, else false).
+template <class Config, class = void>
+constexpr bool is_pingpong = false;
+template <class Config>
+constexpr bool is_pingpong<Config, decltype(void(Config::pingpong))> = Config::pingpong;
+
+// Into how many ranges K is divided, whose sums the epilogue gets separately (`Config::ranges`, else 1).
+template <class Config, class = void>
+constexpr int ranges_of = 1;
+template <class Config>
+constexpr int ranges_of<Config, decltype(void(Config::ranges))> = Config::ranges;
+
+// The chunks of K of an item: all, or those of its range. Each range has an item for each of `tiles` tiles, one range
+// after another.
+template <int ranges>
+struct ChunkRanges {
+  int chunks, tiles;
+  JITGEN_DEVICE int first(int item) const { return ranges > 1 ? chunks * (item / tiles) / ranges : 0; }
+  JITGEN_DEVICE int last(int item) const { return ranges > 1 ? chunks * (item / tiles + 1) / ranges : chunks; }
+};
+
+// The order of two warpgroups that compute tiles in turn. One begins to read the ring only when the other has waited for
+// the last stage of the tile before: a wait for a barrier's phase is right only during that phase and the one before it.
+template <bool pingpong>
+struct TileOrder {
+  static constexpr int first_barrier = 3;
+  // Before a tile: `follows` says whether another tile of this block comes before it.
+  static JITGEN_DEVICE void wait(bool follows) {
+    if constexpr (pingpong) {
+      if (follows) group_barrier<256>(first_barrier + threadIdx.x / 128);
+    }
+  }
+  // When the last stage of a tile has come, if another tile of this block follows.
+  static JITGEN_DEVICE void pass(bool followed) {
+    if constexpr (pingpong) {
+      if (followed) group_arrive<256>(first_barrier + 1 - threadIdx.x / 128);
+    }
+  }
+  // Over the other warpgroup's tile and its stages.
+  template <class Walk, class Ring>
+  static JITGEN_DEVICE void skip(Walk& walk, Ring& ring, int chunks) {
+    if constexpr (pingpong) {
+      walk.next();
+      ring.skip(chunks);
     }
   }
 };

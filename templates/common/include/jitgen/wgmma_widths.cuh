@@ -1,0 +1,101 @@
+// wgmma of the widths that CuTe has only in a header whose compilation takes 30 s (CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED).
+// As CuTe's atoms, each multiplies 64 rows of A by n rows of B, 16 k's, into float32 sums: `shared` takes both operands
+// from shared memory, `registers` takes A from registers. `transposed` says that B is contiguous along n.
+#pragma once
+
+#include "jitgen/storage.cuh"
+
+namespace jitgen {
+
+// The width's instruction; only the widths below have one.
+template <class Element, int n>
+struct WgmmaInstruction {
+  static constexpr bool exists = false;
+};
+
+// Eight operands, by their numbers in the text and as sums.
+#define JITGEN_TEXT0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define JITGEN_TEXT1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define JITGEN_TEXT2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define JITGEN_TEXT3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define JITGEN_TEXT4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define JITGEN_TEXT5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define JITGEN_TEXT6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define JITGEN_TEXT7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define JITGEN_TEXT8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define JITGEN_TEXT9 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define JITGEN_TEXT10 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define JITGEN_TEXT11 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define JITGEN_TEXT12 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define JITGEN_TEXT13 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define JITGEN_TEXT14 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define JITGEN_TEXT15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define JITGEN_SUMS(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define JITGEN_TEXTS1 JITGEN_TEXT0
+#define JITGEN_TEXTS2 JITGEN_TEXTS1 ", " JITGEN_TEXT1
+#define JITGEN_TEXTS3 JITGEN_TEXTS2 ", " JITGEN_TEXT2
+#define JITGEN_TEXTS4 JITGEN_TEXTS3 ", " JITGEN_TEXT3
+#define JITGEN_TEXTS5 JITGEN_TEXTS4 ", " JITGEN_TEXT4
+#define JITGEN_TEXTS6 JITGEN_TEXTS5 ", " JITGEN_TEXT5
+#define JITGEN_TEXTS7 JITGEN_TEXTS6 ", " JITGEN_TEXT6
+#define JITGEN_TEXTS8 JITGEN_TEXTS7 ", " JITGEN_TEXT7
+#define JITGEN_TEXTS9 JITGEN_TEXTS8 ", " JITGEN_TEXT8
+#define JITGEN_TEXTS10 JITGEN_TEXTS9 ", " JITGEN_TEXT9
+#define JITGEN_TEXTS11 JITGEN_TEXTS10 ", " JITGEN_TEXT10
+#define JITGEN_TEXTS12 JITGEN_TEXTS11 ", " JITGEN_TEXT11
+#define JITGEN_TEXTS13 JITGEN_TEXTS12 ", " JITGEN_TEXT12
+#define JITGEN_TEXTS14 JITGEN_TEXTS13 ", " JITGEN_TEXT13
+#define JITGEN_TEXTS15 JITGEN_TEXTS14 ", " JITGEN_TEXT14
+#define JITGEN_ALL1 JITGEN_SUMS(0)
+#define JITGEN_ALL2 JITGEN_ALL1, JITGEN_SUMS(8)
+#define JITGEN_ALL3 JITGEN_ALL2, JITGEN_SUMS(16)
+#define JITGEN_ALL4 JITGEN_ALL3, JITGEN_SUMS(24)
+#define JITGEN_ALL5 JITGEN_ALL4, JITGEN_SUMS(32)
+#define JITGEN_ALL6 JITGEN_ALL5, JITGEN_SUMS(40)
+#define JITGEN_ALL7 JITGEN_ALL6, JITGEN_SUMS(48)
+#define JITGEN_ALL8 JITGEN_ALL7, JITGEN_SUMS(56)
+#define JITGEN_ALL9 JITGEN_ALL8, JITGEN_SUMS(64)
+#define JITGEN_ALL10 JITGEN_ALL9, JITGEN_SUMS(72)
+#define JITGEN_ALL11 JITGEN_ALL10, JITGEN_SUMS(80)
+#define JITGEN_ALL12 JITGEN_ALL11, JITGEN_SUMS(88)
+#define JITGEN_ALL13 JITGEN_ALL12, JITGEN_SUMS(96)
+#define JITGEN_ALL14 JITGEN_ALL13, JITGEN_SUMS(104)
+#define JITGEN_ALL15 JITGEN_ALL14, JITGEN_SUMS(112)
+
+// The operands after the sums are numbered A, B, C, ... .
+#define JITGEN_WGMMA(ELEMENT, TYPE, N, EIGHTS, A, B, C, D, E, F)                                                      \
+  template <>                                                                                                         \
+  struct WgmmaInstruction<ELEMENT, N> {                                                                               \
+    static constexpr bool exists = true;                                                                              \
+    template <int transposed>                                                                                         \
+    static JITGEN_DEVICE void shared(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {                     \
+      asm volatile(                                                                                                   \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #C ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE       \
+          "." TYPE " {" JITGEN_TEXTS##EIGHTS "}, %" #A ", %" #B ", p, 1, 1, 0, %" #D ";\n}"                           \
+          : JITGEN_ALL##EIGHTS                                                                                        \
+          : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));                                                        \
+    }                                                                                                                 \
+    static JITGEN_DEVICE void registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {      \
+      asm volatile(                                                                                                   \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %" #F ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE       \
+          "." TYPE " {" JITGEN_TEXTS##EIGHTS "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;\n}"       \
+          : JITGEN_ALL##EIGHTS                                                                                        \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                                     \
+    }                                                                                                                 \
+  };
+#define JITGEN_WGMMA_OF_BOTH(...)                \
+  JITGEN_WGMMA(bfloat16, "bf16", __VA_ARGS__) \
+  JITGEN_WGMMA(float16, "f16", __VA_ARGS__)
+JITGEN_WGMMA_OF_BOTH(80, 5, 40, 41, 42, 43, 44, 45)
+JITGEN_WGMMA_OF_BOTH(112, 7, 56, 57, 58, 59, 60, 61)
+JITGEN_WGMMA_OF_BOTH(144, 9, 72, 73, 74, 75, 76, 77)
+JITGEN_WGMMA_OF_BOTH(160, 10, 80, 81, 82, 83, 84, 85)
+JITGEN_WGMMA_OF_BOTH(176, 11, 88, 89, 90, 91, 92, 93)
+JITGEN_WGMMA_OF_BOTH(208, 13, 104, 105, 106, 107, 108, 109)
+JITGEN_WGMMA_OF_BOTH(224, 14, 112, 113, 114, 115, 116, 117)
+JITGEN_WGMMA_OF_BOTH(240, 15, 120, 121, 122, 123, 124, 125)
+#undef JITGEN_WGMMA_OF_BOTH
+#undef JITGEN_WGMMA
+
+}  // namespace jitgen

@@ -1,0 +1,156 @@
+"""Gradients of functions that update an argument in place, and the versions of what is updated."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import jitgen
+from jitgen.compile import host
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+Way = Callable[[Any], Any]
+
+
+def compiled(function: Any) -> Any:
+    importlib.import_module("jitgen.dynamo.registration")
+    torch._dynamo.reset()
+    return torch.compile(function, backend="jitgen")
+
+
+WAYS: dict[str, Way] = {"jit": jitgen.jit, "compile": compiled}
+SOME = ["jit", pytest.param("compile", marks=pytest.mark.slow)]
+
+
+def cached(cache: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    cache.index_copy_(0, at, x @ weight)
+    return torch.softmax(x @ cache.t(), -1) @ cache
+
+
+@pytest.mark.parametrize("way", SOME)
+def test_keys_that_are_appended_to_a_cache_have_gradients(way: str) -> None:
+    function, at = WAYS[way](cached), torch.tensor([1, 3])
+    start, x, weight = torch.randn(5, 8), torch.randn(2, 8), torch.randn(8, 8)
+    found = []
+    for run in (function, cached):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        cache = start.clone()
+        (run(cache, *leaves, at).sum() + cache.square().sum()).backward()
+        found.append([cache.detach(), *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("way", SOME)
+def test_an_argument_that_has_a_history_may_be_updated_and_returned(way: str) -> None:
+    function = WAYS[way](lambda y, x: y.mul_(x))
+    first, second = (torch.randn(4, requires_grad=True) for _ in range(2))
+    y = first * 2
+    result = function(y, second)
+    assert result is y
+    result.sum().backward()
+    torch.testing.assert_close((first.grad, second.grad), (2 * second.detach(), 2 * first.detach()))
+
+
+def test_a_leaf_is_updated_as_torch_allows() -> None:
+    def step(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            parameter.sub_(x)
+        return parameter * x  # its gradient reaches the leaf in eager torch
+
+    parameter, x = torch.ones(3, requires_grad=True), torch.randn(3)
+    with pytest.raises(jitgen.UnsupportedError, match=r"requires grad .* torch\.no_grad"):
+        jitgen.jit(step)(parameter, x)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        jitgen.jit(lambda x: x.add_(1))(parameter)
+    with torch.no_grad():
+        torch.testing.assert_close(jitgen.jit(step)(parameter, x), (1 - x) * x)
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        self.register_buffer("average", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.up(x))
+        self.average.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        return torch.relu(y)
+
+
+def test_running_statistics_and_counters_stay_in_kernels_in_training() -> None:
+    model = Normalized()
+    other = copy.deepcopy(model)
+    run = compiled(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", jitgen.FallbackWarning)
+        for _ in range(3):
+            x = torch.randn(5, 8)
+            for each in (model, run):
+                each(x).square().mean().backward()
+    assert jitgen.report(other).share_of_nodes == 1
+    torch.testing.assert_close(other.state_dict(), model.state_dict())
+    found = [[parameter.grad for parameter in each.parameters()] for each in (other, model)]
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)
+    assert not other.norm.running_mean.requires_grad
+
+
+def test_autograd_sees_that_a_kernel_has_updated_what_it_saved() -> None:
+    add = jitgen.jit(lambda x: x.add_(1))
+    weight, x = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = (x * weight).sum()
+    add(weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    double, out = jitgen.jit(lambda x: x * 2), torch.empty(3)
+    y = (x * double(weight, out=out)).sum()
+    double(weight, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        add(torch.ones(3))
+
+
+def test_a_batch_norm_function_updates_nothing_that_has_gradients() -> None:
+    @jitgen.jit
+    def normalized(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean, variance, training=True)
+
+    x = torch.randn(4, 3, requires_grad=True)
+    mean, variance = torch.zeros(3), torch.ones(3)
+    normalized(x, mean, variance).sum().backward()
+    wanted = torch.zeros(3), torch.ones(3)
+    F.batch_norm(x, *wanted, training=True)
+    torch.testing.assert_close((mean, variance), wanted)
+    assert not mean.requires_grad
+
+
+@pytest.mark.slow
+def test_a_whole_training_step_may_be_compiled_with_its_optimizer() -> None:
+    def run(way: Way) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        leaves = [torch.randn(4, 8).requires_grad_(), torch.randn(8, 3).requires_grad_()]
+        optimizer = torch.optim.AdamW(leaves, lr=1e-2)
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = torch.tanh(leaves[0] @ leaves[1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = way(step)
+        for _ in range(3):
+            step()
+        return leaves
+
+    torch.testing.assert_close(run(compiled), run(lambda step: step))

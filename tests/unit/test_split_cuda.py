@@ -1,0 +1,74 @@
+"""Split-K over a temporary in the cuda dialect, where a cluster of blocks is not enough. (Results: device tests.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
+from jitgen.families.gemm.schedule import ROW_BUCKETS
+
+
+def linear(x: torch.Tensor, w: Any) -> torch.Tensor:
+    return F.linear(x, w).relu()
+
+
+def swiglu(x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def spec(*shape: int, format: str | None = None, **more: Any) -> jitgen.TensorSpec:
+    return jitgen.TensorSpec(shape, torch.bfloat16, format=format, group_size=128 if format else None, **more)
+
+
+def lowered(function: Any, *specs: jitgen.TensorSpec, target: str = "sm_90a", **options: Any) -> Any:
+    return jitgen.jit(function, **options).lower(*specs, target=target, backend="cuda")
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_few_tiles_and_long_k_are_split(format: str | None) -> None:
+    low = lowered(linear, spec(79, 43776), spec(256, 43776, format=format))
+    program, (choice, _) = low.lowered.program, low.lowered.schedules
+    assert [kernel.family for kernel in program.kernels] == ["gemm", "elementwise"]
+    assert isinstance(choice, WgmmaQuantized if format else WgmmaDense)
+    splits = choice.k_splits
+    assert splits > max(low.lowered.route.device.model.resident_clusters)
+    assert choice.cluster_k_splits == choice.multicast == 1
+    assert program.kernels[0].bodies[0].contractions[0].k_splits == splits
+    tiles = -(-79 // choice.block_m) * -(-256 // choice.block_n)
+    assert low.lowered.launch(0).grid == (tiles * splits, 1, 1)
+    assert f"static constexpr int ranges = {splits};" in low.lowered.render(0)[0].text
+    assert f"K is split over {splits} blocks" in low.explain()
+
+
+def test_two_products_have_sums_of_their_own() -> None:
+    low = lowered(swiglu, spec(100, 30720), *[spec(256, 30720, format="int4")] * 2).lowered
+    assert [kernel.name for kernel in low.program.kernels] == ["swiglu", "swiglu_sum"]
+    assert len(low.program.temporaries) == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "target", "options"),
+    [
+        (spec(4096, 4096), spec(4096, 4096), "sm_90a", {}),  # tiles enough
+        (spec(79, 1024), spec(256, 1024), "sm_90a", {}),  # too short
+        (spec(8, 43776), spec(256, 43776), "sm_90a", {}),  # another mainloop
+        (spec(79, 43780), spec(256, 43780), "sm_90a", {}),  # rows that no tensor map describes
+        (spec(79, 43776), spec(256, 43776), "sm_80", {}),
+        (spec(79, 43776), spec(256, 43776), "sm_90a", {"batch_invariant": True}),
+    ],
+    ids=["tiles", "short", "rows", "unaligned", "sm_80", "batch_invariant"],
+)
+def test_others_are_kept(x: jitgen.TensorSpec, w: jitgen.TensorSpec, target: str, options: dict[str, Any]) -> None:
+    low = lowered(linear, x, w, target=target, **options).lowered
+    assert low.program is low.partitioned.program
+
+
+def test_all_numbers_of_rows_are_at_most_eight_plans() -> None:
+    rows = (2, 16, 17, 64, 65, 100, 129, 192, 193, 500, 512, 513, 1536, 1537, 8192)
+    keys = {lowered(linear, spec(each, 30720), spec(256, 30720)).lowered.key for each in rows}
+    assert len(keys) <= len(ROW_BUCKETS) + 1

@@ -1,0 +1,106 @@
+"""Times products of few tiles and long K with every number of ranges that K may be split into, on this GPU.
+
+::
+
+    python tools/split_k_timings.py timings.json --sizes 79x256x43776 59x184x5888
+
+Calls are whole ones, in a CUDA graph over rotating weights: the product, and the kernel that adds the sums of ranges.
+Each result is compared with float64. A line of the output is ``[format, rows, columns, length, ranges, microseconds]``;
+``format`` is None for dense weights, and "torch" for ``F.linear`` of those. The rule's own choice has a star.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.families.gemm.schedules import cuda
+
+RULE = cuda.k_splits
+CACHED_BYTES = 2**28
+"""Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
+
+
+def linear(x: Any, w: Any) -> Any:
+    return F.linear(x, w)
+
+
+def with_ranges(ranges: int | None) -> Any:
+    """The product with so many ranges of K; with None, with those that the rule chooses."""
+    cuda.k_splits = RULE if ranges is None else lambda problem: ranges
+    return jitgen.jit(backend="cuda")(linear)
+
+
+def microseconds(calls: list[Callable[[], Any]]) -> float:
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    samples = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(samples)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output")
+    parser.add_argument("--sizes", nargs="+", help="rows x columns x length, as 79x256x43776")
+    parser.add_argument("--ranges", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
+    options = parser.parse_args()
+    results: list[Any] = []
+    for size in options.sizes:
+        rows, columns, length = map(int, size.split("x"))
+        x = torch.randn(rows, length, dtype=torch.bfloat16, device="cuda")
+        whole = torch.randn(columns, length, device="cuda") / length**0.5
+        for format in (None, "int4"):
+            w = jitgen.quantize(whole, "int4", 128, layout="mma") if format else whole.bfloat16()
+            exact = w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double()
+            want = x.double() @ exact.t()
+            copies = [w, *(copied(w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
+            wanted = [None, *options.ranges]
+            lowered = [with_ranges(ranges).lower(x, w) for ranges in wanted]
+            with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+                list(pool.map(lambda low: low.compile(), lowered))
+            for ranges in wanted:
+                plan = with_ranges(ranges).bind(x, w)  # which asks for the ranges again when it is given a result
+                out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device="cuda")
+                time = microseconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]])
+                error = ((out.double() - want).norm() / want.norm()).item()
+                mark = "*" if ranges is None else ""
+                print(size, format, f"{ranges or ''}{mark} {time:.2f} us", "" if error < 0.004 else f"WRONG {error}")
+                results.append([format, rows, columns, length, ranges, round(time, 3)])
+            if format is None:
+                time = microseconds([functools.partial(F.linear, x, copy) for copy in copies])
+                print(size, f"torch {time:.2f} us", flush=True)
+                results.append(["torch", rows, columns, length, 1, round(time, 3)])
+            with open(options.output, "w") as file:
+                file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+
+
+def copied(w: Any) -> Any:
+    if isinstance(w, torch.Tensor):
+        return w.clone()
+    return jitgen.quantize(w.dequantize(torch.float32), "int4", 128, layout=w.layout)
+
+
+if __name__ == "__main__":
+    main()
