@@ -117,7 +117,7 @@ class Derivative:
         read = list(tensors)
         for index in self._read_and_updated:
             read[index] = tensors[index].clone()  # what it was is read by the backward
-        return _Function.apply(self, tuple(numbers), *read)  # type: ignore[no-any-return]
+        return _Function.apply(self, tuple(numbers), *read)
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""
