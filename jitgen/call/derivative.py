@@ -22,7 +22,7 @@ from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
-from jitgen.gradients.plan import Plan, plan, without_marks
+from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
 from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological, under_views
@@ -46,6 +46,7 @@ class Derivative:
         wanted: the indices of inputs that require grad, captured tensors among them.
         forward_of: makes the launch of a graph, which it is given as ``Traced``.
         backward_of: makes the launch of a function of tensors and numbers, given its name.
+        keeps_marks: whether the graph of ``forward_of`` has the marks, since its launch has gradients of its own.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Derivative:
         wanted: Sequence[int],
         forward_of: Callable[[Traced], Launch],
         backward_of: Callable[[Callable[..., Any], str], Launch],
+        keeps_marks: bool = False,
     ):
         graph = specialization.traced.graph
         # The new value of an argument that the function updates is a result, which torch then copies to the argument:
@@ -73,7 +75,7 @@ class Derivative:
         self.graph = graph
         self.name = graph.name
         self._backward_of = backward_of
-        self._backwards: dict[tuple[Any, ...], Launch] = {}
+        self._backwards: dict[tuple[Any, ...], tuple[Launch, tuple[int, ...]]] = {}
         # Results that are an input, or a view of one, are made of it by torch, which knows their gradients.
         computed = [node for node in graph.outputs if under_views(node).op != "input"]
         self.results: tuple[Node, ...] = tuple(dict.fromkeys([*computed, *self.plan.saved]))
@@ -83,16 +85,15 @@ class Derivative:
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
-        self._forward = forward_of(Traced.of(without_marks(graph, self.results)))
+        program, self._launched = launched(graph, self.results, len(set(computed)))
+        if keeps_marks:
+            program, self._launched = dataclasses.replace(graph, outputs=self.results), tuple(range(len(self.results)))
+        self._twins = {i for i, number in enumerate(self._launched) if number in self._launched[:i]}
+        self._forward = forward_of(Traced.of(program))
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
-        results: Sequence[torch.Tensor] = ()
-        if self.results:
-            read = list(tensors)
-            for index in self._read_and_updated:
-                read[index] = tensors[index].clone()  # what it was is read by the backward
-            results = _Function.apply(self, tuple(numbers), *read)
+        results = self.computed(tensors, numbers)
         if not self._viewed:
             found = [results[position] for position in self.outputs]  # type: ignore[index]
             return self._with_updates(found, tensors) if self.updated else found
@@ -109,8 +110,24 @@ class Derivative:
             found[number] = tensors[index]
         return [found[position] for position in self._returned]
 
+    def computed(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The values of ``results``, with their history."""
+        if not self.results:
+            return ()
+        read = list(tensors)
+        for index in self._read_and_updated:
+            read[index] = tensors[index].clone()  # what it was is read by the backward
+        return _Function.apply(self, tuple(numbers), *read)
+
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        return self._forward(*tensors, *numbers)
+        """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""
+        found = self._forward(*tensors, *numbers)
+        if not self._twins:
+            return found
+        return tuple(
+            found[number].detach() if index in self._twins else found[number]
+            for index, number in enumerate(self._launched)
+        )
 
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors that the backward reads: inputs, saved results, and those of quantised weights."""
@@ -139,22 +156,33 @@ class Derivative:
         shapes: Sequence[torch.Size],
         numbers: Sequence[Any],
     ) -> Sequence[Any]:
-        """The gradients of the inputs ``wanted``; None where one does not depend on any of ``grads``.
+        """The gradients of the inputs ``wanted``; None where none flows from ``grads``, as in eager torch.
 
         Args:
             grads: the gradient of each of ``results``, or None.
             shapes: of the inputs ``sizes_of``.
         """
         given = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
-        if not given:
-            return [None] * len(wanted)
         key = wanted, given
         if key not in self._backwards:
-            function = _Backward(self, dataclasses.replace(self.plan, wanted=wanted), given)
-            self._backwards[key] = self._backward_of(function.traced, f"{self.name.strip('<>')}_backward")
-        present = [grads[i] for i in given]
+            self._backwards[key] = self._launch_of(wanted, given)
+        launch, reached = self._backwards[key]
+        if not reached:
+            return [None] * len(wanted)
+        present = [grads[i].resolve_neg() for i in given]
         sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # one element each
-        return self._backwards[key](*present, *self._with_dense_weights(kept), *sizes, *numbers)
+        found = launch(*present, *self._with_dense_weights(kept), *sizes, *numbers)
+        if len(reached) == len(wanted):
+            return found
+        by_index = dict(zip(reached, found, strict=True))
+        return [by_index.get(index) for index in wanted]
+
+    def _launch_of(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
+        """The launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
+        flows = inputs_reached(self.plan, [self.results[index] for index in given])
+        reached = tuple(index for index in wanted if index in flows)
+        function = _Backward(self, dataclasses.replace(self.plan, wanted=reached), given)
+        return self._backward_of(function.traced, f"{self.name.strip('<>')}_backward"), reached
 
 
 class GradientCall(Captures):

@@ -25,7 +25,6 @@ from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
 from jitgen.errors import UnsupportedError
-from jitgen.gradients.plan import without_marks
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, from_json, to_json, topological
 from jitgen.spec import DTYPES
@@ -46,7 +45,8 @@ class Program:
     """What the text of an operator says.
 
     Attributes:
-        graph: its results are computed, none is an argument or a view of one; it updates none.
+        graph: its results are computed, none is an argument or a view of one; it updates none. It has marks where no
+            gradient flows, for calls with gradients that torch makes of what it traced without.
         kinds: for each number that it takes ``"i"`` or ``"f"``.
         backend, compiler, batch_invariant: as the function asked for them.
     """
@@ -62,14 +62,16 @@ class Program:
         return Routing(self.graph.name, self.backend, self.compiler, self.batch_invariant)
 
     @property
-    def launched(self) -> Graph:
-        """The graph that kernels are made of: without the marks where no gradient flows."""
-        return without_marks(self.graph, self.graph.outputs)
-
-    @property
     def is_random(self) -> bool:
         """Whether it draws random numbers."""
         return any(node.op == "philox" for node in topological(self.graph.outputs))
+
+    @property
+    def launched(self) -> Graph:
+        """``graph`` without its marks where no gradient flows, which the autograd formula alone reads."""
+        from jitgen.gradients.plan import launched  # where a program runs
+
+        return launched(self.graph, self.graph.outputs, len(self.graph.outputs))[0]
 
     def text(self) -> str:
         facts = vars(self) | {"graph": to_json(self.graph)}
@@ -108,6 +110,7 @@ def parsed(text: str) -> Program:
     return Program(**facts | {"graph": from_json(facts["graph"])})
 
 
+@functools.lru_cache(maxsize=4096)
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of tensors and then numbers: the operator, with ``program`` as its text."""
     text, count = program.text(), len(program.graph.inputs)

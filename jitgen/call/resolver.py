@@ -19,6 +19,7 @@ from jitgen.call import recording
 from jitgen.call.routing import Routing
 from jitgen.call.signature import (
     NUMBERS,
+    at_sizes_of_one,
     check,
     is_object,
     number_symbols,
@@ -366,7 +367,7 @@ class Resolver:
 
 
 class ResolverOfGraph(Resolver):
-    """A resolver of calls with one graph, which is there already."""
+    """A resolver of calls with one graph, which is there already. Its sizes may be 1 as well: then it is another."""
 
     def __init__(self, traced: Traced, routing: Routing):
         super().__init__(_called_as_a_graph, routing)
@@ -374,9 +375,10 @@ class ResolverOfGraph(Resolver):
 
     def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not all(map(same_trace_fact, self._traced.graph.inputs, tensors)):
+        graph = at_sizes_of_one(self._traced.graph, tensors)
+        if graph is None or not all(map(same_trace_fact, graph.inputs, tensors)):
             raise UnsupportedError(f"{self.name}: a call of another kind than the graph is for")
-        return self._traced
+        return dataclasses.replace(self._traced, graph=graph)
 
 
 class ResolverOfBackward(Resolver):

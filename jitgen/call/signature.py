@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from jitgen.errors import RequiresGrad, UnsupportedError
-from jitgen.ir.graph import size_one_pattern
+from jitgen.ir.graph import Graph, size_one_pattern
+from jitgen.ir.symbols import Expr
 from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import dtype_name
 from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host_scalar
@@ -123,6 +124,27 @@ def same_trace_fact(spec: Any, tensor: Any) -> bool:
         and dtype_name(tensor.dtype) == spec.dtype
         and size_one_pattern(tensor.shape) == size_one_pattern(spec.shape)
     )
+
+
+def sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """The sizes that ``graph`` has symbols for and that are 1 in ``tensors``."""
+    ones = [size_one_pattern(tensor.shape) for tensor in tensors]
+    return tuple(
+        f"s{index}_{dim}"
+        for index, (spec, pattern) in enumerate(zip(graph.inputs, ones, strict=False))
+        for dim, (size, is_one) in enumerate(zip(spec.shape, pattern, strict=False))
+        if is_one and isinstance(size, Expr)
+    )
+
+
+def at_sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> Graph | None:
+    """``graph`` for ``tensors``, of which sizes may be 1 that it has symbols for; None if a guard rules that out."""
+    ones = sizes_of_one(graph, tensors)
+    if not ones:
+        return graph
+    from jitgen.ir.fixed import with_sizes  # for programs that torch exported
+
+    return with_sizes(graph, dict.fromkeys(ones, 1))
 
 
 def size_symbols(tensors: Sequence[torch.Tensor]) -> dict[str, int]:

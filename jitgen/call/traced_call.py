@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +24,14 @@ from jitgen import pipeline
 from jitgen.call.operator import LIBRARY, NAMES, Program, operator_of, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, environment_of
+from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
+from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
-from jitgen.trace.readable import refuse_tangents
+from jitgen.trace.readable import is_traced_tensor, refuse_tangents
 from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     if wanted and not is_transformed:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
     # Within torch.func the operator itself has gradients, by ``_gradients``, which every level of transforms takes.
-    results = _results(found.traced.graph, resolver.routing, inputs, numbers, keeps_marks=bool(wanted))
+    results = _results(found.traced.graph, resolver.routing, inputs, numbers)
     return found.returned(results, environment)
 
 
@@ -78,18 +80,11 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     def forward_of(traced: Any) -> Callable[..., Any]:
         return lambda *leaves: _call_operator(traced.graph, routing, leaves)
 
-    return Derivative(specialization, wanted, forward_of, backward_of)
+    return Derivative(specialization, wanted, forward_of, backward_of, keeps_marks=True)
 
 
-def _results(
-    graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any], keeps_marks: bool
-) -> list[Any]:
-    """What ``graph`` returns, after the updates that it makes.
-
-    Args:
-        keeps_marks: whether the operator's graph says where no gradient flows.
-    """
-    from jitgen.gradients.plan import without_marks
+def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    """What ``graph`` returns, after the updates that it makes."""
     from jitgen.gradients.replay import Replay
 
     written = [value for _, value in graph.mutated]
@@ -97,8 +92,7 @@ def _results(
     computed = tuple(dict.fromkeys(node for node in ends if under_views(node).op != "input"))
     values: Sequence[torch.Tensor] = ()
     if computed:
-        computes = replace(graph, outputs=computed, mutated=()) if keeps_marks else without_marks(graph, computed)
-        values = _call_operator(computes, routing, [*inputs, *numbers])
+        values = _call_operator(replace(graph, outputs=computed, mutated=()), routing, [*inputs, *numbers])
     known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.op == "input"}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -114,7 +108,8 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     count = len(graph.inputs)
     kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
     program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
-    if not any(map(is_batchedtensor, leaves[:count])):  # vmap runs the graph over the batch, which is another
+    without_memory = not count or any(map(is_traced_tensor, leaves[:count]))
+    if without_memory and not any(map(is_batchedtensor, leaves[:count])):  # vmap runs another graph, over the batch
         _compile_ahead(program, leaves[:count], leaves[count:])
     if torch.is_grad_enabled() and any(map(is_functorch_wrapped_tensor, leaves[:count])):
         return Transformed.apply(program.text(), *program.divided(leaves[count:]), *leaves[:count])
@@ -170,19 +165,39 @@ def _hint(size: Any) -> int:
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensors, ctx.integers, ctx.floats, ctx.graph = inputs
     ctx.save_for_backward(*tensors)
+    wanted = tuple(index for index, tensor in enumerate(tensors) if tensor.requires_grad)
+    ctx.mark_non_differentiable(*(output[index] for index in _without_gradient(ctx.graph, wanted)))
+
+
+@lru_cache(maxsize=4096)
+def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The results of a program that do not depend differentiably on the inputs ``wanted``."""
+    from jitgen.gradients.plan import without_gradient
+
+    return without_gradient(parsed(text).graph, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _derivative(text: str, wanted: tuple[int, ...], device: torch.device, ones: tuple[str, ...]) -> Derivative:
+    """How a program computes gradients of the inputs ``wanted`` where the sizes ``ones`` are 1."""
+    program = parsed(text)
+    graph = with_sizes(program.graph, dict.fromkeys(ones, 1))
+    assert graph is not None  # or the forward had been refused
+    specialization = Specialization(graph.name, Traced.of(graph), program.routing.on_device(device))
+    return derivative_of(specialization, wanted, program.routing)
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
     """The gradients of the operator's arguments."""
     wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
-    found = _gradients_of(parsed(ctx.graph), ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
+    found = _gradients_of(ctx.graph, ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
     # torch takes an empty list for one of tensors.
     of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
     return [found.get(index) for index in range(len(ctx.saved_tensors))], *of_numbers, None
 
 
 def _gradients_of(
-    program: Program,
+    text: str,
     tensors: Sequence[torch.Tensor],
     integers: Sequence[Any],
     floats: Sequence[float],
@@ -190,11 +205,9 @@ def _gradients_of(
     grads: Sequence[torch.Tensor | None],
 ) -> dict[int, Any]:
     """The gradients of the tensors ``wanted``: the forward is computed again, with what its backward reads."""
+    program = parsed(text)
     numbers = program.numbers(integers, floats)
-    specialization = Specialization(
-        program.graph.name, Traced.of(program.graph), program.routing.on_device(tensors[0].device)
-    )
-    derivative = derivative_of(specialization, wanted, program.routing)
+    derivative = _derivative(text, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
     results = derivative.forward(tensors, numbers)
     given: list[Any] = [None] * len(results)
     for position, grad in zip(derivative.outputs, grads, strict=True):
@@ -233,7 +246,7 @@ class Transformed(torch.autograd.Function):
             grad if DTYPES[node.dtype].is_floating_point else None
             for node, grad in zip(program.graph.outputs, grads, strict=True)
         ]
-        found = _gradients_of(program, tensors, ctx.integers, ctx.floats, wanted, given)
+        found = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, given)
         return None, None, None, *(found.get(index) for index in range(len(tensors)))
 
 

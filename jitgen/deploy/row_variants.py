@@ -28,10 +28,10 @@ from jitgen.families import registry
 from jitgen.families.family import SizeBuckets
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, Shape, equal_sizes, topological
+from jitgen.ir.fixed import with_sizes
+from jitgen.ir.graph import Graph, Shape, equal_sizes
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.quant import weights
-from jitgen.spec import DTYPES
 
 Entry = Mapping[str, Any]
 """An entry of a manifest, as JSON."""
@@ -158,44 +158,10 @@ def _reaching(
 def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | None:
     """``entry`` as if recorded with the sizes ``names`` equal to 1; None if its guards or strides rule that out."""
     ones = _with_equal_sizes(graph, dict.fromkeys(names, 1))
-    guards = []
-    for guard in graph.guards:
-        expr = symbols.substitute(guard.expr, ones)
-        if isinstance(expr, Expr):
-            guards.append(Guard(expr, guard.value))
-        elif expr != guard.value:
-            return None
-    builder, memo = Builder(), dict[int, Node]()
-    for node in topological(graph.results):
-        shape = tuple(symbols.substitute(size, ones) for size in node.shape)
-        children = [memo[id(child)] for child in node.inputs]
-        if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
-            memo[id(node)] = children[0]  # a trace at these sizes has no such view
-        elif node.op == "scalar":
-            value = symbols.substitute(node.attrs[0], ones)
-            known = DTYPES[node.dtype].is_floating_point and not isinstance(value, Expr)
-            memo[id(node)] = builder.scalar(float(value) if known else value, node.dtype)  # type: ignore[arg-type]
-        else:
-            memo[id(node)] = builder.make(node.op, children, node.dtype, shape, _substituted(node.attrs, ones))  # type: ignore[arg-type]
-    inputs = tuple(
-        InputSpec(spec.dtype, tuple(symbols.substitute(size, ones) for size in spec.shape))  # type: ignore[misc]
-        for spec in graph.inputs
-    )
-    smaller = Graph(
-        graph.name,
-        inputs,
-        tuple(memo[id(node)] for node in graph.outputs),
-        tuple(dict.fromkeys(guards)),
-        tuple((index, memo[id(node)]) for index, node in graph.mutated),
-    )
+    smaller = with_sizes(graph, ones)
+    if smaller is None:
+        return None
     return _resized({**entry, "graph": graphs.to_json(smaller)}, smaller, {**entry["environment"], **ones})
-
-
-def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
-    """``value``, an attribute of a node, with ``sizes`` in place of their symbols."""
-    if isinstance(value, tuple):
-        return tuple(_substituted(item, sizes) for item in value)
-    return symbols.substitute(value, sizes)
 
 
 def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry:

@@ -141,6 +141,7 @@ def table_of(use: Use, sizes: range, route: Route, kernels: Kernels) -> Table:
         UnsupportedError: a package cannot hold what it does, or a size is none that its trace is for.
     """
     program = use.program
+    graph = program.launched
     key = _key(use, sizes)
     known: list[Partitioned] = []
     rows: list[Row] = []
@@ -149,7 +150,7 @@ def table_of(use: Use, sizes: range, route: Route, kernels: Kernels) -> Table:
         environment = environment_of(tensors, use.numbers)
         program.check(environment)
         memory = [Memory(Strided(tuple(tensor.shape), tuple(tensor.stride())), 16) for tensor in tensors]
-        lowered = pipeline.lower(program.graph, environment, memory, route, _results(program, environment), known)
+        lowered = pipeline.lower(graph, environment, memory, route, _results(program, environment), known)
         if lowered.partitioned not in known:
             known.append(lowered.partitioned)
         variant, integers = _described(lowered, environment, kernels)

@@ -7,8 +7,8 @@
     plan.py        which values of the forward a backward reads: which are inputs, saved, or computed again
     replay.py      nodes of a graph as torch calls
     backward.py    the backward of a graph, as a function of torch calls; ``jitgen.jit`` makes kernels of it
-    function.py    the ``torch.autograd.Function`` that a call with gradients goes through
 
+``call/derivative.py`` is the ``torch.autograd.Function`` that a call with gradients goes through.
 A backward is traced as a user's function is, so it is fused, stored, recorded and prewarmed like one, and a second
 derivative is the backward of a backward.
 """

@@ -43,7 +43,6 @@ class Plan:
     Attributes:
         graph: the forward.
         wanted: the inputs whose gradients are computed.
-        outputs: the positions of results that depend on them differentiably; all others have no gradient.
         active: the ids of nodes that a gradient flows through.
         inputs: the inputs whose values the backward reads.
         weights: the quantised weights (``dequantize`` nodes) whose values it reads.
@@ -53,7 +52,6 @@ class Plan:
 
     graph: Graph
     wanted: tuple[int, ...]
-    outputs: tuple[int, ...]
     active: frozenset[int]
     inputs: tuple[int, ...]
     weights: tuple[Node, ...]
@@ -68,10 +66,8 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         UnsupportedError: an operation on the way has no derivative here; the message names it and the user's line.
     """
     active = _active(graph, wanted)
-    outputs = tuple(i for i, node in enumerate(graph.outputs) if id(node) in active)
-    reached = [
-        node for node in topological([graph.outputs[i] for i in outputs]) if id(node) in active and node.op != "input"
-    ]
+    ends = [node for node in graph.outputs if id(node) in active]
+    reached = [node for node in topological(ends) if id(node) in active and node.op != "input"]
     weighted = recognised(graph, active)
     again = {id(of.product) for of in weighted}
     read = [value for node in reached for value in _values_read(node, active)]
@@ -97,7 +93,6 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     return Plan(
         graph,
         tuple(sorted(wanted)),
-        outputs,
         active,
         tuple(sorted(inputs)),
         tuple(weights.values()),
@@ -149,6 +144,44 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
     wanted = [rules[position] for position in positions]
     names = dict.fromkeys(name for rule in wanted if rule is not None for name in reads(rule))
     return [node if name == "out" else node.inputs[_OPERANDS.index(name)] for name in names]
+
+
+def without_gradient(graph: Graph, wanted: Collection[int]) -> tuple[int, ...]:
+    """The positions of results that do not depend differentiably on the inputs ``wanted``."""
+    active = _active(graph, wanted)
+    return tuple(index for index, node in enumerate(graph.outputs) if id(node) not in active)
+
+
+def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
+    """The inputs to which a gradient flows from ``results``; eager torch gives the others none."""
+    found: set[int] = set()
+    stack, seen = [node for node in results if id(node) in plan.active], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "input":
+            found.add(node.attrs[0])
+        stack.extend(child for child in node.inputs if id(child) in plan.active)
+    return frozenset(found)
+
+
+def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Graph, tuple[int, ...]]:
+    """What is launched for the values of ``results``, and which of its results each of them is.
+
+    Nodes that differ in where no gradient flows have one value. The first ``returned`` have memory of their own, since
+    the function returns them as tensors of their own; of the others only one has.
+    """
+    plain = without_marks(graph, results)
+    builder, outputs, indices = Builder(), list[Node](), list[int]()
+    for index, node in enumerate(plain.outputs):
+        if node in outputs and index < returned:
+            node = builder.make("cast", (node,), node.dtype, node.shape, ("copy", returned + index))
+        if node not in outputs:
+            outputs.append(node)
+        indices.append(outputs.index(node))
+    return replace(plain, outputs=tuple(outputs)), tuple(indices)
 
 
 def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:

@@ -5,7 +5,8 @@ it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the resu
 is saved or computed again for the backward (``plan.py``). Tensors have one shape and one dtype; an operand that is the
 same number in every call is that number.
 
-Where two operands of a minimum or a maximum are equal, each gets half the gradient, as in torch. None stands for an
+Where two operands of a minimum or a maximum are equal, each gets half the gradient, and where one is NaN each gets all
+of it, as in torch. None stands for an
 operand without a gradient: a condition, a comparison, an operation that is constant almost everywhere.
 """
 
@@ -22,9 +23,9 @@ import torch
 Rule = Callable[..., Any]
 
 
-def _chosen(g: Any, first: Any, other: Any) -> Any:
-    """``g`` where ``first`` holds, half of it where ``other`` holds, and 0 elsewhere."""
-    return torch.where(other, g * 0.5, torch.where(first, g, 0.0))
+def _chosen(g: Any, lost: Any, equal: Any) -> Any:
+    """0 where ``lost`` holds, half of ``g`` where ``equal`` holds, and ``g`` elsewhere."""
+    return torch.where(equal, g * 0.5, torch.where(lost, 0.0, g))
 
 
 def _over_square(g: Any, a: Any, b: Any) -> Any:
@@ -62,8 +63,8 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "pow": (_power, _exponent),
     "atan2": (lambda g, a, b: _over_square(g * b, a, b), lambda g, a, b: _over_square(-g * a, a, b)),
     "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * torch.sign(a) * torch.sign(out)), None),
-    "minimum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
-    "maximum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
+    "minimum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
+    "maximum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
     "fmin": (
         lambda g, a, b: torch.where((a <= b) | torch.isnan(b), g, 0.0),
         lambda g, a, b: torch.where((a <= b) | torch.isnan(b), 0.0, g),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.table import composition
 
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
@@ -106,8 +107,16 @@ def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
 def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
     """torch's pair of values and indices; without a dimension the value alone."""
     if dim is None:
+        if isinstance(input, TensorProxy) and input.owner.differentiable:
+            value = _shared(_rows(input, dim), value)
         return _back(value, input, dim, keepdim)
     return kind((_back(value, input, dim, keepdim), _back(index, input, dim, keepdim)))
+
+
+def _shared(row: Tensor, value: Tensor) -> Tensor:
+    """``value`` as the maximum of the elements of ``row`` equal to it, which share its gradient, as in torch."""
+    equal = (row == value) | (torch.isnan(row) & torch.isnan(value))
+    return torch.where(equal, row, float("-inf")).amax(-1, keepdim=True)
 
 
 @composition("quantile")

@@ -278,7 +278,7 @@ def var(
 def std(
     trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
 ) -> Node:
-    return pointwise(trace, "sqrt", var(trace, input, dim, unbiased, keepdim, correction=correction))
+    return _root(trace, var(trace, input, dim, unbiased, keepdim, correction=correction))
 
 
 @row("var_mean")
@@ -296,7 +296,14 @@ def std_mean(
     trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
 ) -> tuple[Node, Node]:
     variance, middle = var_mean(trace, input, dim, unbiased, keepdim, correction=correction)
-    return pointwise(trace, "sqrt", variance), middle
+    return _root(trace, variance), middle
+
+
+def _root(trace: Trace, total: Node) -> Node:
+    """The square root of a sum of squares. Where that is 0 its gradient is 0, as that of eager torch's norm and std."""
+    if trace.differentiable:
+        total = where(trace, pointwise(trace, "eq", total, 0, result="bool"), trace.detached(total), total)
+    return pointwise(trace, "sqrt", total)
 
 
 def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
@@ -313,9 +320,7 @@ def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
         return reduce(trace, "sum", size, dims)
     if p == 2:
         total = reduce(trace, "sum", pointwise(trace, "mul", input, input), dims)
-        if trace.differentiable:  # the gradient of the norm of zeros is 0, as in torch
-            total = where(trace, pointwise(trace, "eq", total, 0, result="bool"), trace.detached(total), total)
-        return pointwise(trace, "sqrt", total)
+        return _root(trace, total)
     total = reduce(trace, "sum", pointwise(trace, "pow", size, p), dims)
     return pointwise(trace, "pow", total, 1.0 / p)
 

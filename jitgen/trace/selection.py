@@ -181,11 +181,16 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     if dtype == "bool" and min is not None and max is not None:
         raise TypeError("not defined for bool tensors")
     value = input
-    if trace.differentiable and is_float(input) and not any(isinstance(bound, Node) for bound in (min, max)):
+    if trace.differentiable and any(isinstance(each, Node) and is_float(each) for each in (input, min, max)):
         # A minimum or maximum would give half the gradient to an element that is equal to a bound.
         for bound, beyond in ((min, "le" if flat_ends else "lt"), (max, "ge" if flat_ends else "gt")):
             if bound is not None:
-                value = where(trace, pointwise(trace, beyond, value, bound, result="bool"), bound, value)
+                chosen = pointwise(trace, beyond, value, bound, result="bool")
+                if isinstance(bound, Node) and is_float(bound):  # a bound that is NaN is the result
+                    chosen = logical_or(trace, chosen, isnan(trace, bound))
+                value = where(trace, chosen, bound, value)
+        if not flat_ends:  # a NaN has no gradient either
+            value = where(trace, isnan(trace, value), trace.detached(value), value)
         return trace.cast(value, dtype)
     if min is not None:
         value = pointwise(trace, "maximum", value, min, dtype=dtype)

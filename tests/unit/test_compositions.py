@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 import jitgen
 from jitgen.errors import TraceError, UnsupportedError
@@ -51,6 +52,37 @@ def test_special_functions(name: str, dtype: torch.dtype) -> None:
     near = (result.double() - exact).abs() <= FORMULA * (eps * exact.abs() + moved.nan_to_num(0.0, 0.0, 0.0))
     wrong = ~(near | (result == eager) | (result.isnan() & eager.isnan()))
     assert not wrong.any(), (x[wrong], result[wrong], exact[wrong])
+
+
+def _gradient(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    found = [result for result in tree_leaves(function(x)) if result.requires_grad]
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.rand(result.shape, generator=generator, dtype=result.dtype) for result in found]
+    return torch.autograd.grad(found, x, given)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in SPECIAL if name != "spherical_bessel_j0"])
+@pytest.mark.quick(where=lambda name: name in ("erfinv", "ndtri", "log_ndtr"))
+def test_gradients_of_special_functions(name: str) -> None:
+    """The derivative of each formula, which is right to fewer digits than the formula, is that of eager torch."""
+    function, (low, high) = SPECIAL[name]
+    inside = torch.rand(100, dtype=torch.float64) * (high - low) + low
+    edges = [edge for edge in (0.5, 1.0, 2.0, 20.0, 40.0) if low <= edge <= high]
+    edges += {"erfinv": [-1.0, 0.0, 2.0, math.nan], "ndtri": [-1.0, 0.0, 2.0, math.nan]}.get(name, [])
+    x = torch.cat([inside, inside * 1e-6, torch.tensor(edges, dtype=torch.float64)])
+    torch.testing.assert_close(
+        _gradient(jitgen.jit(function), x), _gradient(function, x), rtol=1e-7, atol=1e-10, equal_nan=True
+    )
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_function_of_which_torch_has_none() -> None:
+    x = torch.cat([torch.linspace(0.1, 20, 99, dtype=torch.float64), torch.tensor([0.0], dtype=torch.float64)])
+    expected = torch.where(x == 0, 0.0, (x * x.cos() - x.sin()) / (x * x))
+    found = _gradient(jitgen.jit(lambda x: torch.special.spherical_bessel_j0(x)), x)
+    given = torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    torch.testing.assert_close(found, given * expected, rtol=1e-7, atol=1e-10)
 
 
 def test_a_polynomial_of_unknown_degree_is_refused() -> None:
@@ -182,6 +214,17 @@ PLACED: dict[str, Callable[..., Any]] = {
 @pytest.mark.quick(where=lambda name: name in ("masked_scatter", "nonzero_static", "vander", "embedding_bag mean"))
 def test_elements_in_place(name: str) -> None:
     torch.testing.assert_close(jitgen.jit(PLACED[name])(X), PLACED[name](X))
+
+
+WITHOUT_GRADIENT = {"nonzero_static", "nonzero_static with a fill", "vander", "vander, increasing", "embedding_bag max"}
+"""Results that are indices, and what ``docs/gradients.md`` says is refused."""
+
+
+@pytest.mark.parametrize("name", [name for name in PLACED if name not in WITHOUT_GRADIENT])
+@pytest.mark.quick(where=lambda name: name in ("masked_scatter", "embedding_bag mean"))
+def test_gradients_of_elements_in_place(name: str) -> None:
+    x = X.double()
+    torch.testing.assert_close(_gradient(jitgen.jit(PLACED[name]), x), _gradient(PLACED[name], x))
 
 
 def test_too_few_elements_for_a_mask_are_an_error() -> None:

@@ -321,6 +321,57 @@ def test_a_quantised_model_is_exported_to_a_file(format: str, called_before: boo
         torch.testing.assert_close(each.module()(y), expected)
 
 
+@jitgen.jit
+def partly_detached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.exp(x)
+    return torch.softmax(x, -1) * torch.softmax(x.detach(), -1) * x, y.detach() + 1
+
+
+def _exported(function: Any, x: torch.Tensor) -> Any:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return function(x)
+
+    return torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
+
+
+def _first_and_second(function: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    result, constant = function(x)
+    assert result.requires_grad
+    assert not constant.requires_grad
+    (first,) = torch.autograd.grad(result.sin().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    return [result, constant, first, second]
+
+
+@pytest.mark.parametrize("traced", [_exported, lambda function, x: make_fx(function)(x)], ids=["export", "make_fx"])
+def test_gradients_of_a_program_traced_without_stop_where_it_detaches(traced: Any) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    program = traced(partly_detached, torch.randn(3, 4, dtype=torch.float64))
+    expected = _first_and_second(partly_detached.reference, x)
+    torch.testing.assert_close(_first_and_second(program, x), expected)
+
+
+def test_an_exported_program_runs_and_trains_with_one_row() -> None:
+    program = _exported(partly_detached, torch.randn(3, 4, dtype=torch.float64))
+    for rows in (1, 2, 0):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        expected = _first_and_second(partly_detached.reference, x)
+        torch.testing.assert_close(_first_and_second(program, x), expected)
+
+
+def test_the_backward_of_an_exported_program_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitgen.trace import run
+
+    program = _exported(partly_detached, torch.randn(3, 4))
+    traced, trace = list[str](), run.trace
+    monkeypatch.setattr(run, "trace", lambda *args: traced.append(args[1]) or trace(*args))
+    for _ in range(3):
+        program(torch.randn(5, 4, requires_grad=True))[0].sum().backward()
+    assert traced == ["partly_detached_backward"]
+
+
 # ----------------------------------------------------------------------------------------------- torch's other tracers
 
 

@@ -1,0 +1,56 @@
+"""Graphs in which some sizes are numbers: what a trace at these sizes leaves of a graph with symbols for them.
+
+A size of 1 is static in a graph. ``deploy/row_variants.py`` makes the graphs of calls with one row of a recorded call
+with several; ``call/resolver.py`` does so where a program that torch exported is called with one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, topological
+from jitgen.ir.symbols import Expr
+from jitgen.spec import DTYPES
+
+
+def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph | None:
+    """``graph`` with ``sizes`` in place of their symbols; None if a guard rules them out."""
+    guards = []
+    for guard in graph.guards:
+        expr = symbols.substitute(guard.expr, sizes)
+        if isinstance(expr, Expr):
+            guards.append(Guard(expr, guard.value))
+        elif expr != guard.value:
+            return None
+    builder, memo = Builder(), dict[int, Node]()
+    for node in topological(graph.results):
+        shape = tuple(symbols.substitute(size, sizes) for size in node.shape)
+        children = [memo[id(child)] for child in node.inputs]
+        if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
+            memo[id(node)] = children[0]  # a trace at these sizes has no such view
+        elif node.op == "scalar":
+            value = symbols.substitute(node.attrs[0], sizes)
+            known = DTYPES[node.dtype].is_floating_point and not isinstance(value, Expr)
+            memo[id(node)] = builder.scalar(float(value) if known else value, node.dtype)  # type: ignore[arg-type]
+        else:
+            memo[id(node)] = builder.make(node.op, children, node.dtype, shape, _substituted(node.attrs, sizes))  # type: ignore[arg-type]
+    inputs = tuple(
+        InputSpec(spec.dtype, tuple(symbols.substitute(size, sizes) for size in spec.shape))  # type: ignore[misc]
+        for spec in graph.inputs
+    )
+    return Graph(
+        graph.name,
+        inputs,
+        tuple(memo[id(node)] for node in graph.outputs),
+        tuple(dict.fromkeys(guards)),
+        tuple((index, memo[id(node)]) for index, node in graph.mutated),
+    )
+
+
+def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
+    """``value``, an attribute of a node, with ``sizes`` in place of their symbols."""
+    if isinstance(value, tuple):
+        return tuple(_substituted(item, sizes) for item in value)
+    return symbols.substitute(value, sizes)
