@@ -40,6 +40,16 @@ def test_gradients_of_attention(case: str) -> None:
     check(*CASES[case]())
 
 
+def test_products_of_one_row_and_one_key_are_of_one_dtype() -> None:
+    """There a row's sum is a factor of its key, which values take: what remains is rounded as the weights were."""
+    args = [t.requires_grad_() for t in operands((1, 3), 1, 1, 64, 64, torch.bfloat16)]
+    with partitioned() as programs:
+        jitgen.jit(functions.sdpa, backend="cpp")(*args)
+    bodies = [body for program, _ in programs for kernel in program.kernels for body in kernel.bodies]
+    products = [(c.dtype, body.operands[c.weight[0]].dtype) for body in bodies for c in body.contractions]
+    assert products and set(products) == {("bfloat16", "bfloat16")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask(mask: str) -> None:

@@ -185,6 +185,8 @@ class _Spelling:
         for step, position in reversed(chain):
             operands = [node if number == position else child for number, child in enumerate(step.inputs)]
             node = self.mover.builder.like(step, operands)
+        if node.dtype != weights.dtype:  # the step that rounded them was one of the factors
+            node = self.make("cast", (node,), weights.dtype, node.shape)
         for step, position in reversed(factors):
             operands = [
                 values if number == position else self._of_key(child, row, values)
