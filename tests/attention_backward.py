@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import lowering
-from jitgen.ir import symbols
+from jitgen import pipeline
 from jitgen.ir.program import Program
+from jitgen.lowering import Lowered
 from tests.attention import INF, sample
 
 Function = Callable[..., torch.Tensor]
@@ -21,17 +21,17 @@ Function = Callable[..., torch.Tensor]
 
 @contextmanager
 def partitioned() -> Iterator[list[tuple[Program, list[tuple[int, ...]]]]]:
-    """The programs that graphs become within the context, each with the sizes of its temporaries and results."""
+    """The programs that calls take within the context, each with the sizes of its temporaries and results: not those of
+    a route that was given up for its alternative."""
     found: list[tuple[Program, list[tuple[int, ...]]]] = []
-    original = lowering.program_of
+    original = pipeline.lower
 
-    def program_of(graph: Any, decide: Any, environment: Any, *rest: Any) -> Program:
-        program = original(graph, decide, environment, *rest)
-        buffers = (*program.temporaries, *program.results)
-        found.append((program, [tuple(symbols.evaluate(n, environment) for n in each.shape) for each in buffers]))
-        return program
+    def lower(graph: Any, *args: Any) -> Lowered:
+        lowered = original(graph, *args)
+        found.append((lowered.program, [each.view.sizes for each in lowered.memories[len(graph.inputs) :]]))
+        return lowered
 
-    with mock.patch.object(lowering, "program_of", program_of):
+    with mock.patch.object(pipeline, "lower", lower):
         yield found
 
 

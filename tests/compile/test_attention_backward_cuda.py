@@ -107,3 +107,14 @@ def test_the_backend_auto_has_two_kernels_everywhere(dtype: torch.dtype) -> None
         low = lowered(64, 64, dtype, backend="auto", target=target)
         in_cuda = (target, dtype) == ("sm_90a", torch.bfloat16)
         assert [kernel.backend for kernel in low.kernels] == ["cuda" if in_cuda else "triton"] * 2, low.explain()
+
+
+def test_the_backend_auto_takes_triton_for_a_backward_of_wide_heads_alone() -> None:
+    """The forward of 256 elements has a kernel in CUDA, its backward in Triton alone."""
+    low = lowered(256, 256, backend="auto")
+    assert [kernel.backend for kernel in low.kernels] == ["triton"] * 2, low.explain()
+    spec = TensorSpec((2, 8, 1000, 256), torch.bfloat16)
+    forward = jitgen.jit(torch.nn.functional.scaled_dot_product_attention)
+    assert [each.backend for each in forward.lower(spec, spec, spec, backend="auto", target="sm_90a").kernels] == [
+        "cuda"
+    ]
