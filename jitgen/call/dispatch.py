@@ -200,6 +200,8 @@ class Dispatchers:
             if tracing.get() is not None:
                 return resolver.function(*args, **kwargs)
             leaves, tree, _ = parameters.flatten(args, kwargs, resolver.layout_of)
+            if any(map(is_traced, leaves)):
+                return traced_call(resolver, leaves, tree)
             dispatcher = self.find(leaves, tree)
             # Only now have weights of the portable layout the layout, and so the token, that later calls have.
             packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]

@@ -110,3 +110,13 @@ def test_batched_gradients_are_refused_with_a_remedy() -> None:
     y = jitgen.jit(lambda x: torch.tanh(x))(x)
     with pytest.raises(jitgen.UnsupportedError, match=r"batch of gradients.*vectorize=False"):
         torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("level", ["int8", "int4"])
+def test_a_layer_that_is_first_called_within_vmap_after_another_was_called_outside(level: str) -> None:
+    """The types of its arguments are known from the other layer, its token is not."""
+    other, layer, x = torch.nn.Linear(64, 32), torch.nn.Linear(128, 48), torch.randn(3, 5, 128)
+    jitgen.quantize_(other, "int8")
+    jitgen.quantize_(layer, level)
+    other(torch.randn(3, 64))
+    torch.testing.assert_close(torch.vmap(layer, in_dims=1)(x), layer(x).movedim(1, 0))
