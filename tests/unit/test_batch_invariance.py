@@ -57,9 +57,10 @@ def test_every_number_of_rows_gives_a_row_the_same_bits(name: str, dtype: torch.
     x = torch.randn(ROWS, 256, dtype=dtype)
     expected = invariant(x, *others)
     usual = jitgen.jit(function)(x, *others).float()
-    assert (expected.float() - usual).norm() <= 2 * torch.finfo(dtype).eps * usual.norm(), (
-        "the same sums, in another order"
-    )
+    # The same sums of 256 terms in another order: roundings that are independent add up to the root of their number,
+    # in each of two factors. The result is rounded once more in each.
+    bound = 2 * torch.finfo(dtype).eps + 2 * 256**0.5 * torch.finfo(torch.float32).eps
+    assert (expected.float() - usual).norm() <= bound * usual.norm()
     for rows in range(1, ROWS):
         assert torch.equal(invariant(x[:rows].clone(), *others), expected[:rows]), rows
 

@@ -127,8 +127,9 @@ struct Bytes {
 
 #if defined(JITGEN_AVX512)
 
-template <int most, int fewest, bool zeroed>
-struct Nibbles<Few<Pairs, most, fewest>, zeroed> {
+// Nibbles and bytes as pairs of bfloat16.
+template <bool zeroed>
+struct PairedNibbles {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
   static constexpr bool corrected = false;
@@ -158,8 +159,7 @@ struct Nibbles<Few<Pairs, most, fewest>, zeroed> {
 
 // The same for one or two rows of x, where a look-up costs more than a multiplication. Codes are decoded as if every
 // zero-point were 8, and the tile subtracts `zero` times the sum of x.
-template <int most, int fewest>
-struct CorrectedNibbles : Nibbles<Few<Pairs, most, fewest>, false> {
+struct CorrectedNibbles : PairedNibbles<false> {
   static constexpr bool corrected = true;
   Floats zero;
 
@@ -168,8 +168,7 @@ struct CorrectedNibbles : Nibbles<Few<Pairs, most, fewest>, false> {
   }
 };
 
-template <int most, int fewest>
-struct Bytes<Few<Pairs, most, fewest>> {
+struct PairedBytes {
   static constexpr int steps = 2;
   static constexpr int bytes = 64;
   static constexpr bool corrected = false;
@@ -215,29 +214,42 @@ struct SplitBytes {
 
 namespace detail {
 
-template <class Compute, int bits, bool zeroed, int rows>
+// Numbers decoded one by one, pairs of bfloat16, or pairs for one or two rows of x.
+enum Form { single, paired, paired_few };
+
+template <class Compute, int rows>
+constexpr Form form_of() {
+  if (Compute::per_element == 1) return single;
+  return rows <= 2 ? paired_few : paired;
+}
+
+template <class Compute, int bits, bool zeroed, Form form>
 struct Choice {
   using type = Nibbles<Compute, zeroed>;
 };
-template <class Compute, int rows>
-struct Choice<Compute, 8, false, rows> {
+template <class Compute>
+struct Choice<Compute, 8, false, single> {
   using type = Bytes<Compute>;
 };
 #if defined(JITGEN_AVX512)
-template <int most, int fewest>
-struct Choice<Few<Pairs, most, fewest>, 4, true, 1> {
-  using type = CorrectedNibbles<most, fewest>;
+template <class Compute, bool zeroed, Form form>
+struct Choice<Compute, 4, zeroed, form> {
+  using type = PairedNibbles<zeroed>;
 };
-template <int most, int fewest>
-struct Choice<Few<Pairs, most, fewest>, 4, true, 2> {
-  using type = CorrectedNibbles<most, fewest>;
+template <class Compute, bool zeroed>
+struct Choice<Compute, 4, zeroed, single> {
+  using type = Nibbles<Compute, zeroed>;
 };
-template <int most, int fewest>
-struct Choice<Few<Pairs, most, fewest>, 8, false, 1> {
-  using type = SplitBytes;
+template <class Compute>
+struct Choice<Compute, 4, true, paired_few> {
+  using type = CorrectedNibbles;
 };
-template <int most, int fewest>
-struct Choice<Few<Pairs, most, fewest>, 8, false, 2> {
+template <class Compute>
+struct Choice<Compute, 8, false, paired> {
+  using type = PairedBytes;
+};
+template <class Compute>
+struct Choice<Compute, 8, false, paired_few> {
   using type = SplitBytes;
 };
 #endif
@@ -250,7 +262,7 @@ struct Decoder {
   using Zero = uint8_t;
   static constexpr int elements = 64 * 8 / bits / block_rows / Compute::per_element;
   template <int rows>
-  using type = typename detail::Choice<Compute, bits, zeroed, rows>::type;
+  using type = typename detail::Choice<Compute, bits, zeroed, detail::form_of<Compute, rows>()>::type;
 };
 template <class Compute>
 struct Panel {
