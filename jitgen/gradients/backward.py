@@ -31,7 +31,7 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
     for node, gradient in given:
         _add(total, node, gradient)
     roots = [node for node, _ in given]
-    rows = RowGradients(plan.weighted, roots, forward.value, forward.shape)
+    rows = RowGradients(plan.weighted, forward.value, forward.shape)
     for node in reversed(topological(roots)):
         if id(node) not in total or node.op == "input" or id(node) not in plan.active:
             continue

@@ -66,10 +66,9 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         UnsupportedError: an operation on the way has no derivative here; the message names it and the user's line.
     """
     active = _active(graph, wanted)
-    ends = [node for node in graph.outputs if id(node) in active]
-    reached = [node for node in topological(ends) if id(node) in active and node.op != "input"]
     weighted = recognised(graph, active)
-    again = {id(of.product) for of in weighted}
+    reached = _reached(graph, active, {id(of.base) for of in weighted if of.cancels})
+    again = {id(of.product) for of in weighted} - _compared(reached)
     read = [value for node in reached for value in _values_read(node, active)]
     read += [value for of in weighted for value in of.read()]
     inputs: dict[int, None] = {}
@@ -112,6 +111,37 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
         if flows and differentiable(node):
             active.add(id(node))
     return frozenset(active)
+
+
+def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> list[Node]:
+    """The nodes, each after its operands, whose gradients are asked for; those of ``zero`` are known to be zero."""
+    met: set[int] = set()
+    stack = list(graph.outputs)
+    while stack:
+        node = stack.pop()
+        if id(node) in active and id(node) not in zero and id(node) not in met:
+            met.add(id(node))
+            stack.extend(node.inputs)
+    return [node for node in topological(graph.outputs) if id(node) in met and node.op != "input"]
+
+
+def _compared(reached: Iterable[Node]) -> set[int]:
+    """The ids of products whose elements a backward compares with the extremum of a row, to find it again.
+
+    A product that is computed again by another kernel adds up in another order, and then no element is the extremum.
+    """
+    stack = [node.inputs[0] for node in reached if node.op == "reduce" and node.attrs[0] in ("max", "min")]
+    found, seen = set[int](), set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "contract":
+            found.add(id(node))
+        elif node.op not in SAVED:
+            stack.extend(node.inputs)
+    return found
 
 
 def _random(graph: Graph) -> frozenset[int]:

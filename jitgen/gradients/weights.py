@@ -7,7 +7,7 @@ row, as a softmax is. Two facts make its backward one that walks the keys of a r
 * S and P are *computed again* from the operands of the product that S is made of, where other products are saved;
 * what a row's values get is a sum over the row of the gradient of P times P, which is the sum over E of the gradient of
   O times O (``delta``): nothing of M x N is summed. For a factor r that is delta / r, and for b it is minus delta,
-  minus the gradients of the sums of e times these sums. Where b is in P and in its sum alone, b has no gradient at all.
+  minus the gradients of the sums of e times these sums. Where b changes nothing (``shifts.py``), it has no gradient.
 
 A maximum that is subtracted, sinks in the sum, and the logarithm of the sum as a result are differentiated by these.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.gradients.shifts import changes_nothing
 from jitgen.ir.analysis import is_pointwise, varies
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
@@ -42,7 +43,7 @@ class Weighted:
         power: e. ``exponent`` is what it is the exponential of.
         sums: reductions, which add up the elements of e of a row.
         base: the node of b, before it is spread along the row; None where no gradient flows to it.
-        cancels: whether all gradients of b add up to zero, unless the sums of e have gradients of their own.
+        cancels: whether all gradients of b add up to zero; see ``shifts.py``.
         product: the product that S is computed from.
     """
 
@@ -75,11 +76,12 @@ def recognised(graph: Graph, active: Collection[int]) -> list[Weighted]:
             users.setdefault(id(child), []).append(node)
     for node in graph.outputs:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
-    found = (_weighted(node, users, active) for node in order if node.op == "contract" and id(node) in active)
+    outputs = set(map(id, graph.outputs))
+    found = (_weighted(node, users, active, outputs) for node in order if node.op == "contract" and id(node) in active)
     return [of for of in found if of is not None]
 
 
-def _weighted(result: Node, users: Users, active: Collection[int]) -> Weighted | None:
+def _weighted(result: Node, users: Users, active: Collection[int], outputs: Collection[int]) -> Weighted | None:
     """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
     if len(axes(result.attrs[0]).contracted) != 1 or id(result.inputs[0]) not in active:
         return None
@@ -113,7 +115,7 @@ def _weighted(result: Node, users: Users, active: Collection[int]) -> Weighted |
     product = _product_of(scores)
     if product is None:
         return None
-    cancels = base is not None and _cancels(base, node, sums, rows, users)
+    cancels = base is not None and changes_nothing(base, node, users, active, outputs)
     return Weighted(result, tuple(chain), rows, node, sums, base, cancels, product)
 
 
@@ -181,48 +183,6 @@ def _product_of(scores: Node) -> Node | None:
     return None
 
 
-def _cancels(base: Node, power: Node, sums: Sequence[Node], rows: Mapping[int, Node], users: Users) -> bool:
-    """Whether ``base`` is subtracted from all that one sum of exponentials adds up, by which alone ``power`` is
-    divided, and is used for nothing else but the logarithm of that sum, plus ``base``."""
-    divisors = list(rows.values())
-    if len(divisors) != 1:
-        return False
-    total = divisors[0]
-    while total.op in ("where", "reciprocal", "cast", "view", "div") and total not in sums:
-        if total.op == "where":
-            total = next(each for each in total.inputs[1:] if each.op != "const")
-        else:
-            total = total.inputs[-1]
-    terms, inside = [total], {id(power)}
-    while terms:
-        term = terms.pop()
-        if term in sums:
-            continue
-        if term.op == "add" or term.op in ("view", "cast"):
-            terms.extend(term.inputs)
-        elif term.op == "exp" and term.inputs[0].op == "sub" and _under_spread(term.inputs[0].inputs[1]) is base:
-            inside.add(id(term))
-        else:
-            return False
-    for use in _uses_of(base, users):
-        of_power = use.op == "sub" and all(id(each) in inside for each in users[id(use)])
-        of_logarithm = use.op == "add" and any(each.op == "log" and each.inputs[0] is total for each in use.inputs)
-        if not (of_power or of_logarithm):
-            return False
-    return all(use.op in ("reciprocal", "div", "log") or use.op == "add" for use in _uses_of(total, users))
-
-
-def _uses_of(row: Node, users: Users) -> Iterator[Node]:
-    """What reads ``row``, be it spread."""
-    for each in users.get(id(row), ()):
-        if each is row:
-            yield each
-        elif each.op == "view":
-            yield from _uses_of(each, users)
-        else:
-            yield each
-
-
 def _under_spread(node: Node) -> Node:
     return node.inputs[0] if node.op == "view" and node.attrs == ("expand",) else node
 
@@ -232,7 +192,6 @@ class RowGradients:
 
     Args:
         found: the products.
-        given: the nodes with gradients that do not come from others.
         value: gives the value of a node of the forward.
         shape: gives the sizes of a node.
     """
@@ -240,7 +199,6 @@ class RowGradients:
     def __init__(
         self,
         found: Sequence[Weighted],
-        given: Sequence[Node],
         value: Callable[[Node], Any],
         shape: Callable[[Node], tuple[Any, ...]],
     ):
@@ -248,8 +206,7 @@ class RowGradients:
         self._results = {id(of.result): of for of in found}
         self._steps = {id(node): of for of in found for node, _ in of.chain}
         self._exponents = {id(of.exponent): of for of in found if of.base is not None}
-        roots = set(map(id, given))
-        self._zero = {id(of.base) for of in found if of.cancels and not any(id(node) in roots for node in of.sums)}
+        self._zero = {id(of.base) for of in found if of.cancels}
         self._sums = {id(node) for of in found for node in of.sums}
         self._deltas: dict[int, Any] = {}
         self._of_sums: dict[int, Any] = {}

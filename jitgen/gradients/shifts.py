@@ -1,0 +1,158 @@
+"""Whether the values that exponents of rows have subtracted change anything: for a softmax they do not.
+
+A softmax subtracts the largest score b of a row from its scores. The exponentials and their sum are then divided by
+exp(b), their quotient is what it was, and so is b plus the logarithm of the sum: the gradient of b is zero, and its
+backward needs neither to find the largest score again nor to add anything up. ``changes_nothing`` proves that for what
+a graph computes from b. Where it cannot, b has a gradient like every other value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES
+
+_EXPONENTIALS = {"exp": "log", "exp2": "log2"}
+"""Each exponential and its inverse."""
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """How a value of a row depends on b.
+
+    Attributes:
+        times: what b is multiplied with.
+        exponential: None for a sum of ``times`` times b and what does not depend on b; for a product of what does not
+            and the exponential of ``times`` times b: ``"exp"`` or ``"exp2"``.
+    """
+
+    times: int
+    exponential: str | None = None
+
+
+_NONE = _Shift(0)
+
+
+def changes_nothing(
+    base: Node, power: Node, users: Mapping[int, Sequence[Node]], active: Collection[int], outputs: Collection[int]
+) -> bool:
+    """Whether no result depends on ``base``, one value for each row of ``power``, along what gradients flow through.
+
+    Args:
+        base: the value, before it is spread along rows.
+        power: an exponential of which ``base`` is subtracted from the operand.
+        users: what reads a node, by its id.
+        active: the ids of nodes that a gradient flows through. Others count as constants.
+        outputs: the ids of the results of the graph.
+    """
+    shifts: dict[int, _Shift] = {id(base): _Shift(1)}
+    waiting = _reached(base, users, active)
+    if id(base) in outputs:
+        return False
+    for node in waiting:
+        if all(id(child) not in shifts for child in node.inputs):
+            continue
+        shift = _shift_of(node, [shifts.get(id(child), _NONE) for child in node.inputs], len(power.shape))
+        if shift is None or (shift.times and id(node) in outputs):
+            return False
+        if shift.times:
+            shifts[id(node)] = shift
+    return True
+
+
+def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection[int]) -> list[Node]:
+    """The active nodes that are computed from ``base``, each after its operands."""
+    found: list[Node] = []
+    seen = {id(base)}
+    stack = [(base, iter(users.get(id(base), ())))]
+    while stack:
+        node, remaining = stack[-1]
+        following = next(remaining, None)
+        if following is None:
+            found.append(node)
+            stack.pop()
+        elif id(following) in active and id(following) not in seen:
+            seen.add(id(following))
+            stack.append((following, iter(users.get(id(following), ()))))
+    return found[-2::-1]
+
+
+def _shift_of(node: Node, shifts: Sequence[_Shift], rank: int) -> _Shift | None:
+    """The shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not known."""
+    first = shifts[0]
+    if node.op == "view":
+        return first if _keeps_rows(node, rank) else None
+    if node.op == "cast" and DTYPES[node.dtype].is_floating_point:
+        return first
+    if node.op in ("add", "sub"):
+        return _sum(first, shifts[1], 1 if node.op == "add" else -1)
+    if node.op in ("mul", "div"):
+        return _product(first, shifts[1], 1 if node.op == "mul" else -1)
+    if node.op == "neg" and first.exponential is None:
+        return _Shift(-first.times)
+    if node.op == "reciprocal" and first.exponential is not None:
+        return _Shift(-first.times, first.exponential)
+    if node.op in _EXPONENTIALS and first.exponential is None:
+        return _Shift(first.times, node.op)
+    if first.exponential is not None and node.op == _EXPONENTIALS[first.exponential]:
+        return _Shift(first.times)
+    if node.op == "reduce" and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
+        return first
+    return _selected(node, shifts) if node.op == "where" else None
+
+
+def _sum(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
+    if left.exponential is None and right.exponential is None:
+        return _Shift(left.times + sign * right.times)
+    return left if left == right else None
+
+
+def _product(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
+    kinds = {shift.exponential for shift in (left, right) if shift.times}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    times = left.times + sign * right.times
+    return _Shift(times, kinds.pop()) if times else _NONE
+
+
+def _selected(node: Node, shifts: Sequence[_Shift]) -> _Shift | None:
+    """The shift of ``where``, of operands with equal shifts.
+
+    A constant 0 is every exponential times 0. Any other constant is one where the condition is that the exponential
+    itself is zero: a sum of exponentials is so where each of them is, and then their gradients are zero too.
+    """
+    condition, *values = node.inputs
+    if shifts[1] == shifts[2]:
+        return shifts[1]
+    constants = [value for value in values if value.op == "const"]
+    if len(constants) != 1:
+        return None
+    (constant,) = constants
+    other = values[1 - values.index(constant)]
+    shift = shifts[1 + values.index(other)]
+    if shift.exponential is None:
+        return None
+    if constant.attrs[0] == 0:
+        return shift
+    picked = "eq" if constant is values[0] else "ne"
+    tests_zero = condition.op == picked and any(
+        one is other and zero.op == "const" and zero.attrs[0] == 0
+        for one, zero in (condition.inputs, condition.inputs[::-1])
+    )
+    return shift if tests_zero else None
+
+
+def _keeps_rows(view: Node, rank: int) -> bool:
+    """Whether the elements of ``view`` are of the rows that they were of, of values of ``rank`` dimensions."""
+    (source,) = view.inputs
+    kind, last = view.attrs[0], rank - 1
+    if kind == "expand":
+        sizes = zip(source.shape[:last], view.shape[:last], strict=True) if len(source.shape) == rank else ()
+        return len(source.shape) == rank and all(before != 1 or after == 1 for before, after in sizes)
+    if kind in ("unsqueeze", "squeeze"):
+        return bool(view.attrs[1] == last)
+    shapes = tuple(source.shape), tuple(view.shape)
+    return kind == "reshape" and any(len(one) == rank and one == (*other, 1) for one, other in (shapes, shapes[::-1]))
