@@ -12,8 +12,10 @@ is hidden from a row does not reach the result.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jitgen.ir.body import Instruction, identity_of
 from jitgen.ir.ops import INTS
@@ -52,6 +54,16 @@ class Bounds:
     lines: tuple[tuple[str, str, bool], ...]
     hidden: str
     open: str
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names that the expressions read."""
+        text = " ".join([self.hidden, self.open, *(expression for _, expression, _ in self.lines)])
+        return frozenset(re.findall(r"[A-Za-z_]\w*", text))
+
+    def reads(self, ends: Ends) -> bool:
+        """Whether an expression reads one of ``ends``."""
+        return not self.names.isdisjoint((ends.low, ends.high))
 
 
 _INTEGERS = {

@@ -40,6 +40,13 @@ def test_gradients_of_attention(case: str) -> None:
     check(*CASES[case]())
 
 
+def test_attentions_of_the_same_operands_have_their_own_masks() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    check(both, *operands((1, 2), 40, 50, 16, 16), fused=False)
+
+
 def test_products_of_one_row_and_one_key_are_of_one_dtype() -> None:
     """There a row's sum is a factor of its key, which values take: what remains is rounded as the weights were."""
     args = [t.requires_grad_() for t in operands((1, 3), 1, 1, 64, 64, torch.bfloat16)]

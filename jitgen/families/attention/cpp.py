@@ -31,7 +31,6 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
     scores = list(of.rule.operands)
     known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     integers = [f"int64_t {name}" for name in of.integers]
@@ -60,8 +59,8 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "at_row": [o for o in scores if o.kind == "both"],
         "of_task": [o for o in scores if o.kind == "task"],
         "positions": {o.index: row_offset(o, layout) for o in of.operands},
-        "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
-        "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
+        "row_ends": [o for o in scores if o.kind == "row" and found.reads(ends_of(o))],
+        "key_ends": [o for o in scores if o.kind == "key" and found.reads(ends_of(o))],
         "rules": [_rule(of.unmasked, True), _rule(of.rule, False)] if of.masked else [_rule(of.unmasked, True)],
         "masked": of.masked,
         "bounds": found,

@@ -12,13 +12,13 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.context import Attention, Operand, Rule, bounds, ends_of
 from jitgen.families.attention.decode import DecodeSchedule
 from jitgen.families.attention.elements import elements
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.ramps import split
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
-from jitgen.families.bounds import Ends, Words
+from jitgen.families.bounds import Words
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
@@ -34,19 +34,18 @@ def build(
     scores = list(of.rule.operands)
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
     known = {
-        o.index: _ends(o)
+        o.index: ends_of(o)
         for o in scores
         if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
     }
     found = bounds(body, layout, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     maps = [name for name, copied in zip(("query", "key", "value"), schedule.copied, strict=True) if copied]
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
     integers = [f"Index {name}" for name in of.integers]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     fields = [*pointers, *integers, *scalars]
     mainloop = _mainloop(of, schedule, dialect)
-    row_ends = [o for o in scores if o.kind == "row" and _is_read(o, text)]
+    row_ends = [o for o in scores if o.kind == "row" and found.reads(ends_of(o))]
     return {
         "maps": maps,
         "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
@@ -66,8 +65,8 @@ def build(
         "of_row": [_value(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "row"],
         "at_row": [(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "both"],
         "row_ends": [_value(o, row_offset(o, layout, "task.at{}")) | {"is_index": not o.pointer} for o in row_ends],
-        "key_ends": [o for o in scores if o.kind == "key" and _is_read(o, text)],
-        "task_ends": [o for o in scores if o.kind == "task" and f"x{o.index}" in text],
+        "key_ends": [o for o in scores if o.kind == "key" and found.reads(ends_of(o))],
+        "task_ends": [o for o in scores if o.kind == "task" and found.reads(ends_of(o))],
         "bounds": found,
         "masked": of.masked,
         "factor_lines": of.factor_lines,
@@ -190,17 +189,6 @@ def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str,
 
 def _pointer(operand: Operand) -> str:
     return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
-def _ends(operand: Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
-def _is_read(operand: Operand, text: str) -> bool:
-    return f"low_of{operand.index}" in text or f"high_of{operand.index}" in text
 
 
 def _is_vector_query(of: Attention, layout: Layout) -> bool:

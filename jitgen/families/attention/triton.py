@@ -32,8 +32,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     scores = list(of.rule.operands)
     known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
-    key_ends = [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text]
+    key_ends = [o for o in scores if o.kind == "key" and found.reads(ends_of(o))]
     by_tensor = any(operand.pointer for operand in key_ends)
     precisions = [c.precision if c.dtype == "float32" else "ieee" for c in body.contractions]
     context: dict[str, Any] = {
@@ -50,7 +49,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "query_value": triton.store_cast(of.query_value, of.key_dtype),
         "tasks_of": [_once(o) for o in scores if o.kind == "task"],
         "rows_of": [_row_value(o, layout) for o in scores if o.kind == "row"],
-        "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
+        "row_ends": [o for o in scores if o.kind == "row" and found.reads(ends_of(o))],
         "key_ends": key_ends,
         "at_once": AT_ONCE // schedule.block_n if by_tensor else MOST_AT_ONCE if schedule.splits > 1 else 0,
         "bounds": [(name, expression) for name, expression, _ in found.lines],

@@ -26,7 +26,6 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Backward, d
     scores = list(of.tile.operands)
     known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(of.tile, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     integers = [f"int64_t {name}" for name in of.integers]
@@ -65,8 +64,8 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Backward, d
         "of_row": [o for o in scores if o.kind == "row"],
         "at_row": [o for o in scores if o.kind == "both"],
         "of_task": [o for o in scores if o.kind == "task"],
-        "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
-        "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
+        "row_ends": [o for o in scores if o.kind == "row" and found.reads(ends_of(o))],
+        "key_ends": [o for o in scores if o.kind == "key" and found.reads(ends_of(o))],
         "tiles": [_tile(of.unmasked, True), _tile(of.tile, False)] if of.masked else [_tile(of.unmasked, True)],
         "masked": of.masked,
         "bounds": found,

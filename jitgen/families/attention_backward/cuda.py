@@ -108,7 +108,6 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
     scores = list(of.tile.operands)
     known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind in ("task", "row", "key")}
     found = bounds(of.tile, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in of.operands if o.pointer]
     fields = [*pointers, *(f"Index {name}" for name in of.integers), *(f"{kind} {name}" for name, kind in of.scalars)]
     writer = _Writer(of, layout, replace(dialect, rows={**dialect.rows, **SCORE_ROWS}), rules(body, layout, role), role)
@@ -136,12 +135,12 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
             for o in scores
             if o.kind == "task" and o.pointer
         ],
-        "row_ends": [_ends(o, "a", 0) for o in scores if o.kind == "row" and _is_read(o, text)],
-        "key_ends": [_ends(o, "b", 1) for o in scores if o.kind == "key" and _is_read(o, text)],
+        "row_ends": [_ends(o, "a", 0) for o in scores if o.kind == "row" and found.reads(ends_of(o))],
+        "key_ends": [_ends(o, "b", 1) for o in scores if o.kind == "key" and found.reads(ends_of(o))],
         "task_ends": [
             {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
             for o in scores
-            if o.kind == "task" and o.is_integer and f"x{o.index}" in text
+            if o.kind == "task" and o.is_integer and found.reads(ends_of(o))
         ],
         "bounds": found,
         "masked": of.masked,
@@ -214,10 +213,6 @@ def _base(operand: Operand) -> str:
     if operand.role == "store":
         names, strides = names[: len(operand.batch)], list(operand.batch)
     return sum_of([operand.offset], strides, names)
-
-
-def _is_read(operand: Operand, text: str) -> bool:
-    return f"low_of{operand.index}" in text or f"high_of{operand.index}" in text
 
 
 def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:

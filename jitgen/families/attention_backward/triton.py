@@ -29,8 +29,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward
     scores = of.tile.operands
     known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(of.tile, known, WORDS)
-    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
-    key_ends = [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text]
+    key_ends = [o for o in scores if o.kind == "key" and found.reads(ends_of(o))]
     by_tensor = any(operand.pointer for operand in key_ends)
     context: dict[str, Any] = {
         "parameters": [*(o.pointer for o in memory), *of.integers, *(name for name, _ in of.scalars)],
@@ -68,7 +67,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward
         ],
         "tasks_of": [_once(o) for o in scores if o.kind == "task"],
         "rows_of": [_row_value(o) for o in scores if o.kind == "row"],
-        "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
+        "row_ends": [o for o in scores if o.kind == "row" and found.reads(ends_of(o))],
         "key_ends": key_ends,
         "at_once": AT_ONCE // schedule.block_n if by_tensor else MOST_AT_ONCE,
         "bounds": [(name, expression) for name, expression, _ in found.lines],
