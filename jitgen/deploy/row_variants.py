@@ -79,8 +79,10 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families."""
+    """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families. Of sizes that guards
+    require to be equal, one stands for all."""
     named: list[SizeBuckets] = []
+    graph = with_sizes(graph, equal_sizes(graph.guards)) or graph
     inside: set[int] = set()
     for family in registry.FAMILIES:
         found = family.buckets(graph, environment, device)
@@ -104,15 +106,12 @@ def _row_sizes(buckets: Sequence[SizeBuckets]) -> list[str]:
     return list(dict.fromkeys(name for each in buckets for name in _names(each.size)))[:MAX_ROW_SIZES]
 
 
-def _equal_names(graph: Graph, name: str) -> set[str]:
-    """The names of the sizes that guards require to be equal to ``name``, including ``name``."""
-    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items() if isinstance(size, Expr)}
-    return {name} | {other for other in (*first, *first.values()) if first.get(other, other) == first.get(name, name)}
-
-
 def _with_equal_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     """``sizes``, and the same value for every size that guards require to be equal to one of them."""
-    return {other: size for name, size in sizes.items() for other in _equal_names(graph, name)}
+    equal = equal_sizes(graph.guards)
+    first = {name: size.args[0] for name, size in equal.items() if isinstance(size, Expr)}
+    value = {first.get(name, name): size for name, size in sizes.items()}
+    return {name: value[first.get(name, name)] for name in (*value, *first) if first.get(name, name) in value}
 
 
 def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entry]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, topological
-from jitgen.ir.symbols import Expr
+from jitgen.ir.symbols import Expr, Size
 from jitgen.spec import DTYPES
 
 
-def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph | None:
-    """``graph`` with ``sizes`` in place of their symbols; None if a guard rules them out."""
+def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
+    """``graph`` with ``sizes`` in place of their symbols; None if a guard rules them out. They are numbers, or other
+    symbols that guards say are equal."""
     guards = []
     for guard in graph.guards:
         expr = symbols.substitute(guard.expr, sizes)
@@ -49,7 +50,7 @@ def with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph | None:
     )
 
 
-def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
+def _substituted(value: Any, sizes: Mapping[str, Size]) -> Any:
     """``value``, an attribute of a node, with ``sizes`` in place of their symbols."""
     if isinstance(value, tuple):
         return tuple(_substituted(item, sizes) for item in value)

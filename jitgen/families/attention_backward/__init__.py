@@ -32,4 +32,5 @@ FAMILY = Family(
     arguments=deferred(__name__, "launch.arguments"),
     work=deferred(__name__, "launch.work"),
     explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "schedule.buckets"),
 )

@@ -84,14 +84,14 @@ def decide(question: Fusion, device: Device) -> Decision:
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """``values`` with their products in the form that ``match.py`` knows."""
-    if not _may_have_streamed(values):
+    if not may_have_streamed(values):
         return values
     from jitgen.families.attention_backward.match import has_streamed, oriented
 
     return oriented(values, partition.mover) if has_streamed(values) else values
 
 
-def _may_have_streamed(values: Sequence[Node]) -> bool:
+def may_have_streamed(values: Sequence[Node]) -> bool:
     """A test that imports nothing: whether ``values`` have an exponential and a product."""
     return {"contract", "exp"} <= {node.op for node in topological(values)}
 
@@ -99,7 +99,7 @@ def _may_have_streamed(values: Sequence[Node]) -> bool:
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Regions for those of ``values`` that end in such a product; in the others it is materialized."""
     values = list(values)
-    if not _may_have_streamed(values):
+    if not may_have_streamed(values):
         return Claim([], values)
     from jitgen.families.attention_backward.match import has_streamed
 
@@ -152,10 +152,11 @@ def _over_same_tiles(hidden: Sequence[Streamed]) -> list[Streamed]:
 def _fused(values: Sequence[Node], partition: Partition) -> list[Streamed]:
     from jitgen.families.attention_backward.match import streamed_in
 
-    return [of for of in streamed_in(values) if partition.decide(NAME, _fusion_of(of)).fused]
+    return [of for of in streamed_in(values) if partition.decide(NAME, fusion_of(of)).fused]
 
 
-def _fusion_of(of: Streamed) -> Fusion:
+def fusion_of(of: Streamed) -> Fusion:
+    """The question whether ``of`` is one kernel."""
     rows, streamed = of.function.shape[-2:]
     widths = (of.result.shape[-1], *(product.inputs[0].shape[-1] for product in of.products))
     operands = (of.result.inputs[1], *(child for product in of.products for child in product.inputs))

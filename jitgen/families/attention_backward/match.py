@@ -154,9 +154,17 @@ def _is_function(node: Node) -> bool:
 def oriented(values: Sequence[Node], mover: Mover) -> list[Node]:
     """``values`` with products of such functions as products with the function at the left, and no view between the
     function and the products that it is computed from."""
+    images = oriented_images(values, mover)
+    return [images[id(value)] for value in values]
+
+
+def oriented_images(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
+    """For each node behind ``values``, by its id, what ``oriented`` makes of it."""
     orient = _Orient(values, mover)
-    memo: dict[int, Node] = {}
-    return [rewritten(value, mover, orient.of, memo) for value in values]
+    images: dict[int, Node] = {}
+    for value in values:
+        rewritten(value, mover, orient.of, images)
+    return images
 
 
 class _Orient:

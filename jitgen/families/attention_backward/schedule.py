@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention_backward.claim import decide, fusion_of, may_have_streamed
 from jitgen.families.attention_backward.layout import results_of
-from jitgen.families.family import Problem
+from jitgen.families.family import Problem, SizeBuckets
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, topological, under_views
+from jitgen.ir.views import Mover
 
 LEAST_BLOCK = 16
 """Elements of a dimension of a product in Triton, at least."""
+TRITON_ROWS = (16, 32, 64)
+"""Upper ends of the buckets of rows in Triton: a block is a power of two, 128 rows at most."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,25 @@ def tiles_of(large: int, results: int) -> tuple[int, int, int, int]:
     if large <= 256:
         return (64, 32, 8, 2) if results == 1 else (32, 32, 4, 2)
     return 16, 16, 4, 1
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The rows of each result, of which few have smaller blocks in Triton, the streamed rows and the matrices."""
+    if not may_have_streamed(graph.results):
+        return []
+    from jitgen.families.attention_backward.match import oriented_images, streamed_in
+
+    images = oriented_images(graph.results, Mover(Builder()))
+    found = []
+    for of in streamed_in([images[id(node)] for node in graph.results]):
+        if not decide(fusion_of(of).at(environment), device).fused:
+            continue
+        computed = {id(of.result), *map(id, of.products)}
+        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        *lead, rows, streamed = of.function.shape
+        found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
+        found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
+    return found
 
 
 def _block_of(size: int) -> int:
