@@ -15,7 +15,7 @@ from jitgen.gradients import structured
 from jitgen.gradients.plan import Plan, active_operands
 from jitgen.gradients.replay import Replay
 from jitgen.gradients.rules import RULES, apply, reads
-from jitgen.gradients.weights import RowGradients
+from jitgen.gradients.weights import RowGradients, recognised
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, topological
 from jitgen.spec import DTYPES
@@ -31,7 +31,10 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
     for node, gradient in given:
         _add(total, node, gradient)
     roots = [node for node, _ in given]
-    rows = RowGradients(plan.weighted, forward.value, forward.shape)
+    weighted = plan.weighted
+    if any(node not in plan.graph.outputs for node in roots):  # what the forward saves has gradients of a second order
+        weighted = tuple(recognised(plan.graph, plan.active, roots))
+    rows = RowGradients(weighted, forward.value, forward.shape)
     for node in reversed(topological(roots)):
         if id(node) not in total or node.op == "input" or id(node) not in plan.active:
             continue

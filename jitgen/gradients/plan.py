@@ -66,7 +66,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         UnsupportedError: an operation on the way has no derivative here; the message names it and the user's line.
     """
     active = _active(graph, wanted)
-    weighted = recognised(graph, active)
+    weighted = recognised(graph, active, graph.outputs)
     reached = _reached(graph, active, {id(of.base) for of in weighted if of.cancels})
     again = {id(of.product) for of in weighted} - _compared(reached)
     read = [value for node in reached for value in _values_read(node, active)]
@@ -126,9 +126,9 @@ def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> li
 
 
 def _compared(reached: Iterable[Node]) -> set[int]:
-    """The ids of products whose elements a backward compares with the extremum of a row, to find it again.
+    """The ids of products whose elements a backward compares with an extremum of them, to find it again.
 
-    A product that is computed again by another kernel adds up in another order, and then no element is the extremum.
+    A product that another kernel computes again adds up in another order, and then no element is the extremum.
     """
     stack = [node.inputs[0] for node in reached if node.op == "reduce" and node.attrs[0] in ("max", "min")]
     found, seen = set[int](), set[int]()

@@ -37,26 +37,26 @@ _NONE = _Shift(0)
 
 
 def changes_nothing(
-    base: Node, power: Node, users: Mapping[int, Sequence[Node]], active: Collection[int], outputs: Collection[int]
+    base: Node, power: Node, users: Mapping[int, Sequence[Node]], active: Collection[int], roots: Collection[int]
 ) -> bool:
-    """Whether no result depends on ``base``, one value for each row of ``power``, along what gradients flow through.
+    """Whether no root depends on ``base``, one value for each row of ``power``, along what gradients flow through.
 
     Args:
         base: the value, before it is spread along rows.
         power: an exponential of which ``base`` is subtracted from the operand.
         users: what reads a node, by its id.
         active: the ids of nodes that a gradient flows through. Others count as constants.
-        outputs: the ids of the results of the graph.
+        roots: the ids of the nodes that gradients come from.
     """
     shifts: dict[int, _Shift] = {id(base): _Shift(1)}
     waiting = _reached(base, users, active)
-    if id(base) in outputs:
+    if id(base) in roots:
         return False
     for node in waiting:
         if all(id(child) not in shifts for child in node.inputs):
             continue
         shift = _shift_of(node, [shifts.get(id(child), _NONE) for child in node.inputs], len(power.shape))
-        if shift is None or (shift.times and id(node) in outputs):
+        if shift is None or (shift.times and id(node) in roots):
             return False
         if shift.times:
             shifts[id(node)] = shift

@@ -34,6 +34,9 @@ class Forward(Protocol):
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
         """A tensor under a movement whose result has the symbolic ``shape``."""
 
+    def is_rounded_otherwise(self, node: Node) -> bool:
+        """Whether the value of a node that was asked for may differ from the forward's in its last bits."""
+
 
 Gradients = dict[int, Any]
 READS: dict[str, Callable[[Node, Sequence[int]], Iterable[Node]]] = {}
@@ -114,7 +117,8 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_register("reduce", _reduce_reads)
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do."""
+    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do. Where they were computed
+    again with other roundings, none of them may be the extremum: then the first that is one now has the gradient."""
     kind, dims = node.attrs
     if kind == "sum":
         return {0: g.expand(at.shape(node.inputs[0]))}
@@ -126,8 +130,21 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
         for dim in dims:
             others = others.prod(dim, keepdim=True)
         return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
+    if at.is_rounded_otherwise(node.inputs[0]):
+        return {0: torch.where(_first_extremum(a, kind, dims), g, 0.0)}
     chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
     return {0: torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)}
+
+
+def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
+    """Whether each element of ``a`` is the first of the greatest (``"max"``) or least ones along ``dims``."""
+    others = [dim for dim in range(a.dim()) if dim not in dims]
+    order = [*others, *dims]
+    last = a.permute(order)
+    rows = last.reshape(*last.shape[: len(others)], -1)
+    index = (torch.argmax if kind == "max" else torch.argmin)(rows, -1, keepdim=True)
+    first = torch.arange(rows.shape[-1], device=a.device) == index
+    return first.reshape(last.shape).permute([order.index(dim) for dim in range(a.dim())])
 
 
 def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:

@@ -67,8 +67,13 @@ class Weighted:
         yield from self.rows.values()
 
 
-def recognised(graph: Graph, active: Collection[int]) -> list[Weighted]:
-    """The products of weights and values in ``graph``; ``active`` are the ids of nodes that gradients flow through."""
+def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> list[Weighted]:
+    """The products of weights and values in ``graph``.
+
+    Args:
+        active: the ids of nodes that gradients flow through.
+        given: the nodes that gradients come from.
+    """
     order = topological(graph.outputs)
     users: dict[int, list[Node]] = {}
     for node in order:
@@ -76,12 +81,12 @@ def recognised(graph: Graph, active: Collection[int]) -> list[Weighted]:
             users.setdefault(id(child), []).append(node)
     for node in graph.outputs:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
-    outputs = set(map(id, graph.outputs))
-    found = (_weighted(node, users, active, outputs) for node in order if node.op == "contract" and id(node) in active)
+    roots = set(map(id, given))
+    found = (_weighted(node, users, active, roots) for node in order if node.op == "contract" and id(node) in active)
     return [of for of in found if of is not None]
 
 
-def _weighted(result: Node, users: Users, active: Collection[int], outputs: Collection[int]) -> Weighted | None:
+def _weighted(result: Node, users: Users, active: Collection[int], roots: Collection[int]) -> Weighted | None:
     """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
     if len(axes(result.attrs[0]).contracted) != 1 or id(result.inputs[0]) not in active:
         return None
@@ -115,7 +120,7 @@ def _weighted(result: Node, users: Users, active: Collection[int], outputs: Coll
     product = _product_of(scores)
     if product is None:
         return None
-    cancels = base is not None and changes_nothing(base, node, users, active, outputs)
+    cancels = base is not None and changes_nothing(base, node, users, active, roots)
     return Weighted(result, tuple(chain), rows, node, sums, base, cancels, product)
 
 

@@ -85,10 +85,16 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*INVARIANT, *(name for name in DEPENDENT if name != "detached")])
 def test_where_the_subtracted_value_changes_nothing(name: str) -> None:
-    """Then the scores are computed again; otherwise they are saved, since they are compared with their maximum."""
     specs = [jitgen.TensorSpec(shape, torch.float32) for shape in (Q, K, V)]
     graph = jitgen.jit((INVARIANT | DEPENDENT)[name]).lower(*specs)._lowered.graph
     found = plan.plan(graph, (0, 1, 2))
     assert [of.cancels for of in found.weighted] == [name in INVARIANT]
-    products = [node for node in found.saved if node.op == "contract" and node.shape[-1] == graph.inputs[1].shape[-2]]
-    assert len(products) == (name in DEPENDENT)
+    scores = [node for node in found.saved if node.op == "contract" and node.shape[-1] == graph.inputs[1].shape[-2]]
+    assert len(scores) == (name in DEPENDENT), "computed again, unless they are compared with their maximum"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["log-sum-exp", "logarithm", "sink"])
+def test_second_derivatives(name: str) -> None:
+    args = [torch.randn(1, 1, size, 2, dtype=torch.float64, requires_grad=True) for size in (3, 4, 4)]
+    assert torch.autograd.gradgradcheck(jitgen.jit((INVARIANT | DEPENDENT)[name]), args, fast_mode=True)
