@@ -49,7 +49,7 @@ def test_it_runs_here(
     assert capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.quick(where=lambda options: "--steps 3" in options)
 @pytest.mark.parametrize(
     "options", ["--steps 3 --width 32 --layers 1 --batch 2 --sample 5", "--steps 60 --batch 4 --sample 50"]
 )
