@@ -39,7 +39,7 @@ class Chip:
             multiprocessor. A cluster lies within one group of multiprocessors (a GPC), and groups differ in size, so
             that they are fewer than the number of multiprocessors suggests.
         clock: of the multiprocessors under load, in Hz.
-        read_rate: bytes/s that a kernel reads at most.
+        read_rate: bytes/s that a kernel was measured to read at most; see ``reads``.
         matrix_rate: FLOP/s that a bfloat16 product reaches at most.
         modelled_as: the name of the chip by whose record schedules are chosen; empty for itself. Tables and models were
             fitted on an H200, so that a chip keeps its choices until they have been measured on it.
@@ -80,6 +80,11 @@ class Chip:
         """The largest power of two that is at most ``share`` of the multiprocessors: rows, with a block for each, that
         leave the others idle."""
         return 1 << (int(self.multiprocessors * share).bit_length() - 1)
+
+    @property
+    def reads(self) -> float:
+        """Bytes/s that a kernel reads at most, as far as is known: measured, or the bandwidth of the memory."""
+        return self.read_rate or self.bandwidth
 
     @property
     def microsecond_cycles(self) -> float:

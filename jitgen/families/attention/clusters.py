@@ -46,7 +46,7 @@ def fastest_cluster(schedule: SharedKeys, geometry: Geometry, chip: Chip, fit: R
     pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
     tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
     tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
-    rate = chip.read_rate or chip.bandwidth
+    rate = chip.reads
 
     def seconds(blocks: int, clusters: int) -> float:
         rounds = -(-pieces // clusters)

@@ -210,8 +210,7 @@ def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeig
         time += fit.start + steps * _combined(fit.power, latency, *shared) + fit.reduce * together * sums / 1e4
         if tiles.splits > 1:
             time += fit.exchange + fit.block_exchange * (tiles.splits - 2)
-    assert chip.read_rate is not None
-    reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.read_rate * 1e6
+    reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.reads * 1e6
     reading *= (each * slots / clusters) ** (fit.few if each == 1 else fit.many)
     return _combined(SMOOTH, time, row_blocks * reading + fit.fixed)
 

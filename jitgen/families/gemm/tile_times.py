@@ -43,8 +43,7 @@ def microseconds(times: TileTimes, blocks: int, iterations: int, moved: float, c
         together = min(left, times.resident)
         time += times.block + iterations * math.hypot(times.latency, together * times.issue)
         left -= together
-    assert chip.read_rate is not None
-    return float((time**SMOOTH + (moved / chip.read_rate * 1e6) ** SMOOTH) ** (1 / SMOOTH))
+    return float((time**SMOOTH + (moved / chip.reads * 1e6) ** SMOOTH) ** (1 / SMOOTH))
 
 
 def sampled_rows(fewest: int, most: int) -> list[int]:

@@ -202,8 +202,7 @@ class Times:
 
     def with_memory(self, chip: Chip, time: float) -> float:
         """The microseconds of a kernel, of which so many are those of its blocks."""
-        assert chip.read_rate is not None
-        memory = self.fit.fixed + self.moved / chip.read_rate * 1e6
+        memory = self.fit.fixed + self.moved / chip.reads * 1e6
         return float((time**SMOOTH + memory**SMOOTH) ** (1 / SMOOTH))
 
     def sharing(self, chip: Chip, blocks: int) -> int:

@@ -196,8 +196,7 @@ def sums_microseconds(ranges: int, rows: int, weights: AnyWeights) -> float:
     """The time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
     if ranges == 1:
         return 0.0
-    assert weights.chip.read_rate is not None
-    return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.read_rate * 1e6
+    return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.reads * 1e6
 
 
 def _moved(rows: int, weights: AnyWeights, bits: float, ranges: int) -> float:

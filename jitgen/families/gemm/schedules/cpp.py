@@ -63,8 +63,7 @@ def _decodings(fewest: int, most: int, level: str, decoded: bool) -> float:
 @functools.cache
 def decoded_from(level: str) -> int:
     """The least rows of the buckets for which weights are decoded to a panel on this level. It is the same number in
-    all
-    of them, so that they share a source."""
+    all of them, so that they share a source."""
     ends = (*ROW_BUCKETS, MOST_ROWS)
     return next(
         fewest_rows(end)
