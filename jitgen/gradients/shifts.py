@@ -99,6 +99,8 @@ def _shift_of(node: Node, shifts: Sequence[_Shift], rank: int) -> _Shift | None:
         return _Shift(first.times, node.op)
     if first.exponential is not None and node.op == _EXPONENTIALS[first.exponential]:
         return _Shift(first.times)
+    if node.op == "contract" and first.exponential is not None and not shifts[1].times:
+        return first if _keeps_rows_of_left(node.attrs[0], rank) else None
     if node.op == "reduce" and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
         return first
     return _selected(node, shifts) if node.op == "where" else None
@@ -156,3 +158,10 @@ def _keeps_rows(view: Node, rank: int) -> bool:
         return bool(view.attrs[1] == last)
     shapes = tuple(source.shape), tuple(view.shape)
     return kind == "reshape" and any(len(one) == rank and one == (*other, 1) for one, other in (shapes, shapes[::-1]))
+
+
+def _keeps_rows_of_left(equation: str, rank: int) -> bool:
+    """Whether a product sums over the last dimension of its left operand, of which it has the others in their order."""
+    operands, _, result = equation.partition("->")
+    left, _, _ = operands.partition(",")
+    return len(left) == len(result) == rank and left[:-1] == result[:-1] and left[-1] not in result
