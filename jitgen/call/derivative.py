@@ -19,7 +19,7 @@ import torch
 
 from jitgen.call.opaque import opaque
 from jitgen.call.resolver import Captures
-from jitgen.call.signature import environment_of
+from jitgen.call.signature import environment_of, is_traced
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
 from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
@@ -28,6 +28,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological, under_views
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
+from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -114,10 +115,19 @@ class Derivative:
         """The values of ``results``, with their history."""
         if not self.results:
             return ()
+        if self.updated and not any(map(is_traced, tensors)):
+            self._refuse_shared(tensors)
         read = list(tensors)
         for index in self._read_and_updated:
             read[index] = tensors[index].clone()  # what it was is read by the backward
         return _Function.apply(self, tuple(numbers), *read)
+
+    def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
+        """UnsupportedError if an argument that is updated shares memory with another input, as launchers raise it."""
+        for index in self.updated:
+            for other, tensor in enumerate(tensors):
+                if other != index:
+                    overlap.refuse(self.name, tensors[index], tensor)
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""

@@ -15,6 +15,7 @@ from torch import nn
 
 import jitgen
 from jitgen.compile import host
+from jitgen.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -154,3 +155,20 @@ def test_a_whole_training_step_may_be_compiled_with_its_optimizer() -> None:
         return leaves
 
     torch.testing.assert_close(run(compiled), run(lambda step: step))
+
+
+@pytest.mark.parametrize("other", [lambda b: b, lambda b: b[2:], lambda b: b.view(6)[:4]])
+def test_an_updated_argument_that_shares_memory_is_refused_with_gradients_too(other: Callable[..., Any]) -> None:
+    @jitgen.jit
+    def function(a: Any, b: Any) -> Any:
+        a.mul_(2)
+        return a[:2] + b[:2]
+
+    x = torch.arange(1.0, 7.0, requires_grad=True)
+    for _ in range(2):
+        b = x * 1
+        with pytest.raises(UnsupportedError, match="shares memory with another argument"):
+            function(b, other(b))
+        assert torch.equal(b, x)
+    apart = x * 1
+    torch.testing.assert_close(function(apart[:3], apart[3:]), x[:2] * 2 + x[3:5])
