@@ -79,6 +79,23 @@ def test_captured_tensors_are_constants_of_a_transform() -> None:
     torch.testing.assert_close(grad(function)(x), grad(lambda x: (x @ weight).sin().sum())(x))
 
 
+@pytest.mark.parametrize("decorated", [False, True])
+def test_quantised_weights_that_a_function_closes_over(decorated: bool) -> None:
+    layer, x = torch.nn.Linear(32, 16), torch.randn(5, 32)
+    jitgen.quantize_(layer, "int8")
+    dense = layer.weight.dequantize()
+
+    def loss(x: Any) -> Any:
+        return F.linear(x, layer.weight, layer.bias).sin().sum()
+
+    def reference(x: Any) -> Any:
+        return F.linear(x, dense, layer.bias).sin().sum()
+
+    function = jitgen.jit(loss) if decorated else loss
+    for transform in (grad, lambda f: batched(grad(f)), lambda f: jacrev(grad(f))):
+        torch.testing.assert_close(transform(function)(x), transform(reference)(x), rtol=0, atol=1e-5)
+
+
 def test_tangents_are_refused() -> None:
     with pytest.raises(jitgen.UnsupportedError, match="tangents"):
         jacfwd(jitgen.jit(lambda x: x.sin()))(torch.randn(3))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import Format
@@ -92,5 +93,8 @@ def convert(
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in memory that holds nothing else, such as rows that a layout adds: a file would hold them too."""
+    """``tensor`` in memory that holds nothing else, such as rows that a layout adds: a file would hold them too.
+    Within a transform of ``torch.func`` it has no memory, and is kept nowhere."""
+    if is_functorch_wrapped_tensor(tensor):
+        return tensor
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
