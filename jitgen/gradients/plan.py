@@ -67,8 +67,9 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     """
     active = _active(graph, wanted)
     weighted = recognised(graph, active, graph.outputs)
-    reached = _reached(graph, active, {id(of.base) for of in weighted if of.cancels})
-    again = {id(of.product) for of in weighted} - _compared(reached)
+    reached = _reached(graph, active, ())
+    compared = _compared(_reached(graph, active, {id(of.base) for of in weighted if of.cancels}))
+    again = {id(of.product) for of in weighted} - compared
     read = [value for node in reached for value in _values_read(node, active)]
     read += [value for of in weighted for value in of.read()]
     inputs: dict[int, None] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, under_views
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
@@ -49,6 +49,7 @@ class Replay:
 
     def __init__(self, values: Mapping[int, Any], environment: Mapping[str, Any], device: torch.device):
         self._values = dict(values)
+        self._known = frozenset(values)
         self._environment = environment
         self._device = device
         self._of_products: set[int] = set()
@@ -76,10 +77,14 @@ class Replay:
                     self._of_products.add(id(top))
         return self._values[id(node)]
 
-    def is_rounded_otherwise(self, node: Node) -> bool:
+    def has_other_sums(self, node: Node) -> bool:
         """Whether the value of ``node``, which was asked for, may differ from the forward's in its last bits: another
         kernel adds up a product in another order."""
         return id(node) in self._of_products
+
+    def is_unrounded(self, node: Node) -> bool:
+        """Whether the value of ``node`` has more bits than its 16-bit dtype: kernels round what they store alone."""
+        return node.dtype in ("bfloat16", "float16") and id(under_views(node)) not in self._known
 
     def _computed(self, node: Node, operands: list[Any]) -> Any:
         if node.op in ("const", "scalar"):

@@ -9,7 +9,7 @@ a graph computes from b. Where it cannot, b has a gradient like every other valu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
@@ -27,10 +27,18 @@ class _Shift:
         times: what b is multiplied with.
         exponential: None for a sum of ``times`` times b and what does not depend on b; for a product of what does not
             and the exponential of ``times`` times b: ``"exp"`` or ``"exp2"``.
+        vanishes: whether it is zero where all powers of the row are.
+        guarded: whether it is a constant where all powers of the row are zero: what vanishes may be divided by it.
     """
 
     times: int
     exponential: str | None = None
+    vanishes: bool = False
+    guarded: bool = False
+
+    def is_like(self, other: _Shift) -> bool:
+        """Whether both depend on b in the same way."""
+        return (self.times, self.exponential) == (other.times, other.exponential)
 
 
 _NONE = _Shift(0)
@@ -55,11 +63,11 @@ def changes_nothing(
     for node in waiting:
         if all(id(child) not in shifts for child in node.inputs):
             continue
-        shift = _shift_of(node, [shifts.get(id(child), _NONE) for child in node.inputs], len(power.shape))
+        shift = _shift_of(node, [shifts.get(id(child), _NONE) for child in node.inputs], power)
         if shift is None or (shift.times and id(node) in roots):
             return False
         if shift.times:
-            shifts[id(node)] = shift
+            shifts[id(node)] = replace(shift, vanishes=True) if node is power else shift
     return True
 
 
@@ -80,21 +88,23 @@ def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection
     return found[-2::-1]
 
 
-def _shift_of(node: Node, shifts: Sequence[_Shift], rank: int) -> _Shift | None:
+def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
     """The shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not known."""
-    first = shifts[0]
+    first, rank = shifts[0], len(power.shape)
     if node.op == "view":
         return first if _keeps_rows(node, rank) else None
     if node.op == "cast" and DTYPES[node.dtype].is_floating_point:
         return first
-    if node.op in ("add", "sub"):
-        return _sum(first, shifts[1], 1 if node.op == "add" else -1)
     if node.op in ("mul", "div"):
         return _product(first, shifts[1], 1 if node.op == "mul" else -1)
+    if node.op == "reciprocal" and first.exponential is not None:
+        return replace(first, times=-first.times)
+    if any(shift.guarded for shift in shifts):
+        return None
+    if node.op in ("add", "sub"):
+        return _sum(first, shifts[1], 1 if node.op == "add" else -1)
     if node.op == "neg" and first.exponential is None:
         return _Shift(-first.times)
-    if node.op == "reciprocal" and first.exponential is not None:
-        return _Shift(-first.times, first.exponential)
     if node.op in _EXPONENTIALS and first.exponential is None:
         return _Shift(first.times, node.op)
     if first.exponential is not None and node.op == _EXPONENTIALS[first.exponential]:
@@ -103,13 +113,13 @@ def _shift_of(node: Node, shifts: Sequence[_Shift], rank: int) -> _Shift | None:
         return first if _keeps_rows_of_left(node.attrs[0], rank) else None
     if node.op == "reduce" and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
         return first
-    return _selected(node, shifts) if node.op == "where" else None
+    return _selected(node, shifts, power) if node.op == "where" else None
 
 
 def _sum(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
     if left.exponential is None and right.exponential is None:
         return _Shift(left.times + sign * right.times)
-    return left if left == right else None
+    return replace(left, vanishes=left.vanishes and right.vanishes) if left.is_like(right) else None
 
 
 def _product(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
@@ -117,18 +127,21 @@ def _product(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
     if len(kinds) != 1 or None in kinds:
         return None
     times = left.times + sign * right.times
-    return _Shift(times, kinds.pop()) if times else _NONE
+    guarded, vanishes = left.guarded or right.guarded, left.vanishes or (sign > 0 and right.vanishes)
+    if guarded and left.times and right.times:
+        return _NONE if vanishes and not times else None
+    return _Shift(times, kinds.pop(), vanishes, guarded) if times else _NONE
 
 
-def _selected(node: Node, shifts: Sequence[_Shift]) -> _Shift | None:
+def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
     """The shift of ``where``, of operands with equal shifts.
 
-    A constant 0 is every exponential times 0. Any other constant is one where the condition is that the exponential
-    itself is zero: a sum of exponentials is so where each of them is, and then their gradients are zero too.
+    A constant 0 is every exponential times 0. Any other constant guards a division: it is one where the condition is
+    that the sum of the powers of a row is zero.
     """
     condition, *values = node.inputs
-    if shifts[1] == shifts[2]:
-        return shifts[1]
+    if shifts[1].is_like(shifts[2]):
+        return replace(shifts[1], vanishes=shifts[1].vanishes and shifts[2].vanishes)
     constants = [value for value in values if value.op == "const"]
     if len(constants) != 1:
         return None
@@ -144,7 +157,17 @@ def _selected(node: Node, shifts: Sequence[_Shift]) -> _Shift | None:
         one is other and zero.op == "const" and zero.attrs[0] == 0
         for one, zero in (condition.inputs, condition.inputs[::-1])
     )
-    return shift if tests_zero else None
+    return replace(shift, vanishes=False, guarded=True) if tests_zero and _is_sum_of(other, power) else None
+
+
+def _is_sum_of(total: Node, power: Node) -> bool:
+    """Whether ``total`` is the sum of each row of ``power``, and of nothing else."""
+    while total.op in ("view", "cast"):
+        total = total.inputs[0]
+    source = total.inputs[0] if total.op == "reduce" else total
+    while source.op == "cast":
+        source = source.inputs[0]
+    return total.op == "reduce" and source is power
 
 
 def _keeps_rows(view: Node, rank: int) -> bool:

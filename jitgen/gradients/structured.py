@@ -34,8 +34,11 @@ class Forward(Protocol):
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
         """A tensor under a movement whose result has the symbolic ``shape``."""
 
-    def is_rounded_otherwise(self, node: Node) -> bool:
+    def has_other_sums(self, node: Node) -> bool:
         """Whether the value of a node that was asked for may differ from the forward's in its last bits."""
+
+    def is_unrounded(self, node: Node) -> bool:
+        """Whether the value of a node that was asked for has more bits than its dtype, and the forward's too."""
 
 
 Gradients = dict[int, Any]
@@ -117,8 +120,9 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_register("reduce", _reduce_reads)
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do. Where they were computed
-    again with other roundings, none of them may be the extremum: then the first that is one now has the gradient."""
+    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do. Where none of them may
+    be the extremum that the forward saved, since it was rounded, it is found again. Where products that are computed
+    again may differ even between kernels of the backward, the first element that is one now has the gradient."""
     kind, dims = node.attrs
     if kind == "sum":
         return {0: g.expand(at.shape(node.inputs[0]))}
@@ -130,8 +134,10 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
         for dim in dims:
             others = others.prod(dim, keepdim=True)
         return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
-    if at.is_rounded_otherwise(node.inputs[0]):
+    if at.has_other_sums(node.inputs[0]):
         return {0: torch.where(_first_extremum(a, kind, dims), g, 0.0)}
+    if at.is_unrounded(node.inputs[0]):
+        out = (torch.amax if kind == "max" else torch.amin)(a, dims, keepdim=True)
     chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
     return {0: torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)}
 

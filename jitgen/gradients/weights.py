@@ -79,7 +79,7 @@ def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> 
     for node in order:
         for child in node.inputs:
             users.setdefault(id(child), []).append(node)
-    for node in graph.outputs:
+    for node in {*graph.outputs, *given}:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
     roots = set(map(id, given))
     found = (_weighted(node, users, active, roots) for node in order if node.op == "contract" and id(node) in active)

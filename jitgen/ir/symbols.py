@@ -248,14 +248,14 @@ INTEGER_BITS = 2**16
 
 
 def _mul(left: Any, right: Any) -> Any:
-    both = isinstance(left, int) and isinstance(right, int)
+    both = type(left) is int and type(right) is int  # what a trace has for a number answers by fixing it
     if both and left.bit_length() + right.bit_length() > INTEGER_BITS:
         raise OverflowError(f"an integer product of more than {INTEGER_BITS} bits")
     return left * right
 
 
 def _pow(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > INTEGER_BITS:
+    if type(left) is int and type(right) is int and left.bit_length() * right > INTEGER_BITS:
         raise OverflowError(f"an integer power of more than {INTEGER_BITS} bits")
     return left**right
 

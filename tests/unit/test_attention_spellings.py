@@ -93,6 +93,19 @@ FORMS: dict[Callable[..., Any], tuple[int, ...] | None] = {
 """Functions, and the shapes of what they take beside queries, keys and values."""
 
 
+@pytest.mark.parametrize("function", ["product", "cap", "bias"])
+def test_powers_of_two_of_one_key(function: str) -> None:
+    """Its scores are their own maximum, which is not spread over them."""
+
+    def attend(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        s = q @ k.mT
+        s = torch.tanh(s) if function == "cap" else s + bias if function == "bias" else s
+        return torch.exp2(s - s.amax(-1, keepdim=True)) @ v
+
+    args = (*operands((BATCH, HEADS), ROWS, 1, DEPTH, 24), sample((ROWS, 1)))
+    torch.testing.assert_close(jitgen.jit(attend)(*args), attend(*args), rtol=0, atol=0)
+
+
 @pytest.mark.quick(where=lambda form: form in (relative_to_the_maximum_with_sinks, factors_of_keys, one_query))
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_forms(form: Callable[..., Any]) -> None:

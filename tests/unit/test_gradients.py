@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from jitgen_cases import lowered_graph
 
 import jitgen
+from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.plan import plan
 from jitgen.gradients.rules import RULES
+from jitgen.ir.graph import Graph
 from jitgen.ir.ops import FLOATS, OPS
 
 Function = Callable[..., Any]
@@ -272,6 +274,43 @@ def test_gradients_have_the_dtype_of_their_tensors_and_are_summed_in_float32(dty
         # A sum of 400 products in float32, of inputs that the forward rounded once, and one rounding of the result.
         bound = (torch.finfo(dtype).eps + 400 * 2.0**-24) * want.abs().max().item()
         torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["amax", "amin"])
+def test_an_extremum_of_values_that_are_computed_in_more_bits_than_their_dtype(name: str, dtype: torch.dtype) -> None:
+    """The extremum is rounded where it is stored, and what it is one of nowhere."""
+    x, b = (torch.randn(70, 33, dtype=dtype).requires_grad_(), torch.randn(33, dtype=dtype).requires_grad_())
+    function = jitgen.jit(lambda x, b: getattr(x * 0.3 + b, name)(-1))
+    given = torch.arange(1.0, 71.0, dtype=dtype)
+    of_x, of_b = torch.autograd.grad(function(x, b), [x, b], given)
+    exact = x.detach().double() * 0.3 + b.detach().double()
+    chosen = exact == getattr(exact, name)(-1, keepdim=True)
+    share = torch.where(chosen, given[:, None].double(), 0.0)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(of_x.double(), share * 0.3, rtol=eps, atol=0)
+    torch.testing.assert_close(of_b.double(), share.sum(0), rtol=eps, atol=0)
+
+
+def test_a_backward_holds_for_other_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that is a product of others is no number in it."""
+    graphs: list[Graph] = []
+    lower = pipeline.lower
+    monkeypatch.setattr(pipeline, "lower", lambda graph, *args: (graphs.append(graph), lower(graph, *args))[1])
+    function = jitgen.jit(lambda y, t: F.cross_entropy(y.flatten(0, -2), t.flatten()))
+
+    def step(*lead: int) -> None:
+        y = torch.randn(*lead, 16, requires_grad=True)
+        t = torch.randint(0, 16, lead)
+        (found,) = torch.autograd.grad(function(y, t), y)
+        wide = y.detach().double().requires_grad_()
+        (wanted,) = torch.autograd.grad(F.cross_entropy(wide.flatten(0, -2), t.flatten()), wide)
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-6)
+
+    for lead in ((3, 7), (4, 5), (2, 9)):
+        step(*lead)
+    assert len({id(graph) for graph in graphs}) == 2, "a forward and a backward"
+    assert not [guard for graph in graphs for guard in graph.guards if guard.expr.op == "symbol"]
 
 
 def test_parameters_that_a_function_closes_over() -> None:

@@ -61,6 +61,9 @@ DEPENDENT: dict[str, Callable[..., Any]] = {
     "divided by another row's": _attention(lambda o, s, m, e, total, x, v: e @ v / total.flip(-2)),
     "squared": _attention(lambda o, s, m, e, total, x, v: e / (total * total) @ v),
     "clamped": _attention(lambda o, s, m, e, total, x, v: e / torch.where(total < 2, 2, total) @ v),
+    "guarded, and its logarithm": _attention(
+        lambda o, s, m, e, total, x, v: (lambda safe: (e / safe @ v, m + safe.log()))(torch.where(total == 0, 1, total))
+    ),
     "detached": _attention(lambda o, s, m, e, total, x, v: e / total.detach() @ v),
     "other rows": _attention(lambda o, s, m, e, total, x, v: e / total.flip(-2) @ v),
     "score of a sink": _attention(lambda o, s, m, e, total, x, v: o, lambda t, x: t.abs()),
@@ -101,3 +104,31 @@ def test_where_the_subtracted_value_changes_nothing(name: str) -> None:
 def test_second_derivatives(name: str) -> None:
     args = [torch.randn(1, 1, size, 2, dtype=torch.float64, requires_grad=True) for size in (3, 4, 4)]
     assert torch.autograd.gradgradcheck(jitgen.jit((INVARIANT | DEPENDENT)[name]), args, fast_mode=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rows of weights", "scores", "scores, with a maximum", "sums"])
+def test_second_derivatives_with_random_numbers(kind: str) -> None:
+    """They are saved, so that what is computed from them has gradients of its own in a second backward."""
+
+    def function(q: Any, k: Any, v: Any, noise: Any = None) -> Any:
+        s = q @ k.mT
+        if noise is None:
+            noise = torch.rand(s.shape, dtype=s.dtype)
+        row = noise[..., :1]
+        if kind == "rows of weights":
+            return torch.softmax(s, -1) * row @ v, noise
+        if kind == "scores":
+            return torch.softmax(s * (1 + noise), -1) @ v, noise
+        s = s + noise if kind == "scores, with a maximum" else s
+        e = torch.exp(s - s.amax(-1, keepdim=True))
+        return e / (e.sum(-1, keepdim=True) + (row if kind == "sums" else 0)) @ v, noise
+
+    args = [torch.randn(1, 2, size, 4, dtype=torch.float64, requires_grad=True) for size in (5, 7, 7)]
+
+    def second(output: torch.Tensor) -> list[torch.Tensor]:
+        first = torch.autograd.grad(output.sin().sum(), args, create_graph=True)
+        return list(torch.autograd.grad(sum(each.cos().sum() for each in first), args))  # type: ignore[arg-type]
+
+    output, noise = jitgen.jit(function)(*args)
+    torch.testing.assert_close(second(output), second(function(*args, noise.detach())[0]), rtol=0, atol=1e-10)

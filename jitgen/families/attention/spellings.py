@@ -129,7 +129,8 @@ class _Spelling:
         scores, most = of.inputs
         factor = self.mover.builder.const(LN2, node.dtype)
         scaled = self.make("mul", (scores, factor), scores.dtype, scores.shape)
-        top = self.mover.builder.like(most.inputs[0], (scaled,))
+        maximum = most if most.op == "reduce" else most.inputs[0]  # of one key it is not spread
+        top = self.mover.builder.like(maximum, (scaled,))
         difference = self.mover.builder.like(of, (scaled, self.mover.move(top, ("expand",), scores.shape)))
         return self.make("exp", (difference,), node.dtype, node.shape, (), node.location)
 
