@@ -161,12 +161,16 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
             if route.alternative is not None:
                 device = manifest_schema.contained(name, manifests.relower, entry, route).route.device
             variants = manifest_schema.contained(name, row_variants.variants, entry, device)
+            left_out = manifest_schema.contained(name, row_variants.combinations_left_out, entry, device)
             signatures = [manifest_schema.contained(name, signature_of, variant) for variant in variants]
         except (CompileError, UnsupportedError) as problem:
             yield replace(planned, origin="failed", detail=str(problem)), None
             continue
         for variant, signature in zip(variants, signatures, strict=True):
             yield replace(planned, signature=signature), work.task_of(variant, route, location, families)
+        if left_out:
+            why = f"{left_out} combinations of the buckets of its sizes: each was varied alone; record what is called"
+            yield replace(planned, origin="skipped", detail=why), None
 
 
 def _results(

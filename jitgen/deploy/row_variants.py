@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,19 +40,37 @@ Entry = Mapping[str, Any]
 MAX_ROW_SIZES = 5
 """The number of row sizes of which every combination is built: for batched products the batch, heads, M, N
 and K."""
+MOST_COMBINATIONS = 128
+"""Combinations of buckets of which all are built, at most; of more, one size at a time leaves that of the recorded
+call."""
 
 
 def variants(entry: Entry, device: Device) -> list[Entry]:
     """``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they are."""
     graph = graphs.from_json(entry["graph"])
     names = _row_sizes(_buckets(graph, entry["environment"], device))
+    apart = combinations_left_out(entry, device) > 0
     found = [entry, *_one_per_bucket(entry, graph, device)]
     for count in range(1, len(names) + 1):
         for ones in itertools.combinations(names, count):
             smaller = _with_ones(entry, graph, ones)
             if smaller is not None:
-                found += [smaller, *_one_per_bucket(smaller, graphs.from_json(smaller["graph"]), device)]
+                found.append(smaller)
+                if count == 1 or not apart:
+                    found += _one_per_bucket(smaller, graphs.from_json(smaller["graph"]), device)
     return found
+
+
+def combinations_left_out(entry: Entry, device: Device) -> int:
+    """How many combinations of buckets have no variant, since they are more than ``MOST_COMBINATIONS``."""
+    buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
+    count = math.prod(len(each.ends) + 1 for each in buckets)
+    return count - sum(len(each.ends) for each in buckets) - 1 if count > MOST_COMBINATIONS else 0
+
+
+def _bounded(buckets: Sequence[SizeBuckets]) -> list[SizeBuckets]:
+    """Those of which a call can change the bucket."""
+    return [each for each in buckets if each.ends and _names(each.size)]
 
 
 def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
@@ -115,9 +134,10 @@ def _with_equal_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entry]:
-    """One variant of ``entry`` for every combination of buckets but its own that row sizes of 2 or more can reach."""
+    """One variant of ``entry`` for every combination of buckets but its own that row sizes of 2 or more can reach;
+    where these are too many, for every bucket but its own of every size."""
     recorded = entry["environment"]
-    buckets = [each for each in _buckets(graph, recorded, device) if each.ends and _names(each.size)]
+    buckets = _bounded(_buckets(graph, recorded, device))
     # A size such as batch * length is set by the length once the batch is what another size asks for.
     buckets.sort(key=lambda each: len(_names(each.size)))
 
@@ -125,7 +145,9 @@ def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entr
         return tuple(bisect.bisect_left(each.ends, symbols.evaluate(each.size, environment)) for each in buckets)
 
     seen = {combination(recorded)}
-    for sizes in _reaching(buckets, recorded, frozenset()):
+    together = math.prod(len(each.ends) + 1 for each in buckets) <= MOST_COMBINATIONS
+    groups = [buckets] if together else [[each] for each in buckets]
+    for sizes in itertools.chain.from_iterable(_reaching(group, recorded, frozenset()) for group in groups):
         environment = {**recorded, **_with_equal_sizes(graph, sizes)}
         if combination(environment) not in seen and all(guard.holds(environment) for guard in graph.guards):
             seen.add(combination(environment))
@@ -158,9 +180,10 @@ def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | No
     """``entry`` as if recorded with the sizes ``names`` equal to 1; None if its guards or strides rule that out."""
     ones = _with_equal_sizes(graph, dict.fromkeys(names, 1))
     smaller = with_sizes(graph, ones)
-    if smaller is None:
+    environment = {**entry["environment"], **ones}
+    if smaller is None or not all(guard.holds(environment) for guard in smaller.guards):
         return None
-    return _resized({**entry, "graph": graphs.to_json(smaller)}, smaller, {**entry["environment"], **ones})
+    return _resized({**entry, "graph": graphs.to_json(smaller)}, smaller, environment)
 
 
 def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry:

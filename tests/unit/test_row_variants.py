@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec, lowering
 from jitgen.chips import H200
-from jitgen.deploy import manifest, row_variants
+from jitgen.deploy import manifest, prewarm, row_variants
 from jitgen.device import Device
 from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
 from jitgen.families.reduction.schedule import (
@@ -120,3 +120,24 @@ def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
     sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_variants.variants(entry, device)}
     ends = {ROWS.quarter, SINGLE_BLOCK_ROWS, ROWS.half, ROWS.full, ROWS.several, 2 * ROWS.several}
     assert sizes >= {(count, 100000) for count in (ends - {ROWS.quarter}) | {1, 3}}
+
+
+def test_of_too_many_combinations_one_size_at_a_time_is_varied_and_it_is_said(tmp_path: Path) -> None:
+    """The backward of a batched product has three sizes with buckets, and one with a number of matrices."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ y)
+
+    with jitgen.record(tmp_path / "step.json"):
+        x, y = torch.randn(3, 40, 50, requires_grad=True), torch.randn(3, 50, 60, requires_grad=True)
+        jitgen.jit(product)(x, y).sum().backward()
+    device = Device(Target.parse("sm_90a"), "cuda")
+    entries = json.loads((tmp_path / "step.json").read_text())["entries"]
+    counts = {entry["name"]: len(row_variants.variants(entry, device)) for entry in entries}
+    left_out = {entry["name"]: row_variants.combinations_left_out(entry, device) for entry in entries}
+    assert left_out["product"] == 0
+    assert left_out["product_backward"] > row_variants.MOST_COMBINATIONS
+    assert counts["product_backward"] < 2 * row_variants.MOST_COMBINATIONS
+    planned = [each for entry in entries for each, _ in prewarm._plan(entry, [device.target], tmp_path, [])]
+    (skipped,) = (each for each in planned if each.origin == "skipped")
+    assert "each was varied alone" in skipped.detail
