@@ -56,6 +56,8 @@ CHANNELS_LAST = ("channels_last",)
 
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
+OF_ONE_IS_ITSELF = frozenset({"sum", "prod", "max", "min"})
+"""Reductions that are no operation along a dimension of size 1, where graphs have none."""
 
 READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter", "sort"})
 """Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
