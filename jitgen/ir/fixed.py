@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import OF_ONE_IS_ITSELF, Builder, Graph, Guard, InputSpec, Node, topological
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, reduced_dims, topological
 from jitgen.ir.symbols import Expr, Size
 from jitgen.spec import DTYPES
 
@@ -31,11 +31,12 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
         children = [memo[id(child)] for child in node.inputs]
         if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
             memo[id(node)] = children[0]  # a trace at these sizes has no such view
-        elif node.op == "reduce" and node.attrs[0] in OF_ONE_IS_ITSELF:
-            dims = tuple(dim for dim in node.attrs[1] if children[0].shape[dim] != 1)
-            attrs = (node.attrs[0], dims)
+        elif node.op == "reduce":
+            kind, dims = node.attrs[0], reduced_dims(node.attrs[0], node.attrs[1], children[0].shape)
             same = not dims and children[0].dtype == node.dtype
-            made = ("reduce", children, node.dtype, shape, attrs) if dims else ("cast", children, node.dtype, shape)
+            made = (
+                ("reduce", children, node.dtype, shape, (kind, dims)) if dims else ("cast", children, node.dtype, shape)
+            )
             memo[id(node)] = children[0] if same else builder.make(*made)
         elif node.op == "scalar":
             value = symbols.substitute(node.attrs[0], sizes)

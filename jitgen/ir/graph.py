@@ -41,7 +41,7 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,6 @@ CHANNELS_LAST = ("channels_last",)
 
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
-OF_ONE_IS_ITSELF = frozenset({"sum", "prod", "max", "min"})
-"""Reductions that are no operation along a dimension of size 1, where graphs have none."""
 
 READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter", "sort"})
 """Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
@@ -305,6 +303,14 @@ def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[
                 equal = {name: first if size == second else size for name, size in equal.items()}
                 equal[second.args[0]] = first
     return equal
+
+
+def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...]:
+    """The dimensions over which a graph reduces where a program does so over ``dims``: of several none of size 1, along
+    which nothing is combined."""
+    if len(dims) < 2 or kind not in ("sum", "prod", "max", "min"):
+        return tuple(dims)
+    return tuple(dim for dim in dims if shape[dim] != 1)
 
 
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:

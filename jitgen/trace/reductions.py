@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import OF_ONE_IS_ITSELF, Node
+from jitgen.ir.graph import Node, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
@@ -41,8 +41,7 @@ def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
 def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str | None = None) -> Node:
     """The reduction ``kind`` (of ``ir.graph.REDUCTIONS``) over ``dims``, which remain with size 1."""
     dtype = dtype or input.dtype
-    if kind in OF_ONE_IS_ITSELF:
-        dims = [dim for dim in dims if input.shape[dim] != 1]
+    dims = reduced_dims(kind, dims, input.shape)
     if not dims:
         if kind in ("argmax", "argmin"):
             return expand(trace, operand(trace, 0, "int64"), input.shape)

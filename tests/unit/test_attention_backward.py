@@ -150,6 +150,26 @@ def test_a_training_step_is_recorded_prewarmed_and_served_strictly(
 
 
 @pytest.mark.slow
+def test_a_recorded_training_step_with_a_bias_stands_for_one_row_and_one_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = jitgen.jit(lambda q, k, v, bias: torch.softmax(q @ k.mT * 0.3 + bias, -1) @ v)
+
+    def step(batch: int, rows: int) -> None:
+        shapes = (batch, 3, rows, 8), (batch, 3, 50, 8), (batch, 3, 50, 8), (3, 1, 50)
+        function(*(torch.randn(shape, requires_grad=True) for shape in shapes)).sum().backward()
+
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "development"))
+    with jitgen.record(tmp_path / "step.json"):
+        step(2, 40)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployment"))
+    assert not jitgen.prewarm(tmp_path / "step.json", targets=["cpu"], jobs=2).count("failed")
+    with jitgen.strict():
+        for batch, rows in ((2, 40), (1, 40), (2, 1), (1, 1)):
+            step(batch, rows)
+
+
+@pytest.mark.slow
 def test_equal_calls_give_equal_bits_and_write_all_of_poisoned_results() -> None:
     args = [t.requires_grad_() for t in operands((1, 2), 70, 75, 16, 16)]
     function = jitgen.jit(functions.causal)

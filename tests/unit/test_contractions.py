@@ -481,3 +481,11 @@ def test_an_expanded_operand_has_no_tensor_map(side: str) -> None:
     assert not low.arguments(product).maps
     arguments = tensors((1, 256), (1, 256))
     torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*arguments), rtol=1e-4, atol=1e-3)
+
+
+def test_sums_over_several_dimensions_of_size_1_beside_a_product() -> None:
+    q, k = torch.randn(1, 3, 1, 8), torch.randn(1, 3, 50, 8)
+    for function in (lambda q, k: (q @ k.mT).sum((0, 2)), lambda q, k: torch.exp(q @ k.mT).sum((0, 2), keepdim=True)):
+        wanted = function(q.double(), k.double())
+        bound = 16 * torch.finfo(torch.float32).eps * wanted.abs().max().item()
+        torch.testing.assert_close(jitgen.jit(function)(q, k).double(), wanted, rtol=0, atol=bound)
