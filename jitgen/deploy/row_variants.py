@@ -41,8 +41,7 @@ MAX_ROW_SIZES = 5
 """The number of row sizes of which every combination is built: for batched products the batch, heads, M, N
 and K."""
 MOST_COMBINATIONS = 128
-"""Combinations of buckets of which all are built, at most; of more, one size at a time leaves that of the recorded
-call."""
+"""Combinations of buckets that are built, at most. Where there are more, each size is varied alone."""
 
 
 def variants(entry: Entry, device: Device) -> list[Entry]:

@@ -16,7 +16,6 @@ from jitgen.spec import DTYPES
 
 _EXPONENTIALS = {"exp": "log", "exp2": "log2"}
 """Each exponential and its inverse."""
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
     if node.op in ("mul", "div"):
         return _product(first, shifts[1], 1 if node.op == "mul" else -1)
     if node.op == "reciprocal" and first.exponential is not None:
-        return replace(first, times=-first.times)
+        return replace(first, times=-first.times, vanishes=False)
     if any(shift.guarded for shift in shifts):
         return None
     if node.op in ("add", "sub"):
