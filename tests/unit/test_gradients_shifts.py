@@ -132,3 +132,16 @@ def test_second_derivatives_with_random_numbers(kind: str) -> None:
 
     output, noise = jitgen.jit(function)(*args)
     torch.testing.assert_close(second(output), second(function(*args, noise.detach())[0]), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(4, 1), (1, 1), (4, 5)])
+def test_gradients_of_keys_that_a_mask_hides_from_rows_without_others(rows: int, keys: int) -> None:
+    """The weights of such a row are NaN by the plain formula, and eager's gradients of its scores are zeros."""
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        return torch.softmax((q @ k.mT).masked_fill(torch.minimum(i, j * 0) < 2, -INF), -1) @ v
+
+    leaves = [torch.randn(2, 2, size, 8, requires_grad=True) for size in (rows, keys, keys)]
+    found, wanted = (torch.autograd.grad(each(*leaves).sum(), leaves[:2]) for each in (jitgen.jit(function), function))
+    assert [each.count_nonzero().item() for each in found] == [each.count_nonzero().item() for each in wanted] == [0, 0]

@@ -183,6 +183,9 @@ class _Spelling:
             node = node.inputs[position]
         if not factors or not _takes_factors(values, [step for step, _ in factors]):
             return weights, values
+        exponent = node.inputs[0]
+        if exponent.shape[-1] == 1 or (exponent.op == "sub" and varies(exponent.inputs[1], last)):
+            return weights, values  # of other rows each: where one has no keys, its NaN is to meet its own factor
         for step, position in reversed(chain):
             operands = [node if number == position else child for number, child in enumerate(step.inputs)]
             node = self.mover.builder.like(step, operands)
