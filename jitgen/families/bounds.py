@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 from jitgen.ir.body import Instruction, identity_of
 from jitgen.ir.ops import INTS
@@ -39,6 +40,22 @@ class Ends:
 
     low: str
     high: str
+
+
+class _Operand(Protocol):
+    """What an operand of a tile is known by: its number, and where its values change (``"task"``, ``"row"``, ...)."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+
+
+def ends_of(operand: _Operand) -> Ends:
+    """Where the bounds of a tile have the ends of an operand's values."""
+    if operand.kind == "task":
+        return Ends(f"x{operand.index}", f"x{operand.index}")
+    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
 
 
 @dataclass(frozen=True)

@@ -294,10 +294,3 @@ def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) 
     rule = rule_of(body, layout)
     scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
     return bounds_of(rule, known, scalars, words)
-
-
-def ends_of(operand: Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")

@@ -12,10 +12,10 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Source, printed
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset, sum_of
-from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
-from jitgen.families.bounds import Words
+from jitgen.families.bounds import Words, ends_of
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")

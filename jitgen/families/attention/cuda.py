@@ -12,13 +12,13 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.context import Attention, Operand, Rule, bounds, ends_of
+from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.decode import DecodeSchedule
 from jitgen.families.attention.elements import elements
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.ramps import split
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
-from jitgen.families.bounds import Words
+from jitgen.families.bounds import Words, ends_of
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")

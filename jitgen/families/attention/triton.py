@@ -13,10 +13,10 @@ from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, Source, printed
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import TritonSchedule
-from jitgen.families.bounds import Words
+from jitgen.families.bounds import Words, ends_of
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 

@@ -292,13 +292,6 @@ def bounds(tile: Tile, known: Mapping[int, Ends], words: Words) -> Bounds:
     return vanishing_of(tile.instructions, tile.roots, known, scalars, words)
 
 
-def ends_of(operand: Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
 def sum_of(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
     """The sum of the terms ``first`` and of the products of indices and strides."""
     terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]

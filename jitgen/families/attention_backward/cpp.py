@@ -10,10 +10,10 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.attention_backward.context import Backward, Operand, Tile, bounds, ends_of, indices, sum_of
+from jitgen.families.attention_backward.context import Backward, Operand, Tile, bounds, indices, sum_of
 from jitgen.families.attention_backward.layout import Layout
 from jitgen.families.attention_backward.schedule import CpuSchedule
-from jitgen.families.bounds import Words
+from jitgen.families.bounds import Words, ends_of
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")

@@ -18,7 +18,6 @@ from jitgen.families.attention_backward.context import (
     Operand,
     Result,
     bounds,
-    ends_of,
     functions_of,
     indices,
     merged,
@@ -34,7 +33,7 @@ from jitgen.families.attention_backward.wgmma import (
     roles,
     tile_operands,
 )
-from jitgen.families.bounds import Words, without_conditions
+from jitgen.families.bounds import Words, ends_of, without_conditions
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 

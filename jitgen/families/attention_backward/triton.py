@@ -11,10 +11,10 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.attention_backward.context import Backward, Operand, Tile, bounds, ends_of, indices, sum_of
+from jitgen.families.attention_backward.context import Backward, Operand, Tile, bounds, indices, sum_of
 from jitgen.families.attention_backward.layout import Layout
 from jitgen.families.attention_backward.schedule import TritonSchedule
-from jitgen.families.bounds import Words
+from jitgen.families.bounds import Words, ends_of
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
