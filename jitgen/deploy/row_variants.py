@@ -47,15 +47,15 @@ MOST_COMBINATIONS = 128
 def variants(entry: Entry, device: Device) -> list[Entry]:
     """``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they are."""
     graph = graphs.from_json(entry["graph"])
-    names = _row_sizes(_buckets(graph, entry["environment"], device))
-    apart = combinations_left_out(entry, device) > 0
+    buckets = _buckets(graph, entry["environment"], device)
+    names, together = _row_sizes(buckets), _vary_together(_bounded(buckets))
     found = [entry, *_one_per_bucket(entry, graph, device)]
     for count in range(1, len(names) + 1):
         for ones in itertools.combinations(names, count):
             smaller = _with_ones(entry, graph, ones)
             if smaller is not None:
                 found.append(smaller)
-                if count == 1 or not apart:
+                if count == 1 or together:
                     found += _one_per_bucket(smaller, graphs.from_json(smaller["graph"]), device)
     return found
 
@@ -63,8 +63,16 @@ def variants(entry: Entry, device: Device) -> list[Entry]:
 def combinations_left_out(entry: Entry, device: Device) -> int:
     """How many combinations of buckets have no variant, since they are more than ``MOST_COMBINATIONS``."""
     buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
-    count = math.prod(len(each.ends) + 1 for each in buckets)
-    return count - sum(len(each.ends) for each in buckets) - 1 if count > MOST_COMBINATIONS else 0
+    return 0 if _vary_together(buckets) else _combinations(buckets) - sum(len(each.ends) for each in buckets) - 1
+
+
+def _combinations(buckets: Sequence[SizeBuckets]) -> int:
+    return math.prod(len(each.ends) + 1 for each in buckets)
+
+
+def _vary_together(buckets: Sequence[SizeBuckets]) -> bool:
+    """Whether every combination of ``buckets`` is built."""
+    return _combinations(buckets) <= MOST_COMBINATIONS
 
 
 def _bounded(buckets: Sequence[SizeBuckets]) -> list[SizeBuckets]:
@@ -144,8 +152,7 @@ def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entr
         return tuple(bisect.bisect_left(each.ends, symbols.evaluate(each.size, environment)) for each in buckets)
 
     seen = {combination(recorded)}
-    together = math.prod(len(each.ends) + 1 for each in buckets) <= MOST_COMBINATIONS
-    groups = [buckets] if together else [[each] for each in buckets]
+    groups = [buckets] if _vary_together(buckets) else [[each] for each in buckets]
     for sizes in itertools.chain.from_iterable(_reaching(group, recorded, frozenset()) for group in groups):
         environment = {**recorded, **_with_equal_sizes(graph, sizes)}
         if combination(environment) not in seen and all(guard.holds(environment) for guard in graph.guards):

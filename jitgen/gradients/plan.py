@@ -68,7 +68,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     active = _active(graph, wanted)
     weighted = recognised(graph, active, graph.outputs)
     reached = _reached(graph, active, ())
-    compared = _compared(_reached(graph, active, {id(of.base) for of in weighted if of.cancels}))
+    compared = _compared(graph, _reached(graph, active, {id(of.base) for of in weighted if of.cancels}))
     again = {id(of.product) for of in weighted} - compared
     read = [value for node in reached for value in _values_read(node, active)]
     read += [value for of in weighted for value in of.read()]
@@ -126,23 +126,14 @@ def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> li
     return [node for node in topological(graph.outputs) if id(node) in met and node.op != "input"]
 
 
-def _compared(reached: Iterable[Node]) -> set[int]:
+def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
     """The ids of products whose elements a backward compares with an extremum of them, to find it again.
 
     A product that another kernel computes again adds up in another order, and then no element is the extremum.
     """
-    stack = [node.inputs[0] for node in reached if node.op == "reduce" and node.attrs[0] in ("max", "min")]
-    found, seen = set[int](), set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "contract":
-            found.add(id(node))
-        elif node.op not in SAVED:
-            stack.extend(node.inputs)
-    return found
+    extrema = (node.inputs[0] for node in reached if node.op == "reduce" and node.attrs[0] in ("max", "min"))
+    ends = frozenset(id(node) for node in topological(graph.outputs) if node.op in SAVED)
+    return {id(node) for node in topological(extrema, known=ends) if node.op == "contract"}
 
 
 def _random(graph: Graph) -> frozenset[int]:

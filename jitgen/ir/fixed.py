@@ -32,12 +32,7 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
         if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
             memo[id(node)] = children[0]  # a trace at these sizes has no such view
         elif node.op == "reduce":
-            kind, dims = node.attrs[0], reduced_dims(node.attrs[0], node.attrs[1], children[0].shape)
-            same = not dims and children[0].dtype == node.dtype
-            made = (
-                ("reduce", children, node.dtype, shape, (kind, dims)) if dims else ("cast", children, node.dtype, shape)
-            )
-            memo[id(node)] = children[0] if same else builder.make(*made)
+            memo[id(node)] = _reduced(builder, node, children[0], shape)
         elif node.op == "scalar":
             value = symbols.substitute(node.attrs[0], sizes)
             known = DTYPES[node.dtype].is_floating_point and not isinstance(value, Expr)
@@ -55,6 +50,14 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
         tuple(dict.fromkeys(guards)),
         tuple((index, memo[id(node)]) for index, node in graph.mutated),
     )
+
+
+def _reduced(builder: Builder, node: Node, source: Node, shape: Any) -> Node:
+    """The reduction ``node`` of ``source``, as a trace has it where some of its dimensions are of size 1."""
+    kind, dims = node.attrs[0], reduced_dims(node.attrs[0], node.attrs[1], source.shape)
+    if dims:
+        return builder.make("reduce", (source,), node.dtype, shape, (kind, dims))
+    return source if source.dtype == node.dtype else builder.make("cast", (source,), node.dtype, shape)
 
 
 def _substituted(value: Any, sizes: Mapping[str, Size]) -> Any:
