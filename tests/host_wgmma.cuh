@@ -2,6 +2,7 @@
 #pragma once
 
 #include "jitgen/ptx.cuh"
+#include "jitgen/register_deal.cuh"
 
 namespace cute {
 inline void warpgroup_arrive() {}
@@ -9,12 +10,6 @@ inline void warpgroup_commit_batch() {}
 template <int n>
 void warpgroup_wait() {}
 }  // namespace cute
-namespace cutlass::arch {
-template <int n>
-void warpgroup_reg_dealloc() {}
-template <int n>
-void warpgroup_reg_alloc() {}
-}  // namespace cutlass::arch
 
 namespace jitgen {
 
@@ -24,6 +19,11 @@ struct TensorMap {
   int64_t sizes[5], strides[5], box;
 };
 
+// There are no registers to deal; RegisterDeal checks the numbers.
+template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
+void registers_deal() {
+  static_assert(RegisterDeal<consumers, blocks, copier_registers>::consumer > 0);
+}
 inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 inline void proxy_fence() {}
 inline void copy_box_of_batch(

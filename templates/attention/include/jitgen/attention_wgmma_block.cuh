@@ -33,10 +33,8 @@ struct AttentionShape {
   static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
   static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
 
-  // Registers of a thread that computes and of one that copies: multiples of 8, 512 for one thread of each warpgroup.
+  // Registers of a thread that copies; those that compute share the rest.
   static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 ? 24 : 40;
-  static constexpr int registers = Config::warpgroups == 3 ? 160 : Config::keys > 128 ? 240 : 232;
-  static constexpr bool deals_registers = Config::warpgroups > 1;
 };
 
 // Writes `rows` rows of `columns` elements to [chunk][row] in shared memory, whose chunks have `pitch` rows, with zeros

@@ -287,10 +287,10 @@ JITGEN_DEVICE void attention_backward(const Operands& operands) {
   next_kernel_may_start();
   previous_kernel_wait();
   if (threadIdx.x >= Shape::consumers) {
-    if constexpr (Shape::deals_registers) cutlass::arch::warpgroup_reg_dealloc<Shape::copier_registers>();
+    registers_deal<Config::warpgroups, 1, true, Shape::copier_registers>();
     kernel.produce();
   } else {
-    if constexpr (Shape::deals_registers) cutlass::arch::warpgroup_reg_alloc<Shape::registers>();
+    registers_deal<Config::warpgroups, 1, false, Shape::copier_registers>();
     kernel.consume();
   }
 }

@@ -56,10 +56,8 @@ struct BackwardShape {
   // Threads that copy: one asks for tensor copies, and whole warps write words and elements.
   static constexpr int copiers = copied ? 32 : 128;
 
-  // Registers of a thread that computes and of one that copies, at most 512 with those of the other warpgroups.
-  static constexpr int copier_registers = Config::warpgroups == 3 || copied ? 32 : 40;
-  static constexpr int registers = Config::warpgroups == 3 ? 160 : copied ? 240 : 232;
-  static constexpr bool deals_registers = Config::warpgroups > 1;
+  // Registers of a thread that copies; those that compute share the rest.
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : copied ? 24 : 40;
 };
 
 // Writes `rows` rows of `columns` elements to [chunk][row] in shared memory, with zeros beyond `live_rows` and

@@ -5,6 +5,7 @@
 
 #include "jitgen/barrier.cuh"
 #include "jitgen/ptx.cuh"
+#include "jitgen/register_deal.cuh"
 #include "jitgen/wgmma_atoms.cuh"
 
 namespace jitgen {
@@ -32,23 +33,15 @@ JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Registers move between warpgroups: each releases or requests some, all four warps with the same instruction.
-// Registers of a thread in a block of `warpgroups` consumers and a warpgroup that copies. At the start all threads have
-// the same number, the largest for which `blocks` blocks fit a multiprocessor (__launch_bounds__ tells the assembler).
-// Numbers of registers are multiples of 8.
-constexpr int copier_registers = 40;
-constexpr int registers_at_start(int warpgroups, int blocks) { return 512 / blocks / (warpgroups + 1) / 8 * 8; }
-constexpr int registers_of(int warpgroups, int blocks) {
-  const int each = (registers_at_start(warpgroups, blocks) * (warpgroups + 1) - copier_registers) / warpgroups / 8 * 8;
-  return each < 240 ? each : 240;
-}
-template <int warpgroups, int blocks, bool copier>
+// Gives this warpgroup the registers of its role (register_deal.cuh); all four warps call it together.
+template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
 JITGEN_DEVICE void registers_deal() {
-  if constexpr (registers_at_start(warpgroups, blocks) < registers_of(warpgroups, blocks)) {
-    if constexpr (copier) {
+  using Deal = RegisterDeal<consumers, blocks, copier_registers>;
+  if constexpr (Deal::deals) {
+    if constexpr (is_copier) {
       cutlass::arch::warpgroup_reg_dealloc<copier_registers>();
     } else {
-      cutlass::arch::warpgroup_reg_alloc<registers_of(warpgroups, blocks)>();
+      cutlass::arch::warpgroup_reg_alloc<Deal::consumer>();
     }
   }
 }
