@@ -96,11 +96,6 @@ _MODULES = {
     "jitgen.spec": ("Target", "TensorSpec"),
 }
 """Where each public name is."""
-_WITH_EAGER_PRODUCTS = (
-    *("jitgen.checkpoints.load", "jitgen.huggingface.quantizer", "jitgen.quant.io"),
-    *("jitgen.quant.modules", "jitgen.quant.qtensor", "jitgen.quant.quantize"),
-)
-"""Who has a quantised weight may multiply with it outside ``jitgen.jit``, by kernels that ``jitgen.api`` registers."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -113,8 +108,6 @@ def __getattr__(name: str) -> Any:
         if error.name != f"{__name__}.{name}":
             raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    if home in _WITH_EAGER_PRODUCTS:
-        importlib.import_module("jitgen.api")
     found = globals()[name] = getattr(module, name) if home else module
     return found
 
@@ -129,5 +122,10 @@ def _is_the_command() -> bool:
     return name == "jitgen" or (name == "-m" and sys.orig_argv[sys.orig_argv.index("-m") :][1:2] == ["jitgen"])
 
 
+def _register_products() -> None:
+    """Register the kernels of products with quantised weights outside ``jitgen.jit``, which ``jitgen.api`` does."""
+    importlib.import_module("jitgen.api")
+
+
 if not _is_the_command():
-    importlib.import_module("jitgen.quant")
+    importlib.import_module("jitgen.quant.eager").register_products = _register_products

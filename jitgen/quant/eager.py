@@ -1,9 +1,11 @@
 """Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
 
-``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
-(``call/eager_linear.py`` registers ``plain`` and ``biased``), where torch traces an operator that does, and plain torch
-on the dequantised weight where the operands are of a kind that kernels do not take. That is slower than the dense layer
-was, so ``fallback`` says so. Gradients flow to activations and biases.
+``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel, where torch
+traces an operator that does, and plain torch on the dequantised weight where the operands are of a kind that kernels do
+not take. That is slower than the dense layer was, so ``fallback`` says so. Gradients flow to activations and biases.
+
+The kernels (``plain``, ``biased``, ``embedding``) are registered by ``call/eager_linear.py`` before the first quantised
+weight exists, however it comes into the process: ``prepare``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
+
+register_products: Callable[[], None] | None = None
+"""Registers what follows. The package ``jitgen`` sets it, because the modules that do are above this one."""
 
 plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 """``(x, weight) -> y``: ``F.linear`` by a generated kernel."""
@@ -38,6 +43,12 @@ dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 """Whether products dequantise and leave the rest to torch, as a reference must."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def prepare() -> None:
+    """Have the kernels of products registered. Whatever makes a quantised weight calls this: a product may follow."""
+    if plain is None and register_products is not None:
+        register_products()
 
 
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

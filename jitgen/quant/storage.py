@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import layouts, slices
+from jitgen.quant import eager, layouts, slices
 from jitgen.quant.formats import TENSOR_NAMES, Format, find
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
@@ -98,6 +98,7 @@ class StoredWeight(torch.Tensor):
     @classmethod
     def _of(cls: type[W], tensors: Tensors, token: Token, copies: Copies | None = None) -> W:
         """``copies``: of the tensors that this one is another view of."""
+        eager.prepare()
         *batch, rows, columns = token.shape
         strides: tuple[int, ...] = (1, rows) if token.transposed else (columns, 1)
         strides = (rows * columns, *strides) if batch else strides
