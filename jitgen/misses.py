@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jitgen import debug
+from jitgen import console
 from jitgen.ir import graph as graphs
 from jitgen.lowering import Lowered
 from jitgen.spec import digest
@@ -131,7 +131,7 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, Any]) -> list[str
 
 
 def _shortened(text: str, limit: int = 300) -> str:
-    return debug.printable(text if len(text) <= limit else f"{text[:limit]}...")
+    return console.printable(text if len(text) <= limit else f"{text[:limit]}...")
 
 
 _described: dict[tuple[str, str], str] = {}

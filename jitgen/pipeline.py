@@ -27,12 +27,11 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen import debug, events, misses, scratch, settings
+from jitgen import console, debug, events, misses, scratch, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError, CompileWarning
 from jitgen.families.rewrites import rewritten
@@ -136,9 +135,7 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = Non
     if settings.is_strict():
         raise CacheMissError(f"{misses.described(lowered, store, remedy)}\n  nothing is compiled in strict mode")
     if settings.frozen():
-        warnings.warn(
-            f"compiled after freeze: {misses.described(lowered, store, remedy)}", CompileWarning, stacklevel=2
-        )
+        console.warn(f"compiled after freeze: {misses.described(lowered, store, remedy)}", CompileWarning, stacklevel=2)
     debug.log(1, lambda: f"a miss: {misses.described(lowered, store)}")
     with store.single_flight(lowered.key) as flight:
         # Another process may have built the same kernels while this one waited. If that process hangs, what it has

@@ -2,7 +2,7 @@
 
 ``with progress.line("quantising") as say: say("3 of 36: layers.0.query")`` shows the last thing said once the work has
 lasted for ``PATIENCE`` seconds, with the seconds it has taken, and wipes the line at the end. Of lines within one
-another the innermost is shown. This module imports nothing of jitgen, so that whatever takes long may import it.
+another the innermost is shown. This module imports ``console`` alone, so that whatever takes long may import it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from jitgen import console
 
 PATIENCE = 2.0
 """Seconds of work before a line is shown."""
@@ -26,10 +29,11 @@ _lock = threading.Lock()
 @contextmanager
 def line(work: str) -> Iterator[Callable[[str], None]]:
     """A line about ``work``, while the body runs; the function that it gets says how far the work has come."""
-    if not sys.stderr.isatty():
+    stream = sys.stderr
+    if not console.is_terminal(stream):
         yield lambda text: None
         return
-    shown = _Line(work)
+    shown = _Line(work, stream)
     with _lock:
         _lines.append(shown)
     try:
@@ -41,8 +45,8 @@ def line(work: str) -> Iterator[Callable[[str], None]]:
 class _Line:
     """A line of a terminal, which a thread of its own writes."""
 
-    def __init__(self, work: str):
-        self._work, self._text = work, ""
+    def __init__(self, work: str, stream: Any):
+        self._work, self._text, self._stream = work, "", stream
         self._started, self._ended = time.monotonic(), threading.Event()
         self._written = False
         self._thread = threading.Thread(target=self._run, name="jitgen progress", daemon=True)
@@ -57,7 +61,7 @@ class _Line:
         with _lock:
             _lines.remove(self)
             if self._written:
-                _write("\r\x1b[K")
+                console.write("\r\x1b[K", self._stream)
 
     def _run(self) -> None:
         wait = PATIENCE
@@ -68,10 +72,5 @@ class _Line:
                     seconds = time.monotonic() - self._started
                     said = f"jitgen: {self._work}{f', {self._text}' if self._text else ''} ({seconds:.0f} s)"
                     plain = "".join(c if c.isprintable() else "?" for c in said)
-                    _write("\r\x1b[K" + plain[: shutil.get_terminal_size().columns - 1])
+                    console.write("\r\x1b[K" + plain[: shutil.get_terminal_size().columns - 1], self._stream)
                     self._written = True
-
-
-def _write(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -17,13 +17,12 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jitgen import settings
+from jitgen import console, settings
 from jitgen._data import data_directory
 from jitgen.errors import CacheError, CacheWarning
 from jitgen.fields import Field, shown
@@ -145,7 +144,7 @@ def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
         rows = [replace(row, source=f"{path}, rows[{n}]") for n, row in enumerate(read(path, target, family))]
         return {_place(row.chip, row.dialect, row.problem): row for row in rows}
     except CacheError as error:
-        warnings.warn(f"{error}. Schedules are chosen without it", CacheWarning, stacklevel=2)
+        console.warn(f"{error}. Schedules are chosen without it", CacheWarning, stacklevel=2)
         return {}
 
 

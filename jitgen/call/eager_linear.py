@@ -5,14 +5,13 @@ Elsewhere it runs in torch, on the dequantised weight, which is counted, told on
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from jitgen import settings
+from jitgen import console, settings
 from jitgen.call.function import JitFunction
 from jitgen.call.specialization import Specialization
 from jitgen.errors import FallbackWarning, UnsupportedError
@@ -83,7 +82,7 @@ class QuantizedLinear:
         fallback = self._fallbacks.setdefault(reason, Fallback(reason, remedy))
         fallback.calls += 1
         if fallback.calls == 1:
-            warnings.warn(
+            console.warn(
                 f"{text}. This is said once; jitgen.quantized_linear.specializations counts the calls",
                 FallbackWarning,
                 stacklevel=2,

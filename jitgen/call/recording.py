@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jitgen import pipeline, scratch, settings
+from jitgen import console, pipeline, scratch, settings
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
 from jitgen.call.specialization import memory_of
@@ -40,7 +39,7 @@ def note(
     try:
         entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
     except UnsupportedError as error:
-        warnings.warn(f"a call is not recorded: {error}", CacheWarning, stacklevel=2)
+        console.warn(f"a call is not recorded: {error}", CacheWarning, stacklevel=2)
         return
     record.note(entry)
 

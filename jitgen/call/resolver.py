@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from jitgen import console
 from jitgen.call import recording
 from jitgen.call.routing import Routing
 from jitgen.call.signature import (
@@ -347,7 +347,7 @@ class Resolver:
         """Warn of calls that are traced again and again, with what has changed since the trace before the last."""
         changed = [guard.path for guard in alike[-2].traced.guards if not guard.holds()]
         because = f"; last because {changed[0]} has changed" if changed else ""
-        warnings.warn(
+        console.warn(
             f"{self.name} has been traced {len(alike)} times for arguments of the same types{because}. A trace takes "
             "milliseconds, and may compile: pass what changes as a tensor or a number, or keep it as it is",
             stacklevel=2,

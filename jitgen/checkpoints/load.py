@@ -6,7 +6,6 @@ Everything is read and checked before anything of a model changes.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jitgen import progress
 from jitgen.checkpoints import files, native
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
@@ -127,19 +127,20 @@ def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
     taken = {name for _, claim in found for name in claim.uses}
     plain = [name for name in source if name not in taken]
     state: dict[str, torch.Tensor] = {}
-    with _progress(f"reading {source.origin}", len(found) + len(plain)) as advance:
+    total = len(found) + len(plain)
+    with progress.line(f"reading {source.origin}") as say:
         for _, claim in found:
             if claim.name in state or claim.name in plain:
                 raise FormatError(f"{source.origin}: {claim.name} is in it twice")
             state[claim.name] = _converted(source, claim).to(device)
-            advance(claim.name)
+            say(f"{len(state)} of {total} tensors: {claim.name}")
         for name in plain:
             with _refusing(f"{source.origin}: {name} is not readable"):
                 value = source.value(name)
             if not isinstance(value, torch.Tensor):
                 raise FormatError(f"{source.origin}: {name} is a {type(value).__name__}, not a tensor")
             state[name] = value.to(device)
-            advance(name)
+            say(f"{len(state)} of {total} tensors: {name}")
     for name, same in aliases.items():
         if same not in state:
             raise FormatError(f"{source.origin}: {name} is said to be {same}, which is not there")
@@ -160,22 +161,6 @@ def _refusing(problem: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise FormatError(f"{problem}: {error}") from error
-
-
-@contextmanager
-def _progress(work: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of rich's on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.fields[work]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task("", total=total, work=escape(work))
-        yield lambda name: bar.update(row, advance=1, description=escape(name))
 
 
 def _renamed(

@@ -69,7 +69,7 @@ def show(key: str, file: str | None, as_json: bool) -> None:
     if content is None:
         raise click.ClickException(f"{entry.kind} {entry.key} is damaged; `jitgen cache why {key}` says how")
     if not isinstance(content, dict) and file:
-        sys.stdout.buffer.write(content.read(file))
+        click.echo(content.read(file), nl=False)
         return
     if not isinstance(content, dict):
         facts: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from jitgen._version import __version__
-from jitgen.debug import printable
+from jitgen.console import printable
 from jitgen.errors import CacheError, JitgenError
 
 COMMANDS = {

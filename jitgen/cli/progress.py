@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jitgen.cli.show import say
-from jitgen.debug import printable
+from jitgen.console import is_terminal, printable
 
 if TYPE_CHECKING:
     from jitgen.deploy.prewarm import Prewarmed, Progress
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A function to tell of every entry that is done. Everything is written to standard error."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         with _bar() as tell:
             yield tell
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jitgen.debug import printable
+from jitgen.console import is_terminal, printable
 
 json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 
@@ -26,7 +26,7 @@ def say(text: object, *, err: bool = False) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, with a header on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         for row in rows:
             say("\t".join(row))
         return

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from jitgen import settings
+from jitgen import console, settings
 from jitgen.dynamo import cut
 from jitgen.dynamo.program import Program, called, program_of, value_of
 from jitgen.dynamo.region import inline
@@ -94,7 +93,7 @@ class Part:
 
     def _note(self, reason: str) -> None:
         self.failures[reason] = self.failures.get(reason, 0) + 1
-        warnings.warn(
+        console.warn(
             f"{len(self.segment.nodes)} nodes of a compiled model run in torch, not in generated kernels: {reason}",
             FallbackWarning,
             stacklevel=3,

@@ -22,13 +22,12 @@ schedule are frozen values, and with the graph and the route they are the reques
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jitgen import tuned
+from jitgen import console, tuned
 from jitgen.device import Device
 from jitgen.errors import CacheWarning
 from jitgen.fingerprint import folders_digest
@@ -383,5 +382,5 @@ class Family:
             if chosen is not None:
                 return Choice(chosen, row.digest)
             text = f"{row.source}: a measured choice for {device.target} names no candidate: {row}"
-            warnings.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
+            console.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
         return Choice(min(found, key=lambda each: self.cost(problem, each, device)) if len(found) > 1 else found[0])

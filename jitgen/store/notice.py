@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
+from jitgen import console
 from jitgen.errors import CacheWarning
 
 _told: set[str] = set()
@@ -13,7 +12,7 @@ def once(topic: str, message: str) -> None:
     """Warn with ``message``, unless this process was warned of ``topic`` already."""
     if topic not in _told:
         _told.add(topic)
-        warnings.warn(message, CacheWarning, stacklevel=2)
+        console.warn(message, CacheWarning, stacklevel=2)
 
 
 def forget() -> None:
