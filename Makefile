@@ -44,7 +44,6 @@ demo: $(if $(wildcard /dev/nvidiactl),,compiler) $(demo_ready) ## a sentence enc
 # Neighbouring tests stay with one worker, so that a module is set up once; an idle worker takes over half of what
 # another has left.
 WORKERS ?= 2
-GPU_WORKERS ?= 8
 PYTEST = $(PYTHON) -m pytest --dist worksteal
 
 # What is computed in C++ is compiled with -Og after jitgen's own flags, which takes a third of the time of -O3; only
@@ -56,16 +55,22 @@ test: compiler $(dev_ready) ## one case of everything; kernels are kept in cache
 test-all: compiler $(dev_ready) ## every case, and more random ones
 	HYPOTHESIS_EXAMPLES=60 $(PYTEST) -n $(WORKERS) -m 'not gpu' $(PYTEST_ARGS)
 
-gpu-test: $(dev_ready) ## needs an NVIDIA GPU
-	$(PYTEST) -n $(GPU_WORKERS) -m 'gpu and not slow' $(PYTEST_ARGS)
+# A test that hangs is killed and named. GPU_WORKERS processes share the tests, by default two fewer than processors;
+# DEVICE_TESTS_DIR is where the record goes, by default docs/measured, and DEVICE_TESTS_COMMIT its commit where there is
+# no git.
+GPU_TEST = $(PYTHON) tools/gpu_test.py $(if $(GPU_WORKERS),--workers $(GPU_WORKERS))
+
+gpu-test: $(dev_ready) ## needs an NVIDIA GPU; writes docs/measured/device-tests-*.json
+	$(GPU_TEST) -- $(PYTEST_ARGS)
 
 gpu-test-all: $(dev_ready) ## every case on a GPU
-	$(PYTEST) -n $(GPU_WORKERS) -m gpu $(PYTEST_ARGS)
+	$(GPU_TEST) --marks gpu --seconds 3600 -- $(PYTEST_ARGS)
 
-lint: $(dev_ready) ## ruff and mypy
+lint: $(dev_ready) ## ruff and mypy, and whether a GPU has run this code
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	@$(PYTHON) tools/gpu_code.py
 
 format: $(dev_ready) ## rewrite in the house style
 	$(PYTHON) -m ruff check --fix-only .

@@ -109,11 +109,11 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {
         "jitgen": __version__,
-        "commit": commit or _commit(),
+        "commit": commit or current_commit(),
         "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _triton_version(),
+        "triton": triton_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -131,20 +131,25 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
             "compiler": str(host.toolchain()),
         }
     else:
-        from jitgen.compile import nvrtc
-
-        gpu = torch.cuda.get_device_properties(0)
-        facts |= {
-            "gpu": gpu.name,
-            "l2": gpu.L2_cache_size,
-            "cuda": torch.version.cuda,
-            "compiler": str(nvrtc.toolchain()),
-        }
-        facts["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        facts |= gpu_facts()
     return facts
 
 
-def _commit() -> str | None:
+def gpu_facts() -> dict[str, Any]:
+    """The first GPU with its driver, and the version of CUDA and of NVRTC."""
+    from jitgen.compile import nvrtc
+
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": gpu.name,
+        "l2": gpu.L2_cache_size,
+        "cuda": torch.version.cuda,
+        "compiler": str(nvrtc.toolchain()),
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+    }
+
+
+def current_commit() -> str | None:
     """The commit of the checkout, followed by ``+`` if files differ from it; None outside of a checkout."""
     here = str(Path(__file__).parent)
     commit = _output("git", "-C", here, "rev-parse", "--short=12", "HEAD")
@@ -161,7 +166,8 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _triton_version() -> str | None:
+def triton_version() -> str | None:
+    """The version of the installed Triton; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,0 +1,185 @@
+"""``make gpu-test`` ends although tests hang, names these, and reports the others; its record, and what it is of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import device_record, gpu_code, gpu_test
+
+CHECKOUT = gpu_code.CHECKOUT
+
+TESTS = '''
+import ctypes, os, signal, time
+from pathlib import Path
+import pytest
+
+BUSY = Path(__file__).with_name("busy")
+
+def hang():
+    """As a kernel that never ends: in C, with the interpreter's lock held and all signals blocked."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    BUSY.write_text(str(os.getpid()))
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+
+def card_is_taken():
+    return BUSY.exists() and Path(f"/proc/{BUSY.read_text() or 0}").exists()
+
+@pytest.mark.parametrize("number", range(8))
+def test_right(number):
+    pass
+
+def test_wrong():
+    assert 1 + 1 == 3
+
+def test_left_out():
+    pytest.skip("needs another card")
+
+def test_waits_for_the_card():
+    Path(__file__).with_name("waits").touch()
+    begun = time.time()
+    while time.time() < begun + 1 or card_is_taken():
+        time.sleep(0.05)
+
+def test_hangs():
+    waits = Path(__file__).with_name("waits")
+    while not waits.exists():
+        time.sleep(0.05)
+    hang()
+
+def test_ends_its_process():
+    os._exit(3)
+
+def test_after_them():
+    pass
+'''
+
+
+def run(tmp_path: Path, text: str, workers: int, limits: gpu_test.Limits) -> dict[str, Any]:
+    (tmp_path / "test_fake.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    # A process of its own: this one's pytest is not what is tested.
+    code = f"""
+import json, sys
+from tools import gpu_test
+found = gpu_test.run_all(["--rootdir", sys.argv[1], "-c", sys.argv[1] + "/pytest.ini", sys.argv[1] + "/test_fake.py"],
+                         {workers}, gpu_test.{limits!r})
+open(sys.argv[1] + "/found", "w").write(json.dumps(found))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, cwd=CHECKOUT, env=_environment(), timeout=120, check=True, stdout=subprocess.DEVNULL)
+    found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
+    return found
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "WATCHED"))}
+    return kept | {"PYTHONPATH": str(CHECKOUT)}
+
+
+def test_a_test_that_hangs_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
+    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=3.0, whole=90.0))
+    assert found["hangs"] == ["test_fake.py::test_hangs"]
+    assert set(found["killed_once"]) <= {"test_fake.py::test_waits_for_the_card"}
+    assert set(found["failures"]) == {"test_fake.py::test_wrong", "test_fake.py::test_ends_its_process"}
+    assert "crashed" in found["failures"]["test_fake.py::test_ends_its_process"]
+    assert "1 + 1" in found["failures"]["test_fake.py::test_wrong"]
+    assert (found["passed"], found["skipped"], found["not_run"]) == (10, 1, 0)
+    assert found["seconds"] < 60
+    assert "failed" in found["closing"][0]
+
+
+def test_of_a_test_whose_cases_hang_few_take_the_limit(tmp_path: Path) -> None:
+    text = TESTS.partition("def test_wrong")[0].replace("    pass", "    hang() if number else None")
+    found = run(tmp_path, text, 2, gpu_test.Limits(test=2.0, whole=90.0, cases=2))
+    assert found["passed"] == 1
+    assert 2 <= len(found["hangs"]) <= 4
+    assert found["not_run"] == 7 - len(found["hangs"])
+    assert set(found["hangs"]).isdisjoint(found["left_out"])
+
+
+def test_all_end_when_the_time_is_over(tmp_path: Path) -> None:
+    text = TESTS.partition("def test_wrong")[0].replace("    pass", "    hang()")
+    found = run(tmp_path, text, 2, gpu_test.Limits(test=60.0, whole=6.0))
+    assert found["not_run"] == 8
+    assert len(found["interrupted"]) == 2
+    assert found["closing"] == []
+    assert found["seconds"] < 30
+
+
+def test_where_tests_that_need_a_gpu_are() -> None:
+    marked = {
+        path.relative_to(CHECKOUT).as_posix()
+        for path in (CHECKOUT / "tests").rglob("test_*.py")
+        if "pytest.mark." + "gpu" in path.read_text()
+    }
+    assert {path for path in marked if not path.startswith("tests/device/")} == set(gpu_test.PATHS) - {"tests/device"}
+
+
+# ------------------------------------------------------------------------------------------------------ the record
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct", "amd-instinct"),
+    ],
+)
+def test_short_names_of_cards(name: str, card: str) -> None:
+    assert device_record.card_of(name) == card
+
+
+def test_a_record_says_what_was_tested_and_what_has_changed_since(tmp_path: Path) -> None:
+    sources = {"jitgen/spec.py": "1", "jitgen/cli/show.py": "2", "templates/scan/scan.cu.j2": "3"}
+    sources |= {"templates/scan/scan.cpp.j2": "4", "templates/common/include/jitgen/ptx.cuh": "5"}
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = gpu_code.digests(tmp_path)
+    assert {folder: sorted(names) for folder, names in found.items()} == {
+        "jitgen": ["spec.py"],
+        "templates/common/include/jitgen": ["ptx.cuh"],
+        "templates/scan": ["scan.cu.j2"],
+    }
+    record = {"card": "NVIDIA H100 80GB HBM3", "commit": "1a2b3c4", "gpu_code": found, "hangs": []}
+    path = device_record.write("tests", record, tmp_path / "records")
+    assert path is not None
+    assert path.name == "device-tests-h100.json"
+    assert json.loads(path.read_text()) == record
+    assert list(gpu_code.notices(tmp_path / "records", tmp_path)) == []
+    (tmp_path / "jitgen/cli/show.py").write_text("another page")
+    assert list(gpu_code.notices(tmp_path / "records", tmp_path)) == []
+    (tmp_path / "templates/common/include/jitgen/ptx.cuh").write_text("another wait")
+    (tmp_path / "jitgen/ir.py").write_text("new")
+    (tmp_path / "jitgen/spec.py").unlink()
+    (notice,) = gpu_code.notices(tmp_path / "records", tmp_path)
+    assert notice == (
+        "device-tests-h100.json was recorded at commit 1a2b3c4; since then 3 files that decide what runs on a GPU have "
+        "changed: jitgen/ir.py, jitgen/spec.py, templates/common/include/jitgen/ptx.cuh"
+    )
+
+
+def test_no_card_no_record(tmp_path: Path) -> None:
+    assert device_record.write("tests", {"card": None}, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_gpu_code_exists() -> None:
+    """A name of the list that is gone would hide that its successor counts."""
+    assert [name for name in gpu_code.FOR_OTHERS if not (CHECKOUT / name).exists()] == []
+    found = list(gpu_code.files())
+    assert "templates/attention_backward/include/jitgen/attention_backward.cuh" in found
+    assert {"jitgen/runtime/cuda.py", "jitgen/ir/graph.py", "jitgen/compile/nvrtc.py"} <= set(found)

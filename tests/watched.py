@@ -1,0 +1,102 @@
+"""A pytest plugin by which ``tools/gpu_test.py`` sees what every worker runs, so that it can kill one that hangs.
+
+It is loaded with ``-p tests.watched``, and ``WATCHED`` names a folder. In it
+
+* ``running/<pid>`` has the test that a worker runs: when it began, on the monotonic clock, and its name;
+* ``reports`` has a line of JSON for every report of a test, as the process that collects them gets them;
+* ``collected`` has the names of all tests of the run;
+* ``killed`` has the tests whose workers ``tools/gpu_test.py`` has killed, which it writes.
+
+A kernel that failed leaves a CUDA context in which every later call fails too. So a worker ends after such a test, and
+pytest-xdist replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = "WATCHED"
+"""The environment variable that names the folder."""
+CASES_KILLED = "WATCHED_CASES"
+"""The environment variable that says how many cases of one test may be killed before the others are not run."""
+NOT_RUN = "not run: other cases of this test were killed"
+"""Why a test is skipped of which as many cases were killed."""
+CONTEXT_LOST = 70
+"""The exit status of a worker whose CUDA context a test has destroyed."""
+
+
+def function_of(test: str) -> str:
+    """The name of a test without the parameters of its case."""
+    return test.partition("[")[0]
+
+
+def _is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    running = _folder() / "running" / str(os.getpid())
+    partial = running.with_name(f".{running.name}")  # the file is there only with all of its text
+    partial.write_text(f"{time.monotonic()} {item.nodeid}")
+    partial.rename(running)
+    try:
+        result = yield
+        if _is_worker() and context_is_lost():
+            os._exit(CONTEXT_LOST)
+        return result
+    finally:
+        running.unlink(missing_ok=True)
+
+
+def context_is_lost() -> bool:
+    """Whether this process has a CUDA context in which nothing can be computed any more."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of which too many cases were killed: the others would take the time limit, too."""
+    try:
+        killed = (_folder() / "killed").read_text().splitlines()
+    except FileNotFoundError:
+        return
+    if sum(function_of(test) == function_of(item.nodeid) for test in killed) >= int(os.environ[CASES_KILLED]):
+        pytest.skip(NOT_RUN)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _is_worker():
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    line = {"test": report.nodeid, "when": report.when, "outcome": report.outcome, "seconds": report.duration}
+    if report.failed:
+        line["error"] = getattr(getattr(report.longrepr, "reprcrash", None), "message", None) or str(report.longrepr)
+    elif NOT_RUN in reason:
+        line["outcome"] = "not run"
+    with (_folder() / "reports").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    (_folder() / "collected").write_text("\n".join(ids))
