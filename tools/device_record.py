@@ -74,14 +74,20 @@ def write(kind: str, record: Mapping[str, Any], directory: Path | None = None) -
         return None
     path = (directory or DIRECTORY) / f"device-{kind}-{card_of(record['card'])}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_text(record))
+    ordered = {name: value for name, value in record.items() if name != "gpu_code"}
+    path.write_text(_text(ordered | {"gpu_code": record["gpu_code"]}))
     print(f"recorded in {path}")
     return path
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """JSON with a line for each entry, and for each folder of the GPU code, which comes last."""
-    others = {name: value for name, value in record.items() if name != "gpu_code"}
-    folders = [f"  {json.dumps(folder)}: {json.dumps(names)}" for folder, names in sorted(record["gpu_code"].items())]
-    head = json.dumps(others, indent=1)
-    return head.removesuffix("\n}") + ',\n "gpu_code": {\n' + ",\n".join(folders) + "\n }\n}\n"
+    """JSON with a line for each entry, for each item of a list or dict, and for each folder of the GPU code."""
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {_lines(value)}" for name, value in record.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in value.items()) + "\n }"
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    return json.dumps(value)

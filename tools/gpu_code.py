@@ -26,8 +26,8 @@ FOR_OTHERS = (
     *("jitgen/codegen/cpp.py", "jitgen/quant/layouts/cpu.py", "templates/cli"),
 )
 """Files and folders that decide nothing on a GPU."""
-FOR_CPUS = (".cpp.j2", ".hpp", "/cpp.py", "cpp_rows.j2", "cpp_columns.j2", "cpp_short.j2")
-"""Ends of the names of files that are for CPUs alone."""
+NOT_FOR_GPUS = (".cpp.j2", ".hpp", "/cpp.py", "cpp_rows.j2", "cpp_columns.j2", "cpp_short.j2", ".md", ".pyc")
+"""Ends of the names of files that are for CPUs or for readers alone."""
 DIGITS = 8
 """Of a file's sha256, in hexadecimal: enough to notice a change."""
 
@@ -37,7 +37,7 @@ def files(root: Path = CHECKOUT) -> Iterator[str]:
     for path in sorted(path for folder in ROOTS for path in (root / folder).rglob("*") if path.is_file()):
         name = path.relative_to(root).as_posix()
         other = any(name == each or name.startswith(f"{each}/") for each in FOR_OTHERS)
-        if not (other or name.endswith((*FOR_CPUS, ".pyc")) or "__pycache__" in name):
+        if not (other or name.endswith(NOT_FOR_GPUS)):
             yield name
 
 
