@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen import console
+from jitgen.errors import CacheError
 from jitgen.ir import graph as graphs
 from jitgen.lowering import Lowered
 from jitgen.spec import digest
@@ -101,7 +102,11 @@ def ingredients(lowered: Lowered) -> dict[str, str]:
 
 
 def nearest(lowered: Lowered, store: Store) -> Nearest | None:
-    """The plan of a function of that name which shares the most ingredients with ``lowered``; None if there is none."""
+    """The plan of a function of that name which shares the most ingredients with ``lowered``; None if there is none.
+
+    Raises:
+        CacheError: the store or a layer cannot be listed.
+    """
     ours = ingredients(lowered)
     best: tuple[Any, str, Mapping[str, Any]] | None = None
     plans = sorted((e for e in store.entries() if e.kind == "plan"), key=lambda entry: -entry.used)
@@ -148,7 +153,10 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str] | None =
     if where not in _described:
         if len(_described) >= LOOKED_AT:
             _described.clear()
-        found = nearest(lowered, store)
+        try:
+            found: object = nearest(lowered, store)
+        except CacheError as problem:
+            found = f"how it differs from what is stored is not known: {problem}"
         _described[where] = "\n".join(
             (
                 f"{lowered.graph.name}: no kernel in {store.root} for {lowered}{_legend(str(lowered))}",

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen import console, debug, events, misses, scratch, settings
+from jitgen import console, events, misses, scratch, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError, CompileWarning
 from jitgen.families.rewrites import rewritten
@@ -125,18 +125,18 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = Non
         CacheMissError: the store lacks one of them, and strict mode or ``freeze`` forbids compiling.
         CompileError: a source does not render or compile.
     """
-    debug.log(2, f"plan {lowered.key[:12]}: {lowered}")
-    debug.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
+    console.log(2, f"plan {lowered.key[:12]}: {lowered}")
+    console.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
     found = _from_store(lowered, store)
     if found is not None:
-        debug.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
+        console.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
         _hold(lowered, found, store)
         return found
     if settings.is_strict():
         raise CacheMissError(f"{misses.described(lowered, store, remedy)}\n  nothing is compiled in strict mode")
     if settings.frozen():
         console.warn(f"compiled after freeze: {misses.described(lowered, store, remedy)}", CompileWarning, stacklevel=2)
-    debug.log(1, lambda: f"a miss: {misses.described(lowered, store)}")
+    console.log(1, lambda: f"a miss: {misses.described(lowered, store)}")
     with store.single_flight(lowered.key) as flight:
         # Another process may have built the same kernels while this one waited. If that process hangs, what it has
         # begun is its own to publish.
@@ -194,7 +194,7 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
         source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
         known = _known_artifact(source, store)
         if known is not None:
-            debug.log(1, f"{source.name}: the store has this kernel from another specialisation: {known.key}")
+            console.log(1, f"{source.name}: the store has this kernel from another specialisation: {known.key}")
             built.append(BuiltKernel(kernel, known, "store"))
             continue
         started = time.perf_counter()
@@ -205,10 +205,10 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
         seconds = time.perf_counter() - started
         stored = store.keep_artifact(artifact, publish=publish)
         events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
-        debug.log(
+        console.log(
             1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}"
         )
-        debug.log(3, source.text)
+        console.log(3, source.text)
         built.append(BuiltKernel(kernel, stored, "compiled"))
     plan = {
         "name": lowered.graph.name,

@@ -2,7 +2,7 @@
 
 ``with progress.line("quantising") as say: say("3 of 36: layers.0.query")`` shows the last thing said once the work has
 lasted for ``PATIENCE`` seconds, with the seconds it has taken, and wipes the line at the end. Of lines within one
-another the innermost is shown. This module imports ``console`` alone, so that whatever takes long may import it.
+another the innermost is shown. Whatever takes long may import this module.
 """
 
 from __future__ import annotations

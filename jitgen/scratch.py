@@ -2,8 +2,8 @@
 
 A process that is killed cannot delete anything. So it keeps a lock on each of its directories, which the system drops
 however the process ends, and another process deletes those that nobody has locked. Nothing else is written below the
-system's temporary directory, except what people are to read (``keep``): sources that did not compile, and manifests of
-what strict mode did not find. Those are deleted a day later.
+system's temporary directory, except what people are to read (``keep``): sources that did not compile, and recordings
+that could not be written where they should be. Those are deleted a day later.
 """
 
 from __future__ import annotations

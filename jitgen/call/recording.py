@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from jitgen import console, pipeline, scratch, settings
+from jitgen import console, pipeline, settings
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
 from jitgen.call.specialization import memory_of
@@ -21,8 +18,12 @@ from jitgen.errors import CacheError, CacheWarning, UnsupportedError
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory
 from jitgen.lowering import Lowered, Route
-from jitgen.spec import SCHEMA
+from jitgen.store import layout
+from jitgen.store.default import default_store
 from jitgen.trace.traced import Traced
+
+_MISSED_SECONDS = 86400.0
+"""The age, in seconds, from which a manifest of misses is not added to."""
 
 
 def active() -> bool:
@@ -47,26 +48,40 @@ def note(
 def remedy(
     graph: Graph, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory], routing: Routing
 ) -> str:
-    """The command that builds what a call misses. Its manifest has everything that this process has missed."""
+    """The command that builds what a call misses. Its manifest has everything that was missed of late."""
     from jitgen.deploy import manifest
 
-    path = settings.get("JITGEN_RECORD")
+    path, first = settings.get("JITGEN_RECORD"), ""
     if not path:
         try:
             entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
         except UnsupportedError as error:
             return f"it, which cannot be prewarmed: {error}"
-        path = _missed()
-        if path is not None:
-            with suppress(CacheError):
-                manifest.write(Path(path), {manifest.identity_of(entry): entry})
-    return f"jitgen prewarm {shlex.quote(path or 'MANIFEST')} --target {lowered.route.target}"
+        path = _missed(entry)
+        if path is None:
+            path, first = "specs.json", "run this program with JITGEN_RECORD=specs.json, and then "
+    return f"{first}jitgen prewarm {shlex.quote(path)} --target {lowered.route.target}"
 
 
-@functools.cache
-def _missed() -> str | None:
-    """The manifest of what this process has missed; None if it can be written nowhere."""
-    return scratch.keep("missed.json", json.dumps({"schema": SCHEMA, "entries": []}))
+def _missed(entry: dict[str, Any]) -> str | None:
+    """Adds ``entry`` to the store's manifest of misses, and returns its path; None where the store cannot be written.
+
+    A manifest that was last written a day ago is begun anew: what is missed no more need not be built.
+    """
+    from jitgen.deploy import manifest
+
+    store = default_store()
+    path = layout.missed_path(store.root)
+    if not store.writable:
+        return None
+    try:
+        with store.writing():
+            if path.exists() and path.stat().st_mtime < time.time() - _MISSED_SECONDS:
+                path.unlink(missing_ok=True)
+            manifest.write(path, {manifest.identity_of(entry): entry}, patience=1.0)
+    except CacheError:
+        return None
+    return str(path)
 
 
 def note_more_rows(

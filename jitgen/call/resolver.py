@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +44,19 @@ from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
+
+_adding = threading.Lock()
+"""Held while a trace is added to those of its resolver, never while one is made: that runs the user's code."""
+
+
+def _after_fork() -> None:
+    """Another thread may have had the lock when this process was forked, and is not there to release it."""
+    global _adding
+    _adding = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 MANY_TRACES = 16
 """Traces for arguments of the same types at which a function is said to be traced again and again."""
@@ -177,6 +192,26 @@ def _asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | N
     return None
 
 
+def _fitting(
+    specializations: Sequence[Specialization], tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]
+) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]] | None:
+    """The first specialisation that a call fits, its captured tensors, and a value for every symbol; None without one.
+
+    Args:
+        numbers: values of the symbols of numeric arguments.
+    """
+    for found in specializations:
+        captured = [captured.read() for captured in found.traced.captured]
+        if all(guard.holds() for guard in found.traced.guards) and all(
+            same_trace_fact(spec, tensor)
+            for spec, tensor in zip(found.traced.graph.inputs[len(tensors) :], captured, strict=True)
+        ):
+            full = {**numbers, **size_symbols([*tensors, *captured])}
+            if found.fits(full):
+                return found, captured, full
+    return None
+
+
 class Resolver:
     """What the calls of one function have resolved, and how the next is.
 
@@ -292,15 +327,12 @@ class Resolver:
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         key = (route, device, runs, differentiable, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
-        for found in self._specializations.get(key, ()):
-            captured = [captured.read() for captured in found.traced.captured]
-            if all(guard.holds() for guard in found.traced.guards) and all(
-                same_trace_fact(spec, tensor)
-                for spec, tensor in zip(found.traced.graph.inputs[len(tensors) :], captured, strict=True)
-            ):
-                full = environment | size_symbols([*tensors, *captured])
-                if found.fits(full):
-                    return found, captured, full
+        alike = self._specializations.setdefault(key, [])
+        before = tuple(alike)
+        count = len(before)
+        known = _fitting(before, tensors, environment)
+        if known is not None:
+            return known
         traced = self._trace(leaves, tree, device, route, runs, differentiable)
         captured = [found.value for found in traced.captured]
         # What is remembered keeps no tensors alive.
@@ -308,11 +340,20 @@ class Resolver:
             traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
-        alike = self._specializations.setdefault(key, [])
-        alike.append(specialization)
+        self._note_static_numbers(specialization)  # before another thread finds it
+        while True:
+            with _adding:
+                if len(alike) == count:
+                    alike.append(specialization)
+                    break
+            # Other threads have added theirs since, and one trace is for all sizes.
+            others = alike[count:]
+            count += len(others)
+            known = _fitting(others, tensors, environment)
+            if known is not None:
+                return known
         if len(alike) == MANY_TRACES:
             self._warn_of_traces(alike)
-        self._note_static_numbers(specialization)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(

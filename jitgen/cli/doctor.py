@@ -185,9 +185,12 @@ def _store() -> Iterator[Row]:
             "store", "writing", MISSING, "the store cannot be written", "set JITGEN_CACHE_DIR to a place of yours"
         )
     for layer in store.layers:
-        there = layer.exists()
-        state, value = (OK, "a read-only layer") if there else (MISSING, "there is no such directory or bundle")
-        yield Row("store", str(layer), state, value, "" if there else "correct JITGEN_CACHE_PATH")
+        state, value, remedy = OK, "a read-only layer", ""
+        if not os.path.lexists(layer):
+            state, value, remedy = MISSING, "there is no such directory or bundle", "correct JITGEN_CACHE_PATH"
+        elif not os.access(layer, os.R_OK | (os.X_OK if layer.is_dir() else 0)):
+            state, value, remedy = MISSING, "this user may not read it", f"chmod -R a+rX {layer}, by its owner"
+        yield Row("store", str(layer), state, value, remedy)
     artifacts = (store.peek(entry) for entry in store.entries() if entry.kind == "artifact")
     built = Counter(str(a.meta.get("toolchain", "unknown")) for a in artifacts if isinstance(a, StoredArtifact))
     for toolchain, count in built.most_common():

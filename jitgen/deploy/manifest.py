@@ -96,8 +96,12 @@ def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> N
     Raises:
         CacheError: what is there is no manifest, or the file cannot be written.
     """
-    from filelock import FileLock
-
+    try:
+        from filelock import FileLock
+    except ImportError:
+        raise CacheError(
+            f"the manifest {path} cannot be written: the package filelock is not installed; pip install filelock"
+        ) from None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock")

@@ -12,6 +12,7 @@
             quarantine/            damaged entries that were set aside, for a week
             protected/<name>       the keys of a bundle that is not to be pruned
             locks/                 one file per key, for single flight
+            missed.json            a manifest of what strict processes did not find
             in-use, size           which entries processes use, and how many bytes there are (``usage``)
 
 **Keys.** The key of an artifact is ``spec.artifact_key``, and that of a plan is the request key; both have 64 hex

@@ -180,8 +180,10 @@ def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
     horizon = time.time() - older_than
     idle = [path for path in listed(locks_path(root)) if _mtime(path) <= horizon]
     if idle:
-        from filelock import FileLock, Timeout
-
+        try:
+            from filelock import FileLock, Timeout
+        except ImportError:  # a process that only serves need not have it
+            return swept
         for path in idle:
             # A lock file is unlinked only while this process has it locked. A waiting filelock notices that its file
             # was unlinked and starts again.

@@ -28,6 +28,10 @@ class Damaged(Exception):
     """An entry exists and is damaged; the message says how. This exception never leaves the package."""
 
 
+class Unreadable(Damaged):
+    """This user lacks the right to read an entry, which may be whole."""
+
+
 class TooLarge(Damaged):
     """A file has more bytes than are read of it."""
 
@@ -62,7 +66,7 @@ class Access:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise Damaged(f"{root} cannot be reached: {error.strerror}") from error
+            raise _unread(f"{root} cannot be reached", error) from error
         if os.name != "posix" or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             return Access(None, 0)
         owners = frozenset((0, os.geteuid(), status.st_uid))
@@ -85,6 +89,11 @@ class Access:
             self.check(os.stat(parent), parent.name)
 
 
+def _unread(problem: str, error: OSError) -> Damaged:
+    kind = Unreadable if isinstance(error, PermissionError) else Damaged
+    return kind(f"{problem}: {error.strerror}")
+
+
 @contextmanager
 def folder(path: Path, access: Access) -> Iterator[int]:
     """A descriptor of the directory ``path``; whatever is then opened relative to it is in that very directory."""
@@ -98,7 +107,7 @@ def folder(path: Path, access: Access) -> Iterator[int]:
             raise Damaged("it is not a directory") from error
         raise FileNotFoundError(path) from error
     except OSError as error:
-        raise Damaged(f"it cannot be opened: {error.strerror}") from error
+        raise _unread("it cannot be opened", error) from error
     try:
         access.check(os.fstat(descriptor), "its directory")
         yield descriptor
@@ -115,7 +124,7 @@ def read(path: Path, limit: int, access: Access) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
+        raise _unread("it cannot be read", error) from error
     return read_in(None, str(path), limit, access)
 
 
@@ -129,7 +138,7 @@ def read_in(directory: int | None, name: str, limit: int, access: Access) -> byt
     except NotADirectoryError as error:
         raise FileNotFoundError(name) from error
     except OSError as error:
-        raise Damaged(f"{shown} cannot be read: {error.strerror}") from error
+        raise _unread(f"{shown} cannot be read", error) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -77,6 +77,11 @@ def protected_path(root: Path) -> Path:
     return root / VERSION / "protected"
 
 
+def missed_path(root: Path) -> Path:
+    """The manifest of what strict processes did not find."""
+    return root / VERSION / "missed.json"
+
+
 def walk(root: Path, *, prefix: str = "", layer: bool = False) -> Iterator[Entry]:
     """Every entry whose key starts with ``prefix``. Entries that another process removes meanwhile are skipped."""
     for kind in KINDS:
@@ -121,8 +126,13 @@ def default_directory() -> Path:
         directory = checkout / "cache" / "store"
         if _owned(nearest_ancestor(directory)) and is_writable(directory):
             return directory
-    import platformdirs
-
+    try:
+        import platformdirs
+    except ImportError:
+        raise CacheError(
+            "the package platformdirs, which finds the user's cache directory, is not installed; set JITGEN_CACHE_DIR "
+            "to a directory of yours, or pip install platformdirs"
+        ) from None
     try:
         directory = Path(platformdirs.user_cache_dir("jitgen"))
     except RuntimeError:  # no HOME, and a user id without an entry in the password database

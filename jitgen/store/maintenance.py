@@ -15,7 +15,7 @@ from typing import Any
 
 from jitgen.store import atomic, layout, protection, usage
 from jitgen.store.entries import read_artifact, read_plan
-from jitgen.store.files import Damaged
+from jitgen.store.files import Damaged, Unreadable
 from jitgen.store.layout import Entry
 from jitgen.store.signing import Trust
 from jitgen.store.sources import Folder, Source
@@ -27,6 +27,8 @@ KEPT_OF_LIMIT = 0.9
 @dataclass(frozen=True)
 class Finding:
     """The state of one entry: ``present``, ``damaged``, ``incomplete`` or ``absent``, with a sentence of ``detail``.
+
+    In a layer that this user may not read it is ``unreadable``.
 
     An ``incomplete`` entry is an intact plan some of whose artifacts are missing. It is a miss for the caller, but not
     damage. An entry that was set aside is ``damaged`` as long as nothing has taken its place.
@@ -92,7 +94,8 @@ def examine(source: Source, kind: str, key: str, is_available: IsAvailable, trus
     except FileNotFoundError:
         return Finding(kind, key, path, "absent", "there is no such entry", layer)
     except Damaged as damage:
-        return Finding(kind, key, path, "damaged", str(damage), layer)
+        state = "unreadable" if layer and isinstance(damage, Unreadable) else "damaged"
+        return Finding(kind, key, path, state, str(damage), layer)
     if missing:
         names = ", ".join(needed[:12] for needed in missing)
         return Finding(kind, key, path, "incomplete", f"its artifacts {names} are not there", layer)
@@ -193,6 +196,7 @@ def clear(root: Path) -> int:
     for path in atomic.quarantined(root):
         atomic.delete(path)
     protection.clear(root)
+    atomic.delete(layout.missed_path(root))
     atomic.sweep(root)
     if root.is_dir():
         for path in root.iterdir():

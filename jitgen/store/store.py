@@ -17,7 +17,7 @@ from jitgen.errors import CacheError
 from jitgen.spec import Artifact
 from jitgen.store import layout, notice, signing, usage
 from jitgen.store.entries import META, Contents, StoredArtifact, encode_artifact, encode_plan, read_artifact, read_plan
-from jitgen.store.files import JSON_LIMIT, Damaged, Untrusted
+from jitgen.store.files import JSON_LIMIT, Damaged, Unreadable, Untrusted
 from jitgen.store.layout import Entry
 from jitgen.store.signing import Signer, Trust
 from jitgen.store.sources import Folder, Memory, Source, layer_source
@@ -422,6 +422,13 @@ class Store:
     def _note_damage(self, source: Source, kind: str, key: str, damage: Damaged) -> None:
         """Warn of a damaged entry and, if it is this store's own, move it aside."""
         path = layout.entry_path(source.path, kind, key)
+        if isinstance(damage, Unreadable) and source.path is not self.root:
+            notice.once(
+                f"unreadable {source.path}",
+                f"the layer {source.path} is not used, because this user may not read it: {damage}. Mend its "
+                "permissions (chmod -R a+rX), or leave it out of JITGEN_CACHE_PATH",
+            )
+            return
         notice.once(f"damaged {path}", f"{path} is damaged: {damage}. It is not used; `jitgen cache verify` says more")
         if source.path is self.root and not isinstance(damage, Untrusted) and not settings.is_strict():
             from jitgen.store import atomic

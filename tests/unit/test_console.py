@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jitgen import console, debug
+from jitgen import console
 from jitgen.errors import CacheWarning
 
 ROOT = Path(__file__).parents[2]
@@ -84,8 +84,8 @@ def test_a_warning_names_the_line_that_warns() -> None:
 
 def test_messages_are_logged_by_level(caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
     with caplog.at_level(logging.DEBUG, logger="jitgen"):
-        for level in debug.LOGGED_AT:
-            debug.log(level, lambda level=level: f"of level {level}\x1b[2J")  # type: ignore[misc]
+        for level in console.LOGGED_AT:
+            console.log(level, lambda level=level: f"of level {level}\x1b[2J")  # type: ignore[misc]
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
         ("jitgen", logging.INFO, "of level 1?[2J"),
         ("jitgen", logging.DEBUG, "of level 2?[2J"),
@@ -94,4 +94,4 @@ def test_messages_are_logged_by_level(caplog: pytest.LogCaptureFixture, capsys: 
 
 
 def test_a_message_that_nobody_asked_for_is_not_made() -> None:
-    debug.log(1, lambda: pytest.fail("made"))
+    console.log(1, lambda: pytest.fail("made"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,9 +19,11 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen import misses, settings
-from jitgen.call import recording
 from jitgen.cli.group import jitgen as command
 from jitgen.compile import host
+from jitgen.store import Store, layout
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler"),
@@ -29,7 +33,6 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _thaw() -> Iterator[None]:
-    recording._missed.cache_clear()
     misses._described.clear()
     yield
     jitgen.freeze(None)
@@ -95,6 +98,65 @@ def test_the_command_that_a_miss_names_builds_it() -> None:
     with jitgen.strict():
         for dtype in (torch.float32, torch.float64):
             served(torch.randn(3, 5, dtype=dtype), 2.0)
+
+
+ABSENT = """
+import os, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("filelock", "platformdirs", "jinja2", "click", "rich", "pygments", "backports"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import torch, jitgen
+from jitgen.store import layout
+layout.is_writable = lambda path: os.environ["WRITABLE"] == "1" and path.name != "store"  # not that of the checkout
+@jitgen.jit
+def gate(x, scale): return torch.relu(x) * scale
+try:
+    gate(torch.randn(3, 5), 2.0)
+except jitgen.CacheMissError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("directory", [True, False], ids=["directory", "the user's"])
+@pytest.mark.parametrize("writable", ["0", "1"])
+def test_a_miss_is_one_where_packages_are_absent(directory: bool, writable: str, tmp_path: Path) -> None:
+    """A process that only serves needs none of them, and leaves nothing in the temporary directory."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    variables = {**os.environ, "JITGEN_STRICT": "1", "WRITABLE": writable, "TMPDIR": str(temporary)}
+    variables.pop("JITGEN_CACHE_DIR")
+    variables |= {"JITGEN_CACHE_DIR": str(tmp_path / "kernels")} if directory else {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ABSENT], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+    )
+    assert "nothing is compiled in strict mode" in done.stdout
+    assert "JITGEN_RECORD=specs.json, and then jitgen prewarm specs.json --target " in done.stdout
+    assert ("platformdirs" in done.stderr) != directory
+    assert not list(temporary.iterdir())
+
+
+def test_misses_are_kept_in_the_store_for_a_day(
+    own_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    manifest = layout.missed_path(own_store)
+
+    def count(x: torch.Tensor) -> int:
+        with jitgen.strict(), pytest.raises(jitgen.CacheMissError, match=re.escape(str(manifest))):
+            jitgen.jit(gate)(x, 2.0)
+        return len(json.loads(manifest.read_text())["entries"])
+
+    assert count(torch.randn(3, 5)) == 1
+    assert count(torch.randn(3, 5).double()) == 2
+    os.utime(manifest, (0, 0))
+    assert count(torch.randn(3, 5).int()) == 1
+    assert not list(temporary.iterdir())
+    Store(own_store).clear()
+    assert not manifest.exists()
 
 
 def missed(function: object, *arguments: object) -> str:

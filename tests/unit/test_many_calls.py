@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compile import host
+from jitgen.trace import run
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -59,7 +60,40 @@ def test_eight_threads_make_mixed_calls(calls: int) -> None:
     assert not failures
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("gradients", [False, True], ids=["values", "gradients"])
+def test_first_calls_of_many_threads_share_a_trace(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has other sizes, and all of them trace at the same time."""
+    count, traced = 16, set[int]()
+    together = threading.Barrier(count, timeout=60)
+    trace = run.trace
+
+    def waits(*args: Any) -> Any:
+        if threading.get_ident() not in traced:  # the first of this thread
+            traced.add(threading.get_ident())
+            together.wait()
+        return trace(*args)
+
+    monkeypatch.setattr(run, "trace", waits)
+    function, results = jitgen.jit(lambda x: torch.sin(x) * 2), dict[int, bool]()
+
+    def call(size: int) -> None:
+        x = torch.randn(size, 3, requires_grad=gradients)
+        found = function(x)
+        if gradients:
+            found = torch.autograd.grad(found.sum(), x)[0]
+        expected = torch.cos(x) * 2 if gradients else torch.sin(x) * 2
+        results[size] = torch.allclose(found, expected, atol=1e-6)
+
+    threads = [threading.Thread(target=call, args=(size,)) for size in range(2, 2 + count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == count
+    assert all(results.values())
+    assert len(function.specializations) == 1
+
+
 @pytest.mark.slow
 def test_first_calls_of_new_processes_may_be_in_threads() -> None:
     """Modules that calls import late are imported by one thread while another asks for their classes."""

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jitgen
-from jitgen import debug, pipeline
+from jitgen import console, pipeline
 from jitgen._data import templates_directory
 from jitgen.codegen import environment
 from jitgen.codegen.text import (
@@ -222,7 +222,7 @@ def test_a_file_name_ends_no_mark() -> None:
 
 def test_logs_have_no_control_characters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("JITGEN_DEBUG", "1")
-    debug.log(1, "a\x1b[2Jb\r\n\tc\x9b\u202e")
+    console.log(1, "a\x1b[2Jb\r\n\tc\x9b\u202e")
     assert capsys.readouterr().err == "jitgen: a?[2Jb?\n\tc??\n"
 
 

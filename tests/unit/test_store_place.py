@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, flip, numbered_key
 
-from jitgen.errors import CacheError
-from jitgen.store import Store, atomic, layout
+from jitgen.errors import CacheError, CacheWarning
+from jitgen.store import Store, atomic, layout, notice
 
 needs_permissions = pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may do everything")
 
@@ -130,6 +131,27 @@ def test_a_damaged_entry_does_not_hide_the_layers(tmp_path: Path) -> None:
     assert found is not None
     assert found.directory.is_relative_to(layer)
     assert [finding.state for finding in store.why(KEY)] == ["damaged", "present"]
+
+
+def test_a_layer_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = filled(Store.open(tmp_path / "layer", layers=[])).root
+    store = Store.open(tmp_path / "store", layers=[layer])
+    opened = os.open
+
+    def denied(path: str | Path, *args: int, **options: int | None) -> int:  # root may read everything
+        if Path(path).is_relative_to(layer):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", denied)
+    notice.forget()
+    with pytest.warns(CacheWarning) as told:
+        found = [store.get_plan(PLAN_KEY), store.get_artifact(KEY)]
+    assert found == [None, None]
+    (text,) = (str(warning.message) for warning in told)
+    assert f"the layer {layer} is not used, because this user may not read it" in text
+    assert "damaged" not in text
+    assert {finding.state for finding in store.why(KEY)} == {"unreadable"}
 
 
 def test_a_layer_anyone_can_write_is_refused(tmp_path: Path) -> None:
