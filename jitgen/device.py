@@ -23,6 +23,7 @@ class Device:
         exact: the chip that a process has found; None where kernels are made for any chip of the target.
         batch_invariant: whether the bits of a row's result must not depend on how many rows a call has.
         has_tensor_maps: whether a launch can pass tensor maps, by which sm_90 copies tiles; a torch operator cannot.
+        bounded_waits: whether a wait of a kernel in CUDA C++ ends with an error after 2^34 cycles (``waits.cuh``).
     """
 
     target: Target
@@ -30,6 +31,7 @@ class Device:
     exact: Chip | None = None
     batch_invariant: bool = False
     has_tensor_maps: bool = True
+    bounded_waits: bool = False
 
     def rows(self, count: int) -> int:
         """As many rows as a choice may take a call of ``count`` for."""

@@ -45,6 +45,7 @@ class Route:
     Attributes:
         batch_invariant: whether a row's bits must not depend on how many rows a call has.
         automatic: whether the backend follows from the target alone, so that ``alternative`` may take its place.
+        bounded_waits: whether kernels in CUDA C++ end with an error that names the barrier instead of hanging.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class Route:
     chip: Chip | None = None
     batch_invariant: bool = False
     automatic: bool = False
+    bounded_waits: bool = False
 
     @property
     def alternative(self) -> Route | None:
@@ -65,7 +67,7 @@ class Route:
     def device(self) -> Device:
         """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
         maps = self.compiler != "load_inline"
-        return Device(self.target, self.backend, self.chip, self.batch_invariant, maps)
+        return Device(self.target, self.backend, self.chip, self.batch_invariant, maps, self.bounded_waits)
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,8 @@ class Lowered:
     def ingredients(self) -> dict[str, Any]:
         """What the request key is the digest of."""
         device = self.route.device
-        return {
+        debug = {"bounded_waits": True} if self.route.bounded_waits else {}
+        return debug | {
             "schema": SCHEMA,
             "code": code_digest(),
             "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],

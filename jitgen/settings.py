@@ -17,6 +17,8 @@ from typing import Any
 from jitgen.errors import SettingError
 
 BACKENDS = ("auto", "triton", "cuda", "cpp")
+BOUNDED_WAITS = 5
+"""Level of ``JITGEN_DEBUG`` from which on a CUDA kernel that waits too long ends with an error that names the barrier."""
 
 
 def _boolean(text: str) -> bool:
@@ -38,8 +40,8 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 def _level(text: str) -> int:
-    if text.strip() not in ("0", "1", "2", "3", "4"):
-        raise ValueError("expected a level from 0 to 4")
+    if text.strip() not in ("0", "1", "2", "3", "4", "5"):
+        raise ValueError("expected a level from 0 to 5")
     return int(text)
 
 
@@ -101,7 +103,7 @@ SETTINGS = {
             "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
         ),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
-        Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
+        Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: plans, 3: sources, 4: graphs, on stderr; 5: CUDA kernels with bounded waits"),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),
         Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),

@@ -1,7 +1,7 @@
 // What barrier.cuh does, on the host (tests/cuda_on_host.py): 8 bytes of shared memory count arrivals and bytes.
 #pragma once
 
-#include "jitgen/math.cuh"
+#include "jitgen/waits.cuh"
 
 namespace jitgen {
 
@@ -31,7 +31,7 @@ inline void barrier_copied(uint32_t barrier, int bytes) {
   barrier_at(barrier).bytes -= bytes;
   barrier_at(barrier).turn();
 }
-inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+inline void barrier_wait(uint32_t barrier, uint32_t parity, const char*) {
   while ((barrier_at(barrier).phase & 1u) == parity) pause();
 }
 

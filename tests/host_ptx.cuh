@@ -24,7 +24,7 @@ template <int pending>
 void copy_wait() {}
 
 template <int threads>
-void group_barrier(int) {
+void group_barrier(int, const char*) {
   pause();
 }
 inline uint32_t block_of_cluster() { return 0; }
@@ -32,7 +32,7 @@ inline int cluster_rank() { return 0; }
 inline int cluster_blocks() { return 1; }
 inline void cluster_arrive_release() {}
 inline void cluster_arrive_relaxed() {}
-inline void cluster_wait_acquire() {}
+inline void cluster_wait_acquire(const char*) {}
 template <class T>
 void store_to_block(uint32_t, uint32_t, T) {
   abort();

@@ -24,7 +24,9 @@ template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
 void registers_deal() {
   static_assert(RegisterDeal<consumers, blocks, copier_registers>::consumer > 0);
 }
-inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity) { barrier_wait(barrier, parity); }
+inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity, const char* name) {
+  barrier_wait(barrier, parity, name);
+}
 inline void proxy_fence() {}
 inline void copy_box_of_batch(
     uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {

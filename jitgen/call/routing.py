@@ -65,7 +65,8 @@ class Routing:
                 + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
             )
         routes.check(backend, compiler, target)
-        return Route(backend, compiler, target, chip, self.is_batch_invariant, self._is_automatic(self.requested[0]))
+        automatic = self._is_automatic(self.requested[0])
+        return Route(backend, compiler, target, chip, self.is_batch_invariant, automatic, _bounds_waits(backend))
 
     def for_target(self, target: Target, backend: str | None) -> Route:
         """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.
@@ -78,7 +79,12 @@ class Routing:
         compiler = own or routes.default_compiler(name)
         routes.check(name, compiler, target)
         automatic = self._is_automatic(backend or self.requested[0])
-        return Route(name, compiler, target, None, self.is_batch_invariant, automatic)
+        return Route(name, compiler, target, None, self.is_batch_invariant, automatic, _bounds_waits(name))
 
     def _is_automatic(self, requested: str) -> bool:
         return requested == "auto" and self.compiler is None
+
+
+def _bounds_waits(backend: str) -> bool:
+    """Whether kernels of ``backend`` are built so that none of their waits lasts forever."""
+    return backend == "cuda" and settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS

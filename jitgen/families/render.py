@@ -59,6 +59,8 @@ def source(
         "overlapping": overlapping,
     }
     specific, options = built
+    if device.bounded_waits:
+        options = options | {"flags": [*options.get("flags", ()), f'-DJITGEN_BOUNDED_WAITS="{entry}"']}
     return environment.kernel_source(entry, language, folder, template, compiler, target, shared | specific, options)
 
 

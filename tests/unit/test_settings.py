@@ -60,8 +60,8 @@ def test_values_are_parsed(monkeypatch: pytest.MonkeyPatch, name: str, text: str
     [
         ("JITGEN_BACKEND", "opencl", "auto, triton, cuda, cpp"),
         ("JITGEN_STRICT", "perhaps", "1, 0, true, false"),
-        ("JITGEN_DEBUG", "5", "0 to 4"),
-        ("JITGEN_DEBUG", "x", "0 to 4"),
+        ("JITGEN_DEBUG", "6", "0 to 5"),
+        ("JITGEN_DEBUG", "x", "0 to 5"),
         ("JITGEN_CACHE_LIMIT", "inf", "500M"),
         ("JITGEN_CACHE_LIMIT", "-5G", "500M"),
         ("JITGEN_CACHE_LIMIT", "plenty", "500M"),

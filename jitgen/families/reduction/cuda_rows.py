@@ -206,7 +206,7 @@ def _with_staged(p: CudaPass, described: Mapping[str, Any], staged: Staged, at: 
     return {
         "staged": staged.vectors,
         "reads": [
-            "if (u < staged) jitgen::barrier_wait(jitgen::shared_address(&copied[u]), 0);",
+            'if (u < staged) jitgen::barrier_wait(jitgen::shared_address(&copied[u]), 0, "copied");',
             *(f"const auto now_{name} = u < staged ? {copy} : {name}[{at}];" for name, copy in copies.items()),
         ],
         "elements": [

@@ -249,7 +249,10 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
     const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
     const int task = number / Operands::ranges / blocks;
     const int first = number / Operands::ranges % blocks * Shape::rows;
-    if (Config::most_splits > 1 && splits > 1) cluster_arrive_relaxed();
+    if (Config::most_splits > 1 && splits > 1) {
+      waits_begin<true>();
+      cluster_arrive_relaxed();
+    }
     next_kernel_may_start();
     previous_kernel_wait();
     Rows rows;

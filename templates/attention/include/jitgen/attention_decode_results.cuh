@@ -121,7 +121,7 @@ struct DecodeResults {
     float* const inbox = memory + Config::warps * Shape::warp_floats;
     const uint32_t inbox_at = base + Config::warps * Shape::warp_floats * 4;
     const int rows_at = (Shape::runs + Config::most_splits) * 8;
-    cluster_wait_acquire();  // all blocks have started
+    cluster_wait_acquire("the start of the cluster's blocks");
 #pragma unroll 1
     for (int i = threadIdx.x; i < all; i += Shape::threads) {
       const Run run = joined(i / of_columns, i % of_columns * 8, factor);
@@ -138,7 +138,7 @@ struct DecodeResults {
     }
     __syncwarp();
     cluster_arrive_release();
-    cluster_wait_acquire();
+    cluster_wait_acquire("sums of the cluster's blocks");
     if (!exists) return;
     const Task task = operands.task(task_number);
 #pragma unroll 1

@@ -97,7 +97,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
     cute::warpgroup_commit_batch();
   }
   JITGEN_DEVICE void wait_for_turn() const {
-    if constexpr (Config::take_turns && Config::warpgroups > 1) group_barrier<256>(1 + threadIdx.x / 128);
+    if constexpr (Config::take_turns && Config::warpgroups > 1) group_barrier<256>(1 + threadIdx.x / 128, "turn of a warpgroup");
   }
   JITGEN_DEVICE void end_turn() const {
     if constexpr (Config::take_turns && Config::warpgroups > 1) {
@@ -148,7 +148,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
 #pragma unroll
     for (int i = 0; i < n; ++i) scores[i] = 0.0f;
     for (uint32_t query_phase = 0;; query_phase ^= 1) {
-      barrier_wait_in_place(query_full(), query_phase);
+      barrier_wait_in_place(query_full(), query_phase, "query_full");
       const int4 piece = *piece_ticket();
       if (piece.x < 0) return;
       const int row = piece.y * Shape::rows;
@@ -195,18 +195,18 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           pack(weights, scores);
           Ring of_values = ring;
           ring.next();
-          if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+          if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
           while (!ticket.last) {
             ticket = ticket_of(ring, warpgroup);
             wait_for_turn();
             if constexpr (Config::overlap) {
               multiply_keys(scores, ring.stage);
-              barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+              barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
               multiply_values(sums, weights, of_values.stage);
               end_turn();
               cute::warpgroup_wait<1>();
             } else {
-              barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+              barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
               multiply_values(sums, weights, of_values.stage);
               multiply_keys(scores, ring.stage);
               end_turn();
@@ -221,7 +221,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             ring.next();
             // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
             // computed under the products with the values before.
-            if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+            if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
             cute::warpgroup_wait<0>();
             settle(sums);
             release(value_empty(finished));
@@ -231,7 +231,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
               for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
             }
           }
-          barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+          barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
           multiply_values(sums, weights, of_values.stage);
           cute::warpgroup_wait<0>();
           settle(sums);
@@ -250,17 +250,17 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
       if (Config::most_splits > 1 && splits > 1) {
         leave(sums, rows, fold);
         __syncwarp();
-        cluster_sync();
+        cluster_sync("sums of the cluster's blocks");
         finish_split(piece.x, piece.z, row);
         __syncwarp();
-        cluster_sync();
+        cluster_sync("sums of the cluster's blocks");
       } else {
         finish(piece.x, piece.z, row, sums, rows, fold);
       }
     }
   }
   JITGEN_DEVICE TileTicket next_ticket(const Ring& ring, int warpgroup) const {
-    barrier_wait_in_place(key_full(ring.stage), ring.phase);
+    barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
     return ticket_of(ring, warpgroup);
   }
   // Without masks all warpgroups see the same.
@@ -270,19 +270,19 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
   // Leaves out a tile that only other warpgroups see, which take as many turns as this one.
   JITGEN_DEVICE void pass(Ring& ring) const {
     release(key_empty(ring.stage));
-    barrier_wait_in_place(value_full(ring.stage), ring.phase);
+    barrier_wait_in_place(value_full(ring.stage), ring.phase, "value_full");
     release(value_empty(ring.stage));
     ring.next();
   }
   // The warpgroup's own rows, which nothing else reads; it has read those before.
   JITGEN_DEVICE void compute_query(const Task& task, int first, int warpgroup) const {
-    group_barrier<128>(4 + warpgroup);
+    group_barrier<128>(4 + warpgroup, "staging of a warpgroup");
     copy_elements<typename Config::Key>(
         memory + warpgroup * 8192, Shape::rows, 64, Config::depth, int(operands.packed_rows()) - first,
         int(operands.depth),
         [&](int m, int d) { return operands.template query<typename Config::Key>(task, first + m, d); });
     proxy_fence();
-    group_barrier<128>(4 + warpgroup);
+    group_barrier<128>(4 + warpgroup, "staging of a warpgroup");
   }
 };
 
@@ -294,6 +294,7 @@ JITGEN_DEVICE void attention_wgmma(const Operands& operands) {
   const AttentionKernel<Config, Operands> kernel{
       operands, attention_memory, shared_address(attention_memory), clusters ? cluster_rank() : 0,
       clusters ? cluster_blocks() : 1};
+  waits_begin<clusters>();
   if (threadIdx.x == 0) kernel.initialise();
   __syncthreads();
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.

@@ -45,8 +45,8 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
       if (!walk.live()) continue;
       if (Config::most_splits > 1 && idle) {
         __syncwarp();
-        cluster_sync();
-        cluster_sync();
+        cluster_sync("sums of the cluster's blocks");
+        cluster_sync("sums of the cluster's blocks");
         continue;
       }
       const Piece piece = walk.piece();
@@ -61,7 +61,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
         return exists ? operands.template look<Config::keys>(task, rows, tile) : 0u;
       };
       bool more = tiles.next(look);
-      if (thread < 32) barrier_wait_in_place(query_empty(), query_phase);
+      if (thread < 32) barrier_wait_in_place(query_empty(), query_phase, "query_empty");
       query_phase ^= 1;
       if (thread == 0) start({piece.task, piece.row_block, piece.range, more}, task, row);
       int before = -1;
@@ -78,12 +78,12 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
       if (before >= 0) copy_values(task, before, previous(ring), thread);
       if (Config::most_splits > 1 && splits > 1) {
         __syncwarp();
-        cluster_sync();
-        cluster_sync();
+        cluster_sync("sums of the cluster's blocks");
+        cluster_sync("sums of the cluster's blocks");
       }
     }
     if (thread >= 32) return;
-    barrier_wait_in_place(query_empty(), query_phase);
+    barrier_wait_in_place(query_empty(), query_phase, "query_empty");
     if (thread == 0) {
       *piece_ticket() = {-1, 0, 0, 0};
       barrier_arrive(query_full());
@@ -110,7 +110,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
   }
   JITGEN_DEVICE void copy_keys(const Task& task, int tile, uint64_t ticket, const Ring& ring, int thread) const {
     const int stage = ring.stage;
-    barrier_wait_in_place(key_empty(stage), ring.phase ^ 1);
+    barrier_wait_in_place(key_empty(stage), ring.phase ^ 1, "key_empty");
     if (thread == 0) *tile_ticket(stage) = ticket;
     if constexpr (Config::key_copied) {
       if (thread == 0) {
@@ -132,7 +132,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
   }
   JITGEN_DEVICE void copy_values(const Task& task, int tile, const Ring& ring, int thread) const {
     const int stage = ring.stage;
-    barrier_wait_in_place(value_empty(stage), ring.phase ^ 1);
+    barrier_wait_in_place(value_empty(stage), ring.phase ^ 1, "value_empty");
     if constexpr (Config::value_copied) {
       if (thread == 0) {
         barrier_arrive_expect(value_full(stage), Shape::value_bytes);

@@ -156,7 +156,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     const int warpgroup = threadIdx.x / 128;
     Ring ring;
     for (uint32_t phase = 0;; phase ^= 1) {
-      barrier_wait_in_place(block_full(), phase);
+      barrier_wait_in_place(block_full(), phase, "block_full");
       if (tickets()->x < 0) return;
       float sums0[Config::columns0 / 2], sums1[has_second ? Config::columns1 / 2 : 1];
 #pragma unroll
@@ -176,13 +176,13 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       };
       while (true) {
         const int stage = ring.stage;
-        barrier_wait_in_place(tile_full(stage, 0), ring.phase);
+        barrier_wait_in_place(tile_full(stage, 0), ring.phase, "tile_full");
         const BackwardTicket ticket = tile_ticket(stage);
         if (ticket.seen(warpgroup)) {
           uint32_t weights[steps][4];
           float scores[n], gradients[n];  // written by products: no register has them before
           multiply<0, Config::depth0>(scores, stage);
-          barrier_wait_in_place(tile_full(stage, 1), ring.phase);
+          barrier_wait_in_place(tile_full(stage, 1), ring.phase, "tile_full");
           if constexpr (Config::products > 1) multiply<1, Config::depth1>(gradients, stage);
           if (ticket.head != head) {
             head = ticket.head;
@@ -232,7 +232,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           }
         } else {
           if constexpr (Config::overlap) finish_products();
-          barrier_wait_in_place(tile_full(stage, 1), ring.phase);
+          barrier_wait_in_place(tile_full(stage, 1), ring.phase, "tile_full");
           release(tile_empty(stage));
         }
         ring.next();

@@ -203,7 +203,7 @@ struct BackwardBlock {
       const Piece piece = walk.piece();
       const int first = first_of(piece, walk);
       const int heads = operands.heads(), tiles = (tile_items() + Shape::tile - 1) / Shape::tile;
-      barrier_wait_in_place(block_empty(), block_phase);
+      barrier_wait_in_place(block_empty(), block_phase, "block_empty");
       block_phase ^= 1;
       copy_block<0>(piece.task, first);
       if constexpr (Config::products > 1) copy_block<1>(piece.task, first);
@@ -234,7 +234,7 @@ struct BackwardBlock {
         copy_nothing(ring);
       }
     }
-    barrier_wait_in_place(block_empty(), block_phase);
+    barrier_wait_in_place(block_empty(), block_phase, "block_empty");
     if (thread == 0) leave_ticket(0, -1, 0, 0);
     barrier_arrive(block_full());
   }
@@ -278,7 +278,7 @@ struct BackwardBlock {
   JITGEN_DEVICE void copy_tile(int number, int head, int tile, uint32_t flags, Ring& ring) const {
     const int thread = threadIdx.x - Shape::consumers, stage = ring.stage;
     const Task task = operands.task(number, head);
-    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
+    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1, "tile_empty");
     copy_slot<0>(task, tile, stage);
     copy_slot<1>(task, tile, stage);
     copy_slot<2>(task, tile, stage);
@@ -302,7 +302,7 @@ struct BackwardBlock {
   // A ticket without a tile, for a piece that sees none.
   JITGEN_DEVICE void copy_nothing(Ring& ring) const {
     const int stage = ring.stage;
-    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
+    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1, "tile_empty");
     if (threadIdx.x == Shape::consumers) leave_ticket(1 + stage, 0, 0, int(BackwardTicket::of_end));
     barrier_arrive(tile_full(stage, 0));
     barrier_arrive(tile_full(stage, 1));

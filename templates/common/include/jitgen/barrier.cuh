@@ -3,7 +3,7 @@
 // them. A barrier's phases alternate between parity 0, the first, and 1.
 #pragma once
 
-#include "jitgen/math.cuh"
+#include "jitgen/waits.cuh"
 
 namespace jitgen {
 
@@ -28,8 +28,26 @@ JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same 
 JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Returns when the phase of that parity is over.
-JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+#ifdef JITGEN_BOUNDED_WAITS
+JITGEN_DEVICE void barrier_bounded_wait(uint32_t barrier, uint32_t parity, const char* name) {
+  const BoundedWait wait(name);
+  for (uint32_t done = 0; true; wait.check()) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    if (done) break;
+  }
+}
+#endif
+// Returns when the phase of that parity is over; `name` is what a debug build calls the barrier.
+JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity, const char* name) {
+#ifdef JITGEN_BOUNDED_WAITS
+  barrier_bounded_wait(barrier, parity, name);
+#else
   asm volatile(
       "{\n.reg .pred done;\n"
       "wait:\n"
@@ -37,6 +55,7 @@ JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
       "@!done bra wait;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+#endif
 }
 // `bytes` between addresses that are multiples of 16, as is their number, by the copy engine: one thread asks for them.
 JITGEN_DEVICE void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -31,12 +31,14 @@ JITGEN_DEVICE void copy_wait() {
 
 // ------------------------------------------------------------------------------------------------------------ barriers
 
-// A barrier among the `threads` of a block that use the same id, 1..15; __syncthreads uses 0.
+// A barrier among the `threads` of a block that use the same id, 1..15; __syncthreads uses 0. `name` is what a debug
+// build calls it.
 template <int threads>
-JITGEN_DEVICE void group_barrier(int id) {
+JITGEN_DEVICE void group_barrier(int id, const char* name) {
   if constexpr (threads == 32) {
     __syncwarp();
   } else {
+    group_bounded<threads>(id, name);
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
   }
 }
@@ -44,6 +46,7 @@ JITGEN_DEVICE void group_barrier(int id) {
 // Arrives at such a barrier without waiting there.
 template <int threads>
 JITGEN_DEVICE void group_arrive(int id) {
+  group_arrived<threads>(id);
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
@@ -63,9 +66,18 @@ JITGEN_DEVICE int cluster_blocks() {
   return int(count);
 }
 // A cluster's threads see each other's shared-memory writes made before arrive_release after wait_acquire.
-JITGEN_DEVICE void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-JITGEN_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-JITGEN_DEVICE void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+JITGEN_DEVICE void cluster_arrive_release() {
+  cluster_arrived();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+JITGEN_DEVICE void cluster_arrive_relaxed() {
+  cluster_arrived();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+JITGEN_DEVICE void cluster_wait_acquire(const char* name) {
+  cluster_bounded(name);
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // Writes one number to the shared memory of block `rank` of the cluster, at the offset of `address` in this block's.
 JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, float value) {

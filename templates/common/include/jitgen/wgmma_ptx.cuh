@@ -18,7 +18,10 @@ struct alignas(64) TensorMap {
 // -------------------------------------------------------------------------------------------------------- mbarriers
 
 // `barrier_wait` that retries in a loop of its own; the mainloops were measured with it.
-JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
+JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity, const char* name) {
+#ifdef JITGEN_BOUNDED_WAITS
+  barrier_bounded_wait(barrier, parity, name);
+#else
   asm volatile(
       "{\n.reg .pred done;\n"
       "wait:\n"
@@ -28,6 +31,7 @@ JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
       "finished:\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+#endif
 }
 // This thread's cp.async copies, once complete, arrive on the barrier, which counts that arrival.
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
@@ -48,9 +52,9 @@ JITGEN_DEVICE void registers_deal() {
 
 // --------------------------------------------------------------------------------------------------------- clusters
 
-JITGEN_DEVICE void cluster_sync() {  // all threads of all blocks
+JITGEN_DEVICE void cluster_sync(const char* name) {  // all threads of all blocks
   cluster_arrive_release();
-  cluster_wait_acquire();
+  cluster_wait_acquire(name);
 }
 JITGEN_DEVICE float4 load_remote(uint32_t address, int rank) {  // reads the shared memory of block `rank`
   float4 value;

@@ -162,6 +162,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
   const int warp_k = warp / (Config::warps_m * Config::warps_n), warp_m = warp / Config::warps_n % Config::warps_m;
   const int warp_n = warp % Config::warps_n;
   const uint32_t rank = Config::cluster > 1 ? block_of_cluster() : 0;
+  if constexpr (Config::cluster > 1) waits_begin<true>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
   const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;

@@ -58,7 +58,7 @@ JITGEN_DEVICE void finish(Scalar* partial, Scalar* inbox, int M, int N, int m0, 
   } else {
     // Run i is added by block i % cluster. Its inbox has one run for each sender at index i / cluster.
     constexpr int places = (Config::tokens * runs + cluster - 1) / cluster;
-    cluster_wait_acquire();  // writes to another block's shared memory are allowed once it has started
+    cluster_wait_acquire("the start of the cluster's blocks");  // before it, nothing may be written to their memory
 #pragma unroll 1
     for (int i = threadIdx.x; i < total; i += Config::threads) {
       const int token = i / runs, row = i % runs * W;
@@ -75,7 +75,7 @@ JITGEN_DEVICE void finish(Scalar* partial, Scalar* inbox, int M, int N, int m0, 
       }
     }
     cluster_arrive_release();
-    cluster_wait_acquire();
+    cluster_wait_acquire("sums of the cluster's blocks");
 #pragma unroll 1
     for (int i = threadIdx.x * cluster + rank; i < total; i += Config::threads * cluster) {
       const int token = i / runs, row = i % runs * W;

@@ -100,6 +100,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / Config::warps_n, warp_n = warp % Config::warps_n;
   const uint32_t rank = Config::cluster > 1 ? block_of_cluster() : 0;
+  waits_begin<(Config::cluster > 1)>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
   const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
@@ -166,7 +167,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   for (int base = 0; base < count; base += D) {
     if (base % window == 0) {
       copy_wait<0>();
-      group_barrier<group_threads>(1 + warp_k);
+      group_barrier<group_threads>(1 + warp_k, "window of a group of warps");
       const int next = base / window + 1;
       if (next * window < count) stage(next);
       if (next > 1) at += next % 2 ? -window * Shared::slot : window * Shared::slot;

@@ -225,6 +225,7 @@ JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, in
   constexpr int C = Config::contractions, A = Config::token_run, B = Config::row_run, depth = Config::depth;
   constexpr int across = Config::rows / B;
   const uint32_t rank = Config::cluster > 1 ? block_of_cluster() : 0;
+  if constexpr (Config::cluster > 1) waits_begin<true>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
   const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;

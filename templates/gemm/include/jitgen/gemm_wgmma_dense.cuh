@@ -174,7 +174,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk, ring.next()) {
       const int stage = ring.stage;
-      barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+      barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
       barrier_arrive_expect(full(stage), bytes);
       if constexpr (Batch::several) {
         copy_box_of_matrix(
@@ -254,7 +254,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
-      barrier_wait_in_place(full(stage), ring.phase);
+      barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
       const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
       cute::warpgroup_arrive();
@@ -348,7 +348,7 @@ struct DenseKernel {
     const int row = warpgroup % Config::down * 64 + warp % 4 * 16 + lane / 4;
     const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
     float* const corner = reinterpret_cast<float*>(memory) + row * pitch + column;
-    group_barrier<Shape::consumers>(1);  // the stages are not read any more
+    group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
@@ -384,11 +384,11 @@ struct DenseKernel {
     const int columns = columns_of(regions, tile.region);
     if (!split) return finish(epilogue, tile, acc, columns);
     leave(acc);
-    cluster_sync();
+    cluster_sync("sums of the cluster's blocks");
     finish_split(epilogue, tile, columns);
     proxy_fence();
     __syncwarp();
-    cluster_sync();
+    cluster_sync("sums of the cluster's blocks");
   }
 
   JITGEN_DEVICE void work() const {
@@ -411,8 +411,8 @@ struct DenseKernel {
         }
         if (walk.split) {
           __syncwarp();
-          cluster_sync();
-          cluster_sync();
+          cluster_sync("sums of the cluster's blocks");
+          cluster_sync("sums of the cluster's blocks");
         }
       }
       __syncwarp();
@@ -437,7 +437,7 @@ struct DenseKernel {
       }
       __syncwarp();
     }
-    if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it
+    if constexpr (Config::multicast > 1) cluster_sync("the end of the cluster's blocks");  // no block ends while another may write to it
   }
 };
 
@@ -452,6 +452,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
       x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band,
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
+  waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);
 #pragma unroll
@@ -463,7 +464,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
     barrier_init_fence();
   }
   if constexpr (Config::multicast > 1) {
-    cluster_sync();
+    cluster_sync("the start of the cluster's blocks");
   } else {
     __syncthreads();
   }

@@ -77,9 +77,9 @@ struct QuantizedFinish {
     for (int turn = 0; turn < Shape::contraction_blocks * (Config::tokens / chunk); ++turn) {
       const int row = tile.row + turn % (Config::tokens / chunk) * chunk;
       if (row >= rows) continue;
-      group_barrier<128>(1 + warpgroup);
+      group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
       unrolled<0>(turn, staging, acc);
-      group_barrier<128>(1 + warpgroup);
+      group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
       const int block = turn / (Config::tokens / chunk);
       const int column = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
       float sums[chunk / 16][contractions][8];  // all are read before the first is stored: one latency for all of them
@@ -114,7 +114,7 @@ struct QuantizedFinish {
   // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
   JITGEN_DEVICE void leave(const Sums& acc) const {
     constexpr int pitch = Shape::sum_pitch;
-    group_barrier<Shape::consumers>(1);  // the stages are not read any more
+    group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
     float* const sums = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {

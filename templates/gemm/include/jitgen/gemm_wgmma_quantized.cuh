@@ -109,7 +109,7 @@ struct QuantizedKernel {
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
-        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
         barrier_arrive_expect(full(stage), bytes);
 #pragma unroll
         for (int i = 0; i < span; ++i) {
@@ -136,7 +136,7 @@ struct QuantizedKernel {
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
-        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
         copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
         barrier_arrive_on_copies(full(stage));
       }
@@ -211,7 +211,7 @@ struct QuantizedKernel {
     typename Stage::Fetched fetched;
     typename Stage::Held held;
     typename Stage::Fragments fragments[2];
-    barrier_wait_in_place(full(ring.stage), ring.phase);
+    barrier_wait_in_place(full(ring.stage), ring.phase, "full");
     Stage::fetch(fetched, memory, lane, ring.stage);
     held.take(fetched);
     Stage::dequantise(fragments[0], held, 0);
@@ -235,7 +235,7 @@ struct QuantizedKernel {
         }
         cute::warpgroup_commit_batch();
         if (group == groups - 2 && chunk + 1 < last) {
-          barrier_wait_in_place(full(ring.stage), ring.phase);
+          barrier_wait_in_place(full(ring.stage), ring.phase, "full");
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
         if (group == groups - 1) held.take(fetched);
@@ -265,8 +265,8 @@ struct QuantizedKernel {
         produce(place(walk.item, column_tiles), begin, end, ring);
         if (walk.split) {
           __syncwarp();
-          cluster_sync();
-          cluster_sync();
+          cluster_sync("sums of the cluster's blocks");
+          cluster_sync("sums of the cluster's blocks");
         }
       }
       __syncwarp();
@@ -282,18 +282,18 @@ struct QuantizedKernel {
         if constexpr (!Shape::group_scales || Weight::factored) end.scale_rows(acc, tile, region);
         if (walk.split) {
           end.leave(acc);
-          cluster_sync();
+          cluster_sync("sums of the cluster's blocks");
           end.finish_split(tile, region.columns);
           proxy_fence();
           __syncwarp();
-          cluster_sync();
+          cluster_sync("sums of the cluster's blocks");
         } else {
           end.finish(tile, acc, region.columns);
         }
       }
       __syncwarp();
     }
-    if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it
+    if constexpr (Config::multicast > 1) cluster_sync("the end of the cluster's blocks");  // no block ends while another may write to it
   }
 };
 
@@ -308,6 +308,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
       x, regions, epilogue, rows, chunks, (rows + Config::tokens - 1) / Config::tokens, Shape::groups(depth),
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory)};
+  waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
@@ -318,7 +319,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
     barrier_init_fence();
   }
   if constexpr (Config::multicast > 1) {
-    cluster_sync();
+    cluster_sync("the start of the cluster's blocks");
   } else {
     __syncthreads();
   }

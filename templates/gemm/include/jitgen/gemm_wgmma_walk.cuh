@@ -175,7 +175,7 @@ struct TileOrder {
   // Before a tile: `follows` says whether another tile of this block comes before it.
   static JITGEN_DEVICE void wait(bool follows) {
     if constexpr (pingpong) {
-      if (follows) group_barrier<256>(first_barrier + threadIdx.x / 128);
+      if (follows) group_barrier<256>(first_barrier + threadIdx.x / 128, "turn of a warpgroup");
     }
   }
   // When the last stage of a tile has come, if another tile of this block follows.

@@ -144,9 +144,14 @@ JITGEN_DEVICE uint32_t cluster_rank() {
 // and waits before it sends. The arrival is relaxed, because a releasing one would wait for all earlier stores of the
 // thread.
 JITGEN_DEVICE void cluster_arrive() {
+  waits_begin<true>();
+  cluster_arrived();
   asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-JITGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+JITGEN_DEVICE void cluster_wait() {
+  cluster_bounded("the start of the cluster's blocks");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
 
 // Sends one message of so many words to shared memory of a block of the cluster, whose `barrier` counts the bytes.
 template <int words>
@@ -192,7 +197,7 @@ struct Inbox {
 #pragma unroll
     for (int i = 0; i < words.count; i += several) send_words<several>(to + 4 * i, words.word + i, barrier);
   }
-  JITGEN_DEVICE void wait(uint32_t parity) { barrier_wait(shared_address(&arrived), parity); }
+  JITGEN_DEVICE void wait(uint32_t parity) { barrier_wait(shared_address(&arrived), parity, "inbox"); }
 };
 
 // ------------------------------------------------------------------------------------------- the threads of a row
