@@ -18,7 +18,7 @@ from jitgen.errors import SettingError
 
 BACKENDS = ("auto", "triton", "cuda", "cpp")
 BOUNDED_WAITS = 5
-"""Level of ``JITGEN_DEBUG`` from which on a CUDA kernel that waits too long ends with an error that names the barrier."""
+"""Level of ``JITGEN_DEBUG`` at which a CUDA kernel that waits too long ends with an error that names the barrier."""
 
 
 def _boolean(text: str) -> bool:
@@ -103,7 +103,12 @@ SETTINGS = {
             "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
         ),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
-        Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: plans, 3: sources, 4: graphs, on stderr; 5: CUDA kernels with bounded waits"),
+        Setting(
+            "JITGEN_DEBUG",
+            _level,
+            0,
+            "1: compiles, 2: plans, 3: sources, 4: graphs, on stderr; 5: CUDA kernels with bounded waits",
+        ),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),
         Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),

@@ -89,6 +89,16 @@ static bool ended[most_threads];
 static uint32_t slots[most_threads];
 
 static void pause() { const int self = running; swapcontext(&fibers[self], &scheduler); }
+
+// A thread that has had so many turns at one barrier waits for ever: the whole grid ends, and Python raises.
+constexpr int most_turns = 4000;
+static const char* stuck_at;
+static int stuck_thread;
+static void give_up(const char* name) {
+  if (!stuck_at) stuck_at = name, stuck_thread = running;
+  for (int t = 0; t < count; ++t) ended[t] = true;
+  pause();
+}
 static void __syncthreads() {
   ++arrived;
   for (const int now = generation; now == generation;) pause();
@@ -209,8 +219,10 @@ extern "C" void run(int grid, int threads, {", ".join(passed)}) {{
   {assigned}
   gridDim = {{unsigned(grid), 1, 1}};
   body = call;
-  for (int block = 0; block < grid; ++block) run_block(block, threads);
+  stuck_at = nullptr;
+  for (int block = 0; block < grid && !stuck_at; ++block) run_block(block, threads);
 }}
+extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuck_at; }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
     text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
@@ -223,10 +235,19 @@ extern "C" void run(int grid, int threads, {", ".join(passed)}) {{
     types = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "Index": None}
     index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
     kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in passed]
-    function = ctypes.CDLL(str(library)).run
+    loaded = ctypes.CDLL(str(library))
+    function, stuck = loaded.run, loaded.stuck
+    stuck.restype = ctypes.c_char_p
     function.argtypes = [ctypes.c_int, ctypes.c_int, *kinds]
     function.restype = None
-    return function
+
+    def call(*arguments: Any) -> None:
+        function(*arguments)
+        thread = ctypes.c_int()
+        name = stuck(ctypes.byref(thread))
+        assert name is None, f"{source.name} hangs: thread {thread.value} waits for {name.decode()}"
+
+    return call
 
 
 def _encoded(of: Any, address: int) -> ctypes.Array[ctypes.c_int64]:

@@ -31,8 +31,11 @@ inline void barrier_copied(uint32_t barrier, int bytes) {
   barrier_at(barrier).bytes -= bytes;
   barrier_at(barrier).turn();
 }
-inline void barrier_wait(uint32_t barrier, uint32_t parity, const char*) {
-  while ((barrier_at(barrier).phase & 1u) == parity) pause();
+inline void barrier_wait(uint32_t barrier, uint32_t parity, const char* name) {
+  for (int turns = 0; (barrier_at(barrier).phase & 1u) == parity; ++turns) {
+    if (turns == most_turns) give_up(name);
+    pause();
+  }
 }
 
 }  // namespace jitgen

@@ -10,7 +10,8 @@ A process that waits for a kernel that never ends cannot stop it, and the kernel
 processes. So the tests run in pytest-xdist's workers, and this process watches these (``tests/watched.py`` says what
 each runs since when). It kills a worker whose test exceeds the limit, which frees the card; xdist names the test and
 starts another worker. What the others run may have waited for the card, so their limits begin anew after each kill. At
-the end each test that was killed runs again, alone, and is called a hang if it is killed again.
+the end each test that was killed runs again, alone and with bounded waits (`JITGEN_DEBUG=5`), and is called a hang if
+it is killed again.
 
 Exit status: 0 where every test passed or was skipped, else 1.
 """
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,15 @@ class Limits:
 # ------------------------------------------------------------------------------------------------------- one run
 
 
-def run_pytest(arguments: Sequence[str], workers: int, limits: Limits, deadline: float) -> Run:
+def run_pytest(
+    arguments: Sequence[str], workers: int, limits: Limits, deadline: float, settings: Mapping[str, str] | None = None
+) -> Run:
     """Run pytest with ``workers`` processes until it ends, or until ``deadline`` on the monotonic clock."""
     with tempfile.TemporaryDirectory(prefix="gpu-test-") as temporary:
         folder = Path(temporary)
         (folder / "running").mkdir()
         environment = {**os.environ, FOLDER: temporary, CASES_KILLED: str(limits.cases), "PYTHONUNBUFFERED": "1"}
+        environment |= settings or {}
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, "-m", "pytest", "-p", "tests.watched", "-p", "no:cacheprovider", "-n", str(workers)]
@@ -230,10 +234,10 @@ def run_all(arguments: Sequence[str], workers: int, limits: Limits) -> dict[str,
     hangs = sorted(set(first.killed))
     alone = Run()
     if hangs and time.monotonic() < deadline:
-        say(f"{len(hangs)} tests were killed; each runs again, alone")
+        say(f"{len(hangs)} tests were killed; each runs again, alone, with kernels that name the barrier they wait at")
         # After a case that hangs, the other cases of its test are not run again.
         once = Limits(limits.test, limits.whole, limits.idle, cases=1)
-        alone = run_pytest([*_options_of(arguments), *hangs], 1, once, deadline)
+        alone = run_pytest([*_options_of(arguments), *hangs], 1, once, deadline, {"JITGEN_DEBUG": "5"})
     ended_alone = {test: found for test, found in alone.outcomes.items() if test not in alone.killed}
     outcomes = dict.fromkeys(first.collected, "not run") | first.outcomes | dict.fromkeys(hangs, "hangs")
     outcomes |= {test: found for test, found in ended_alone.items() if found != "not run"}

@@ -72,3 +72,21 @@ def test_against_float64(rule: Callable[..., Any], rows: int, keys: int, depth: 
     for found, reference in zip(run(function, q, k, v, g, *of_rows, headers=HEADERS), wanted, strict=True):
         error = (found.double() - reference).norm() / reference.norm()
         assert error < 2**-7, error  # each factor of a sum is rounded to 8 bits once, and so is the sum
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "name"),
+    [
+        ("barrier_init(tile_empty(stage), Shape::consumers / 32)", "barrier_init(tile_empty(stage), 99)", "tile_empty"),
+        ("barrier_init(block_full(), Shape::copiers)", "barrier_init(block_full(), 1)", "block_full"),
+    ],
+)
+def test_a_barrier_that_counts_other_arrivals_than_come_is_named(written: str, instead: str, name: str) -> None:
+    header = "jitgen/attention_backward_block.cuh"
+    text = (TESTS.parent / "templates/attention_backward/include" / header).read_text()
+    assert written in text
+    q, k, v, g = (sample((1, 1, 500, 16), BF16, number) for number in range(4))
+    of_rows = [torch.ones(1, 1, 500, 1)] * 3
+    changed = HEADERS | {header: text.replace(written, instead)}
+    with pytest.raises(AssertionError, match=f"hangs: thread .*{name}"):
+        run(backward(lambda s, i, j: (s, 1.0)), q, k, v, g, *of_rows, headers=changed)
