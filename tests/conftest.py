@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import interpreter
+from tests import hangs, interpreter
+from tests.hangs import pytest_configure, pytest_runtest_protocol  # noqa: F401  (hooks)
 
 # Before anything imports torch: threads that spin while they wait take the other worker's processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -33,6 +34,7 @@ says at its end what they took."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden sources instead of comparing")
+    hangs.add_option(parser)
 
 
 # ----------------------------------------------------------------------------------------------------------- the store

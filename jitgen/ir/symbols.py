@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -33,11 +33,35 @@ class Expr:
         args: the operands, ``Expr`` or numbers. Of a symbol, its name. Of a sum, the constant and then pairs of
             coefficient and atom. Of a product, its atoms.
         kind: the Python type of the value: ``"int"``, ``"float"`` or ``"bool"``.
+        nodes: how many nodes the tree has, a repeated subtree counted each time.
     """
 
     op: str
     args: tuple[Any, ...]
     kind: str = "int"
+    nodes: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+    _text: list[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        leaves = (leaf for arg in self.args for leaf in (arg if isinstance(arg, tuple) else (arg,)))
+        object.__setattr__(self, "nodes", 1 + sum(leaf.nodes for leaf in leaves if isinstance(leaf, Expr)))
+        # Made once each: terms are found by their hash and sorted by their text, again and again.
+        object.__setattr__(self, "_hash", hash((self.op, self.args, self.kind)))
+        object.__setattr__(self, "_text", [])
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Expr) or self._hash != other._hash:
+            return False
+        return (self.op, self.args, self.kind) == (other.op, other.args, other.kind)
+
+    def __reduce__(self) -> Any:  # the hash of a text differs from process to process
+        return Expr, (self.op, self.args, self.kind)
 
     def __repr__(self) -> str:
         return format_expr(self)
@@ -57,6 +81,17 @@ def size_symbol(tensor: int, dim: int) -> Expr:
 
 def argument_symbol(index: int, kind: str) -> Expr:
     return symbol(f"a{index}", kind)
+
+
+MOST_NODES = 200
+"""Nodes of an expression, at most, that a trace goes on computing with. A size that is computed from itself twice, and
+that again and again, is a tree of exponential size, which would never be compared or printed to its end. Expressions
+of models have some tens of nodes."""
+
+
+def is_too_long(value: Scalar) -> bool:
+    """Whether a trace should take the number of the current call, with a guard, in place of ``value``."""
+    return isinstance(value, Expr) and value.nodes > MOST_NODES
 
 
 SEED, OFFSET = symbol("rng_seed"), symbol("rng_offset")
@@ -344,8 +379,15 @@ def format_expr(value: Scalar) -> str:
     """``value`` as Python text in which symbols are variables; ``eval`` of it gives the same number."""
     if not isinstance(value, Expr):
         return repr(value)
+    if not value._text:
+        value._text.append(_formatted(value))
+    return value._text[0]
+
+
+def _formatted(value: Expr) -> str:
+    """The text of ``value`` from those of its arguments."""
     if value.op == "symbol":
-        return value.args[0]
+        return str(value.args[0])
     if value.op == "sum":
         constant, *pairs = value.args
         terms = [format_expr(a) if c == 1 else f"{c}*{format_expr(a)}" for c, a in pairs]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.gathers import moved_gather
@@ -31,6 +32,10 @@ from jitgen.ir.symbols import Scalar, Size
 
 ROW_TILE = 16
 """Rows of a quantised weight that the widest tile of any layout holds (``quant/layouts``)."""
+
+MOST_STEPS = 1_000_000
+"""Steps of one graph's rewriting, at most. Graphs of whole models take some ten thousand; rewrites that undo one
+another would take steps without an end."""
 
 Decide = Callable[[Scalar], bool]
 """Decides a symbolic comparison by the sizes of the current call, and records the decision as a guard."""
@@ -59,6 +64,7 @@ class Mover:
         self.decide = decide
         self.environment = environment or {}
         self.general = True
+        self._steps = 0
         self._done: dict[tuple[Any, ...], Node] = {}
         self._rules: dict[str, Callable[[Node, tuple[Any, ...], Shape], Node | None]] = {
             "cat": self._move_cat,
@@ -68,6 +74,21 @@ class Mover:
             "scan": self._move_scan,
             "sort": self._move_sort,
         }
+
+    def step(self, node: Node) -> None:
+        """Counts a step of a search or of rewrites to a fixed point, which is at ``node``.
+
+        Raises:
+            UnsupportedError: there were more than ``MOST_STEPS`` for this graph.
+        """
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            where = f" at {node.location}" if node.location else ""
+            raise UnsupportedError(
+                f"jitgen found no kernels within {MOST_STEPS} rewrites; the latest is of {node.op}{where}\n"
+                "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
+                "expression in another decorated function"
+            )
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
         """Whether all ``conditions`` hold in the current call. No guard is recorded; a False clears ``general``."""
@@ -81,6 +102,7 @@ class Mover:
             return node
         if attrs[0] == "permute" and attrs[1] == tuple(range(len(shape))):
             return node
+        self.step(node)
         # A loop and not a recursion: a chain of pointwise nodes may be longer than Python's stack is deep.
         stack = [node]
         while stack:

@@ -132,7 +132,12 @@ _KINDS: dict[str, type[SymbolicNumber]] = {"int": SymbolicInt, "float": Symbolic
 
 
 def wrap(value: Scalar, guards: Guards) -> Any:
-    """``value`` as user code sees it: a ``SymbolicNumber`` for an ``Expr``; a plain number unchanged."""
+    """``value`` as user code sees it: a ``SymbolicNumber`` for an ``Expr``; a plain number unchanged.
+
+    An expression that has become too long is the number of the traced call, which becomes a guard.
+    """
+    if symbols.is_too_long(value):
+        return guards.value(value)
     return _KINDS[value.kind](value, guards) if isinstance(value, Expr) else value
 
 

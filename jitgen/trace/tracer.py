@@ -379,6 +379,7 @@ class Trace:
     def make(
         self, op: str, inputs: Sequence[Node], dtype: str, shape: Shape | list[Any], attrs: tuple[Any, ...] = ()
     ) -> Node:
+        shape = [self.guards.value(size) if symbols.is_too_long(size) else size for size in shape]
         return self.builder.make(op, inputs, dtype, shape, attrs, user_location())
 
     def cast(self, node: Node, dtype: str) -> Node:

@@ -12,16 +12,17 @@ views over ``input`` and ``iota``. Each value is stored through a chain of views
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.scatters import scatter_store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import BARRIERS, Mover
+from jitgen.ir.views import BARRIERS, Mover, NotViewable, Strided, contiguous_strides
 
 NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4
@@ -66,7 +67,8 @@ def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node]
     pending += [_region(store.value.shape, [store]) for store in updates]
     while pending:
         region = pending.pop(0)
-        replacements = _without_one_concatenation(region, mover, materialize)
+        mover.step(region.stores[0].value)
+        replacements = _without_one_concatenation(region, mover, materialize, results)
         if replacements is None:
             _add(regions, region, mover)
         else:
@@ -127,23 +129,50 @@ def _leaves(stores: Sequence[Store]) -> list[Node]:
 
 
 def _without_one_concatenation(
-    region: Region, mover: Mover, materialize: Callable[[Node], Node]
+    region: Region, mover: Mover, materialize: Callable[[Node], Node], results: Sequence[Node]
 ) -> list[Region] | None:
     """Regions that replace ``region`` and have one concatenation less, or one that is nearer to the region's own
-    coordinates; None where ``region`` has none."""
+    coordinates; None where ``region`` has none. ``results`` are what all regions store to."""
     nodes = topological(node for store in region.stores for node in store.sources)
     inside = _reached_without_views(region)
     for node in nodes:
         if node.op == "cat" and id(node) in inside:
             return _divided_at(region, node, mover)
-    for node in nodes:
-        if node.op == "view" and id(node) in inside and under_views(node).op in ("cat", "gather"):
-            source = node.inputs[0]
-            if node.attrs[0] == "reshape" and source.op != "view":
-                return [_reshaped(region, source.shape, mover)]
-            temporary = materialize(under_views(node))
-            return [_substitute(region, under_views(node), temporary, mover)]
+    viewed = _viewed(nodes, inside)
+    for node in viewed:
+        source = node.inputs[0]
+        if node.attrs[0] == "reshape" and source.op != "view":
+            reshaped = _reshaped(region, source.shape, mover)
+            # Another gather, one that reads ``node`` among them, may stop the reshape: then it would be the next to ask
+            # for its own shape, and neither would ever be reached.
+            if _viewed_count(reshaped) < len(viewed) and _is_writable(reshaped, results, mover):
+                return [reshaped]
+        temporary = materialize(under_views(node))
+        return [_substitute(region, under_views(node), temporary, mover)]
     return None
+
+
+def _viewed(nodes: Sequence[Node], inside: Container[int]) -> list[Node]:
+    """The views of concatenations and gathers among ``nodes``, those of a region, that are ``inside`` it."""
+    views = (node for node in nodes if node.op == "view" and id(node) in inside)
+    return [node for node in views if under_views(node).op in ("cat", "gather")]
+
+
+def _viewed_count(region: Region) -> int:
+    """The views of concatenations and gathers that are computed at the coordinates of ``region``."""
+    nodes = topological(node for store in region.stores for node in store.sources)
+    return len(_viewed(nodes, _reached_without_views(region)))
+
+
+def _is_writable(region: Region, results: Sequence[Node], mover: Mover) -> bool:
+    """Whether each store of ``region`` has strides in a contiguous result, at the sizes of this call."""
+    for store in region.stores:
+        sizes = tuple(symbols.evaluate(size, mover.environment) for size in results[store.result].shape)
+        try:
+            locate(store.movements, Strided(sizes, contiguous_strides(sizes)), mover.environment)
+        except NotViewable:
+            return False
+    return True
 
 
 def _reached_without_views(region: Region) -> set[int]:
@@ -160,11 +189,14 @@ def _reached_without_views(region: Region) -> set[int]:
 
 
 def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
-    """One region for each tensor that ``cat`` concatenates."""
+    """One region for each tensor that ``cat`` concatenates; none for one without elements, but where all are so."""
     dim = cat.attrs[0]
     start: Size = 0
     regions = []
     for concatenated in cat.inputs:
+        if concatenated.shape == cat.shape:  # the others, if there are any, have no elements
+            return [_substitute(region, cat, concatenated, mover)]
+    for concatenated in (each for each in cat.inputs if each.shape[dim] != 0):
         length = concatenated.shape[dim]
         shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
         memo: dict[int, Node] = {id(cat): concatenated}
