@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from jitgen import forks as forks
 from jitgen._version import __version__
 
 if TYPE_CHECKING:

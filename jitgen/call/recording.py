@@ -63,7 +63,7 @@ def remedy(
     return f"{first}jitgen prewarm {shlex.quote(path)} --target {lowered.route.target}"
 
 
-def _missed(entry: dict[str, Any]) -> str | None:
+def _missed(entry: Mapping[str, Any]) -> str | None:
     """Adds ``entry`` to the store's manifest of misses, and returns its path; None where the store cannot be written.
 
     A manifest that was last written a day ago is begun anew: what is missed no more need not be built.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline, progress
+from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import OVERLAPS
 from jitgen.families.operands import item_size
@@ -108,6 +108,8 @@ class Specialization:
             return ()
         found = self._built.get(lowered.key)
         if found is None:
+            from jitgen import progress  # what only launches need not have it
+
             with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
                 found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
         return found
@@ -225,15 +227,12 @@ class Specialization:
         from jitgen.runtime import cpu
 
         arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
-        checked = built.kernel.checked
-        function = self._function(
-            built, None, lambda: cpu.load_packed(built.artifact.content, entry, checked=bool(checked))
-        )
+        function = self._function(built, None, lambda: cpu.load_packed(built.artifact.content, entry))
         streaming = int(work.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
         threaded = cpu.worth_threads(work.moved, work.flops)
-        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded, checked=checked)
+        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded, checked=built.kernel.checked)
 
     def _cuda_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any

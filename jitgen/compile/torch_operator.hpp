@@ -127,6 +127,15 @@ struct Take<const T*> {
   }
 };
 
+// How many allocations of the kernel failed so far; one of C++ counts them (templates/common/include/jitgen/memory.hpp).
+inline int64_t failed_allocations() {
+#ifdef JITGEN_PACKED_ENTRY
+  return jitgen::failed_allocations();
+#else
+  return 0;
+#endif
+}
+
 // A constructor, because only in a braced list are arguments evaluated in their order.
 template <class... Parameters>
 struct Call {
@@ -161,7 +170,9 @@ struct Call {
 template <class Result, class... Parameters>
 void call(Result (*entry)(Parameters...), StableIValue* stack) {
   Arguments arguments(stack);
+  const int64_t failed = failed_allocations();
   Call<Parameters...>{entry, arguments, Take<Parameters>::from(arguments)...};
+  if (failed_allocations() != failed) throw std::runtime_error("jitgen: a kernel's scratch memory cannot be allocated");
 }
 
 // Outputs are allocated by the caller, so on tensors without data (Meta, fake tensors under torch.compile) there is

@@ -50,7 +50,7 @@ class Kernels:
         symbol = f"kernel_{digest([text.text, text.option('fixed_flags')])[:16]}"
         if symbol not in self.refs:
             self.objects[symbol] = host.object_file(text, symbol)
-            self.refs[symbol] = KernelRef(symbol, checked=bool(kernel.checked))
+            self.refs[symbol] = KernelRef(symbol)
         return self.refs[symbol]
 
     def _gpu(self, lowered: Lowered, number: int) -> KernelRef:

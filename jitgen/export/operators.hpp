@@ -55,10 +55,10 @@ struct Kernel {
   mutable std::vector<Loaded> loaded;
 };
 #else
-// Takes the packed arguments; its status is 0 unless an index was out of range.
+// Takes the packed arguments. Its status is 0, the number of a region with an index out of range, from 1, or -1: its
+// scratch memory could not be allocated.
 struct Kernel {
-  int32_t (*checked)(const unsigned char*);
-  void (*plain)(const unsigned char*);
+  int32_t (*packed)(const unsigned char*);
 };
 #endif
 
@@ -393,11 +393,9 @@ inline void run_step(const Operator& op, const Step& step, std::vector<Tensor>& 
     }
   }
   const auto* packed = reinterpret_cast<const unsigned char*>(slots.data());
-  if (step.kernel->checked == nullptr) {
-    step.kernel->plain(packed);
-  } else if (const int32_t status = step.kernel->checked(packed); status != 0) {
-    refuse(op, std::string("an index is out of range at ") + step.regions[status - 1]);
-  }
+  const int32_t status = step.kernel->packed(packed);
+  if (status < 0) refuse(op, "a kernel's scratch memory cannot be allocated");
+  if (status > 0) refuse(op, std::string("an index is out of range at ") + step.regions[status - 1]);
 }
 
 #endif

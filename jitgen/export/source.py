@@ -98,10 +98,8 @@ class _Writer:
             facts = facts.replace(f"{symbol}_binary", f"{symbol.partition('__')[0]}_binary")
             self.lines.append(f"const Kernel {symbol}{{{facts}, {{}}, {{}}}};")
             return
-        result = "int32_t" if kernel.checked else "void"
-        self.declarations.append(f'extern "C" {result} {symbol}_packed(const unsigned char*);')
-        functions = f"{symbol}_packed, nullptr" if kernel.checked else f"nullptr, {symbol}_packed"
-        self.lines.append(f"const Kernel {symbol}{{{functions}}};")
+        self.declarations.append(f'extern "C" int32_t {symbol}_packed(const unsigned char*);')
+        self.lines.append(f"const Kernel {symbol}{{{symbol}_packed}};")
 
     def table(self, name: str, table: Table) -> None:
         segments = [self._segment(segment) for segment in table.segments]

@@ -41,7 +41,6 @@ class KernelRef:
         entry: of a GPU kernel, the entry that is launched.
         shared: the shared memory in bytes that a kernel of Triton's takes; None where its launch says.
         any_cluster, overlaps: of a GPU kernel, attributes of its launches.
-        checked: of a CPU kernel, whether it returns a status.
     """
 
     symbol: str
@@ -49,7 +48,6 @@ class KernelRef:
     shared: int | None = None
     any_cluster: bool = False
     overlaps: bool = False
-    checked: bool = False
 
     def shared_bytes(self, shape: LaunchShape) -> int:
         return shape.shared_bytes if self.shared is None else self.shared

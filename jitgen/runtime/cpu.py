@@ -31,12 +31,18 @@ def packer(parameters: str) -> Callable[..., bytes]:
     return struct.Struct("@" + "".join(SLOTS[letter] for letter in parameters)).pack
 
 
-def load_packed(found: str | bytes, entry: str, checked: bool = False) -> Callable[[bytes], int | None] | None:
+NO_MEMORY = -1
+"""The status of a kernel whose scratch memory could not be allocated (``jitgen/memory.hpp``)."""
+
+
+def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], int] | None:
     """``<entry>_packed`` of a shared object, a function of one packed buffer; None if it has none.
 
     Args:
         found: the bytes of the shared object, or the path of one.
-        checked: whether the function returns a status, 0 where all indices were in range.
+
+    Returns:
+        a function that returns 0; the number of a region, from 1, that met an index out of range; or ``NO_MEMORY``.
 
     This is the cheapest call; a launcher packs pointers, sizes and scalars itself.
     """
@@ -45,7 +51,7 @@ def load_packed(found: str | bytes, entry: str, checked: bool = False) -> Callab
     function = getattr(_open(found, entry), f"{entry}_packed", None)
     if function is not None:
         function.argtypes = (ctypes.c_char_p,)
-        function.restype = ctypes.c_int32 if checked else None
+        function.restype = ctypes.c_int32
     return function
 
 
@@ -66,9 +72,10 @@ def load(path: str, entry: str, parameters: str) -> Callable[..., None]:
     return _unpacked_call(path, entry, parameters) if packed is None else _packed_call(packed, packer(parameters))
 
 
-def _packed_call(packed: Callable[[bytes], int | None], pack: Callable[..., bytes]) -> Callable[..., None]:
+def _packed_call(packed: Callable[[bytes], int], pack: Callable[..., bytes]) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
-        packed(pack(*arguments))
+        if packed(pack(*arguments)) == NO_MEMORY:
+            raise MemoryError("a kernel's scratch memory cannot be allocated")
 
     return call
 

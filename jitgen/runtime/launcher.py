@@ -56,8 +56,8 @@ class Step:
         leading, trailing: operator: text of the integer scalars, before and after ``constants``.
         grid: operator: its launch.
         maps: cuda: the tensor maps that are the kernel's first parameters, in order.
-        checked: cpu: for each region the user's lines whose indices it checks; empty where the kernel checks none. It
-            returns the number of a region, from 1, that met an index out of range, else 0.
+        checked: cpu: for each region the user's lines whose indices it checks; empty where the kernel checks none. What
+            the kernel returns is in ``runtime/cpu.py``.
     """
 
     kind: str
@@ -230,12 +230,9 @@ class _Writer:
             threads = "threads()"
         self.names |= {f"pack{index}": step.pack, f"tail{index}": step.tail}
         call = f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})"
-        if step.checked:
-            self.names |= {f"checked{index}": step.checked, "refuse_index": _refuse_index}
-            call = f"status = {call}"
-        self.lines.append(call)
-        if step.checked:
-            self.lines.append(f"if status: refuse_index({self.spec.name!r}, checked{index}[status - 1])")
+        self.names |= {f"checked{index}": step.checked, "refuse_status": _refuse_status}
+        self.lines.append(f"status = {call}")
+        self.lines.append(f"if status: refuse_status({self.spec.name!r}, status, checked{index})")
 
     def _maps(self, index: int, step: Step) -> list[str]:
         """Text of each of the step's encoded tensor maps."""
@@ -311,9 +308,19 @@ def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
     ) from error
 
 
-def _refuse_index(name: str, lines: Sequence[str]) -> NoReturn:
-    """The error of a launch that met an index out of range, or divided an integer by 0; torch raises it too."""
-    lines = [line for line in lines if line]
+def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> NoReturn:
+    """The error of a launch that got no memory, met an index out of range, or divided an integer by 0, as torch raises.
+
+    Args:
+        status: what the kernel returned (``runtime/cpu.py``).
+        checked: for each region the user's lines.
+    """
+    if status < 0:
+        raise MemoryError(
+            f"{name}: a kernel's scratch memory cannot be allocated; free memory, or let it run on fewer threads, each "
+            "of which has its own (torch.set_num_threads)"
+        )
+    lines = [line for line in checked[status - 1] if line]
     where = "; ".join(lines)
     if lines and all(line.endswith(DIVISION) for line in lines):
         raise RuntimeError(f"{name}: integer division by zero at {where.replace(DIVISION, '')}")

@@ -33,7 +33,7 @@ void jitgen_sampled(const float* p0, float* p1, int64_t* p2, float a0, int32_t t
       Sorter sorter(length, start + count);
       Element* const elements = sorter.elements;
       auto at = jitgen::Walk<1>::from(sizes, mine.begin);
-      for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
+      for (int64_t task = mine.begin; sorter.ready() && task < mine.end; ++task, at.next()) {
         const float* const x0 = p0 + at.index[0] * s0_0;
         float* const x1 = p1 + at.index[0] * s1_0;
         int64_t* const x2 = p2 + at.index[0] * s2_0;

@@ -342,6 +342,7 @@ ALLOWED: dict[str, set[str]] = {
         "_version",
     },
     "console": {"settings"},
+    "forks": set(),
     "progress": {"console"},
     "scratch": set(),
     "compile": {"errors", "scratch", "settings", "spec", "_version"},

@@ -45,8 +45,8 @@ void attend(const A& all, int32_t threads) {
   const int64_t unit = 64 / sizeof(T);
   const int64_t state = round_up(shape.state(), unit), own = round_up(shape.own(all), unit);
   const int64_t states = ranges > 1 ? pieces * ranges : threads;
-  T* const memory = static_cast<T*>(aligned_memory(4096, round_up((states * state + threads * own) * sizeof(T), 4096)));
-  if (memory == nullptr) __builtin_trap();
+  T* const memory = static_cast<T*>(needed_memory(4096, round_up((states * state + threads * own) * sizeof(T), 4096)));
+  if (memory == nullptr) return;
   int64_t next = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {

@@ -2,12 +2,12 @@
 //
 // ctypes converts and checks every argument of a call, about 90 ns each; packing them with struct.pack and passing the
 // one pointer costs a third of that in all. JITGEN_PACKED_ENTRY(kernel) defines `kernel_packed` next to
-// `extern "C" void kernel(...)`. It returns what the kernel does: nothing, or the status of one
-// that checks indices. The buffer holds the arguments in order, each in a slot of eight bytes (a float or
+// `extern "C" void kernel(...)`. It returns 0, the status of a kernel that checks indices, or no_memory. The buffer holds the arguments in order, each in a slot of eight bytes (a float or
 // an int32_t in the slot's first four); jitgen/runtime/cpu.py writes it.
 #pragma once
 
 #include "jitgen/base.hpp"
+#include "jitgen/memory.hpp"
 
 namespace jitgen {
 namespace detail {
@@ -40,16 +40,20 @@ struct CheckedCall {
 
 template <class... Parameters>
 JITGEN_INLINE int32_t call_packed(int32_t (*entry)(Parameters...), const unsigned char* slot) {
-  return CheckedCall<Parameters...>{entry, take<Parameters>(slot)...}.status;
+  const int64_t failed = failed_allocations();
+  const int32_t status = CheckedCall<Parameters...>{entry, take<Parameters>(slot)...}.status;
+  return failed_allocations() == failed ? status : no_memory;
 }
 
 template <class... Parameters>
-JITGEN_INLINE void call_packed(void (*entry)(Parameters...), const unsigned char* slots) {
+JITGEN_INLINE int32_t call_packed(void (*entry)(Parameters...), const unsigned char* slots) {
+  const int64_t failed = failed_allocations();
   Call<Parameters...>::unpack(entry, slots);
+  return failed_allocations() == failed ? 0 : no_memory;
 }
 
 }  // namespace detail
 }  // namespace jitgen
 
 #define JITGEN_PACKED_ENTRY(kernel) \
-  extern "C" auto kernel##_packed(const unsigned char* slots) { return jitgen::detail::call_packed(kernel, slots); }
+  extern "C" int32_t kernel##_packed(const unsigned char* slots) { return jitgen::detail::call_packed(kernel, slots); }

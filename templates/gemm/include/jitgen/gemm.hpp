@@ -33,7 +33,7 @@ constexpr int64_t rows_at_once = 240;    // rows of x whose sums fit the second-
 constexpr int64_t fill_elements = 1024;  // elements of a row that are packed at a time
 constexpr int64_t across_elements = 64;  // the same, of rows next to each other: their lines stay in the first cache
 
-// Memory that products computed one after another share. It grows, and is freed at the end.
+// Memory that products computed one after another share. It grows, and is freed at the end. Null where there is none.
 struct Workspace {
   char* memory = nullptr;
   int64_t bytes = 0;
@@ -41,9 +41,8 @@ struct Workspace {
   inline char* of(int64_t wanted) {
     if (wanted > bytes) {
       __builtin_free(memory);
-      memory = static_cast<char*>(aligned_memory(4096, wanted));
-      if (memory == nullptr) __builtin_trap();
-      bytes = wanted;
+      memory = static_cast<char*>(needed_memory(4096, wanted));
+      bytes = memory == nullptr ? 0 : wanted;
     }
     return memory;
   }
@@ -232,6 +231,7 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
   const int64_t own_bytes = sums_bytes + round_up(panel * sizeof(Element), 4096);
   Workspace own_workspace, &workspace = thread_workspace != nullptr ? *thread_workspace : own_workspace;
   char* const memory = workspace.of(packed_bytes + threads * own_bytes);
+  if (memory == nullptr) return;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;

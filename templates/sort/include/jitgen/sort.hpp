@@ -73,6 +73,9 @@ class Sorter {
   }
   Sorter(const Sorter&) = delete;
 
+  // Whether there was memory for it.
+  bool ready() const { return elements && entries && other && positions; }
+
   // The places of the row's first `ranks` ranks, in order.
   const Place* sorted() {
     int64_t count = length;
@@ -95,7 +98,7 @@ class Sorter {
   template <class T>
   static T* allocated(int64_t count) {
     const int64_t bytes = (count * int64_t(sizeof(T)) + cache_line) / cache_line * cache_line;
-    return static_cast<T*>(aligned_memory(cache_line, bytes));
+    return static_cast<T*>(needed_memory(cache_line, bytes));
   }
 
   Key key(int64_t i) const {

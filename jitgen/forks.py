@@ -1,0 +1,42 @@
+"""What ``fork`` does to OpenMP, and what a process that has jitgen does about it.
+
+GNU's OpenMP, which torch brings, keeps the threads of a parallel region for the next one. A child of ``fork`` has none
+of these threads and does not know: its first parallel region, of torch or of a kernel, waits for them forever. So the
+threads of a process end before it forks, and parent and child each start new ones when they need some. Where the
+runtime cannot end them, the child computes with one thread, which needs no parallel region.
+
+A child that imports jitgen only after the fork is as torch alone would have it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_SOFT = 1
+"""``omp_pause_soft`` of OpenMP 5.0: settings stay as they are."""
+
+_ended = False
+
+
+def _end_threads() -> None:
+    """End the threads that OpenMP keeps for this one."""
+    global _ended
+    _ended = "torch" not in sys.modules or _pause()
+
+
+def _pause() -> bool:
+    """Whether the runtime that the symbols of kernels lead to, too, has ended them."""
+    import ctypes
+
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    return pause is not None and pause(_SOFT) == 0
+
+
+def _in_child() -> None:
+    if not _ended and (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_threads, after_in_child=_in_child)
