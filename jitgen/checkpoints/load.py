@@ -242,12 +242,13 @@ def _held(module: nn.Module, leaf: str) -> torch.Tensor | None:
 def _fitting(name: str, module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
     held = _held(module, leaf)
     assert held is not None
-    if isinstance(tensor, QTensor) and type(module).__name__ == "Conv1D" and leaf == "weight":
-        tensor = tensor.t()  # transformers' Conv1D has its weight as (K, N)
+    of_conv1d = type(module).__name__ == "Conv1D" and leaf == "weight"
+    if isinstance(tensor, QTensor) and of_conv1d and not tensor.transposed:
+        tensor = tensor.t()  # transformers' Conv1D has its weight as (K, N), and files of other programs as (N, K)
     if tuple(tensor.shape) != tuple(held.shape):
         raise FormatError(f"{name} is {list(tensor.shape)}, and the model has {list(held.shape)}")
     if isinstance(tensor, QTensor) and not (
-        isinstance(module, nn.Linear | nn.Embedding) or type(module).__name__ == "Conv1D"
+        isinstance(module, nn.Linear | nn.Embedding) or of_conv1d or tensor.token.experts is not None
     ):
         raise FormatError(f"{name} is a quantised weight, and {type(module).__name__} multiplies its weight itself")
     return tensor

@@ -15,6 +15,7 @@ the table of attention functions that transformers has.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,12 +159,57 @@ def _check_needs_no_mask(module: nn.Module, keys: int, window: int | None) -> No
 
 
 def register_attention(name: str = "jitgen") -> None:
-    """Make ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes."""
+    """Make ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes.
+
+    Models that compute attention themselves, such as Bloom and GPT-J, look no function up by name and could do nothing
+    with these masks. They keep the attention and the masks that they have by default, and a warning says so.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, sdpa_mask)
+    if not _names:
+        _choose_by_model()
+    _names.add(name)
+
+
+_names: set[str] = set()
+"""The names under which ``attention`` is registered."""
+
+
+def _choose_by_model() -> None:
+    """Have transformers ask ``attends_by_name`` where a model decides on its attention.
+
+    ``PreTrainedModel`` accepts every registered name there, for every class, and has no hook that could decline one.
+    """
+    from transformers import PreTrainedModel
+    from transformers.utils import logging
+
+    log, choose = logging.get_logger(__name__), PreTrainedModel.get_correct_attn_implementation
+
+    @functools.wraps(choose)
+    def chosen(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        if requested_attention not in _names or attends_by_name(type(self)):
+            return choose(self, requested_attention, *args, **kwargs)
+        own = choose(self, None, *args, **kwargs)
+        log.warning_once(
+            f"{type(self).__name__} computes attention itself: attn_implementation={requested_attention!r} leaves it at "
+            f"{own!r}"
+        )
+        return own
+
+    PreTrainedModel.get_correct_attn_implementation = chosen
+
+
+def attends_by_name(model: Any) -> bool:
+    """Whether models of this class of transformers call a function of ``AttentionInterface`` with the masks of SDPA.
+
+    A class that declares neither ``_supports_sdpa`` nor ``_supports_attention_backend`` may call such a function and
+    rely on masks that SDPA's leave out, as BigBird-Pegasus does.
+    """
+    declared = model._supports_sdpa or model._supports_attention_backend
+    return bool(declared and model._can_set_attn_implementation())
 
 
 LAYERS: dict[str, type[nn.Module]] = {"RMSNorm": RMSNorm, "SiluAndMul": SiluAndMul, "rotary_pos_emb": Rotary}

@@ -1,8 +1,9 @@
 """``JitgenConfig`` for ``from_pretrained(..., quantization_config=...)``, and the quantiser behind it.
 
 A weight is quantised when transformers has loaded it, and before it loads the next, so that memory never holds the
-dense model. ``save_pretrained`` writes the files that ``jitgen.save_quantized`` writes, which ``from_pretrained`` reads
-again after ``import jitgen.huggingface.quantizer``, and ``jitgen.load_quantized`` without transformers.
+dense model. ``save_pretrained`` writes the files that ``jitgen.save_quantized`` writes, with the names that parameters
+have in memory; ``from_pretrained`` reads them again after ``import jitgen.huggingface.quantizer``, as the same model or
+as one with another head or none, and ``jitgen.load_quantized`` without transformers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class JitgenQuantizer(HfQuantizer):
 
     frozen_biases: tuple[str, ...] = ()
     conversions: tuple[Any, ...] = ()
-    """What the model's ``_weight_conversions`` were before it was saved with quantised experts; empty until then."""
+    """What the model's ``_weight_conversions`` were before it was saved; empty until then."""
 
     requires_calibration = False
     quantization_config: JitgenConfig
@@ -148,13 +149,12 @@ class JitgenQuantizer(HfQuantizer):
         return {"deserialize": _Deserialize}
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        state = model.state_dict()
-        if any(isinstance(tensor, QTensor) and tensor.token.experts for tensor in state.values()):
-            # save_pretrained reverts what from_pretrained did to names and tensors, and would divide these by expert.
-            # Without conversions to revert, files have the names of the model in memory, which load as they are.
-            self.conversions = self.conversions or (getattr(model, "_weight_conversions", None),)
-            model._weight_conversions = []
-        return io.flattened(state)
+        # save_pretrained reverts what from_pretrained did to names and tensors. It would divide experts, which are
+        # quantised together, and would give tensors other names than the metadata has. Without conversions to revert,
+        # files have the names of the model in memory, which load as they are.
+        self.conversions = self.conversions or (getattr(model, "_weight_conversions", None),)
+        model._weight_conversions = []
+        return io.flattened(model.state_dict())
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -191,6 +191,13 @@ def _descriptions(files: Any) -> dict[str, str]:
     if files and not found:
         raise FormatError(f"{files[0]} has no weights of jitgen, which its config says it has")
     return found
+
+
+def _description(descriptions: Mapping[str, str], name: str, prefix: str) -> str | None:
+    """What the file says of a model's weight. The file may be of the model with a head, and the model the one within it
+    that its heads call ``prefix``, or the other way round."""
+    names = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
+    return next((descriptions[known] for known in names if known in descriptions), None)
 
 
 class _Quantize(ConversionOps):
@@ -255,7 +262,7 @@ class _Deserialize(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **kwargs: Any
     ) -> dict[str, torch.Tensor]:
-        text = self.hf_quantizer.descriptions.get(full_layer_name)
+        text = _description(self.hf_quantizer.descriptions, full_layer_name, getattr(model, "base_model_prefix", ""))
         if text is None:
             raise FormatError(f"{full_layer_name}: the file does not describe it; its tensors are {sorted(input_dict)}")
         tensors = {}

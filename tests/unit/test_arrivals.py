@@ -1,7 +1,7 @@
 """However a quantised weight comes into a process, products with it run generated kernels.
 
-Each way runs in a process of its own that has imported nothing of jitgen but what the way says. Strict mode and an empty
-store make it quick: what would run a kernel raises ``CacheMissError`` instead of compiling one.
+Each way runs in a process of its own that has imported nothing of jitgen but what the way says. Strict mode and an
+empty store make it quick: what would run a kernel raises ``CacheMissError`` instead of compiling one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 import jitgen
 from jitgen import _data
 
+LOADED = "torch.load(f'{d}/module.pt', weights_only=False)"
 NET = "torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)).eval().requires_grad_(False)"
 WAYS = {
-    "a pickled module": "m = torch.load(f'{d}/module.pt', weights_only=False)",
+    "a pickled module": f"m = {LOADED}",
     "pickle.load": "import pickle; m = pickle.load(open(f'{d}/module.pkl', 'rb'))",
     "a state dict, assigned": (
         f"import jitgen; m = {NET}; m.load_state_dict(torch.load(f'{{d}}/state.pt', weights_only=True), assign=True)"
     ),
-    "a weight in F.linear": "w = torch.load(f'{d}/module.pt', weights_only=False)[0].weight; m = lambda x: F.linear(x, w)",
-    "a weight in x @ w.T": "w = torch.load(f'{d}/module.pt', weights_only=False)[0].weight; m = lambda x: x @ w.T",
-    "rows of an embedding": (
-        "w = torch.load(f'{d}/module.pt', weights_only=False)[0].weight; m = lambda x: F.embedding(torch.arange(3), w)"
-    ),
-    "torch.compile": "m = torch.compile(torch.load(f'{d}/module.pt', weights_only=False), backend='eager')",
+    "a weight in F.linear": f"w = {LOADED}[0].weight; m = lambda x: F.linear(x, w)",
+    "a weight in x @ w.T": f"w = {LOADED}[0].weight; m = lambda x: x @ w.T",
+    "rows of an embedding": f"w = {LOADED}[0].weight; m = lambda x: F.embedding(torch.arange(3), w)",
+    "torch.compile": f"m = torch.compile({LOADED}, backend='eager')",
     "a file, by the reader's module": (
-        f"from jitgen.checkpoints.load import load_quantized; m = {NET}; load_quantized(f'{{d}}/m.safetensors', model=m)"
+        f"from jitgen.checkpoints.load import load_quantized as load; m = {NET}; load(f'{{d}}/m.safetensors', model=m)"
     ),
     "a file, by the module of files": (
-        f"from jitgen.quant import io; m = {NET}; m.load_state_dict(io.load_quantized(f'{{d}}/m.safetensors'), assign=True)"
+        f"from jitgen.quant.io import load_quantized as load; m = {NET}; "
+        "m.load_state_dict(load(f'{d}/m.safetensors'), assign=True)"
     ),
     "the class": (
         "from jitgen.quant.qtensor import QTensor; t = torch.load(f'{d}/tensors.pt'); "
