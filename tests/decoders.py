@@ -1,7 +1,7 @@
 """Every decoder that transformers has, with a configuration of a few thousand weights: nothing is downloaded.
 
-A configuration is made of ``SIZES``, as far as its class has attributes of these names, and of the row of its model type
-in ``CHANGES``.
+A configuration is made of ``SIZES``, as far as its class has attributes of these names, and of the row of its model
+type in ``CHANGES``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _SIXTEEN = ("head_dim", "global_head_dim", "rotary_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_heads_k")
 _ONE = ("n_group", "topk_group", "first_k_dense_replace", "bos_token_id")
+_TWO = ("num_key_value_heads", "num_experts_per_tok", "eos_token_id")
+_THIRTY_TWO = ("q_lora_rank", "kv_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size")
 _DROPOUTS = ("attention_dropout", "attn_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout")
 SIZES: dict[str, Any] = {
     **dict.fromkeys(_LAYERS, 2),
@@ -31,10 +33,13 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(_EXPERTS, 4),
     **dict.fromkeys(_ONE, 1),
     **dict.fromkeys(_DROPOUTS, 0.0),
-    **{"vocab_size": 97, "num_key_value_heads": 2, "num_experts_per_tok": 2, "sliding_window": 16},
-    **{"q_lora_rank": 32, "kv_lora_rank": 32, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-    **{"pad_token_id": 0, "eos_token_id": 2},
+    **dict.fromkeys(_THIRTY_TWO, 32),
+    **dict.fromkeys(_TWO, 2),
+    "vocab_size": 97,
+    "sliding_window": 16,
+    "pad_token_id": 0,
 }
+_NONE_SHARED = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 97}
 _LATENT = {"num_key_value_heads": 4}
 _LAST_IS_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 _HYBRID = {"layer_types": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "num_key_value_heads": 4}
@@ -42,7 +47,7 @@ CHANGES: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "minicpm3", "youtu", "dots3_note_text"), _LATENT),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), _LAST_IS_FULL),
-    **dict.fromkeys(("gemma3n_text", "gemma4_text"), {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 97}),
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), _NONE_SHARED),
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},

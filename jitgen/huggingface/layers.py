@@ -194,8 +194,8 @@ def _choose_by_model() -> None:
             return choose(self, requested_attention, *args, **kwargs)
         own = choose(self, None, *args, **kwargs)
         log.warning_once(
-            f"{type(self).__name__} computes attention itself: attn_implementation={requested_attention!r} leaves it at "
-            f"{own!r}"
+            f"{type(self).__name__} computes attention itself: attn_implementation={requested_attention!r} leaves it "
+            f"at {own!r}"
         )
         return own
 

@@ -19,17 +19,19 @@ pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host c
 
 SAMPLE = ("llama", "bloom", "mpt", "codegen", "gptj", "falcon", "gpt_neo", "xglm", "bigbird_pegasus", "bart")
 """Model types that are tried in every run."""
-KEEP_THEIR_OWN = frozenset(
-    """
+_OWN = """
     big_bird bigbird_pegasus bloom codegen cpmant falcon falcon_mamba gpt_neo gpt_neox_japanese gptj inkling2_text mamba
     mamba2 megatron-bert mpt mvp openai-gpt prophetnet reformer rembert roformer rwkv trocr xglm xlm xlnet xlstm
-    """.split()
-)
+"""
+KEEP_THEIR_OWN = frozenset(_OWN.split())
 """Model types that compute attention themselves, or have none."""
 REFUSED = {
-    **dict.fromkeys(("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4"), "s_aux"),
+    **dict.fromkeys(
+        ("deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash"), "s_aux"
+    ),
     **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa"), "indices"),
-    **{"mimo_v2_flash": "s_aux", "gemma2": "softcap", "vaultgemma": "softcap", "inkling_text": "position_bias"},
+    **dict.fromkeys(("gemma2", "vaultgemma"), "softcap"),
+    "inkling_text": "position_bias",
 }
 """Model type -> what it passes to attention that jitgen's refuses."""
 NOT_MADE = {"cohere_compass_text": "its rotary embedding has no default for full attention", "xlstm": "no attention"}
