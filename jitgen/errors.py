@@ -10,7 +10,7 @@
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
     ├── CacheError          the store itself is unusable, or a manifest is
     ├── SettingError        an environment variable that does not parse; a ValueError too
-    └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
+    └── DriverError         the CUDA driver refuses a kernel, or the kernel would hang (``runtime/cuda.py``)
 
 Three warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for),
 ``CompileWarning`` (a kernel is compiled after ``jitgen.freeze``) and ``FallbackWarning`` (a quantised layer runs in

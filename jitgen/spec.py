@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -360,6 +360,22 @@ class KernelSource:
 
     def option(self, name: str, default: Any = None) -> Any:
         return dict(self.options).get(name, default)
+
+
+def register_shortage(pool: Sequence[int], registers: int) -> str | None:
+    """What is wrong with how the warpgroups of a block deal their registers among themselves; None where nothing is.
+
+    Args:
+        pool: the registers of a thread of each warpgroup after the deal; empty where none are dealt.
+        registers: what each thread has at the launch.
+    """
+    wanted, there = sum(pool), registers * len(pool)
+    if wanted <= there:
+        return None
+    return (
+        f"its {len(pool)} warpgroups have {registers} registers a thread, {there} together, and ask for "
+        f"{' + '.join(map(str, pool))} = {wanted} (setmaxnreg)"
+    )
 
 
 def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:

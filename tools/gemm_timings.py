@@ -359,7 +359,7 @@ class Timer:
         self.functions: dict[Any, Any] = {}
 
     def time(self, low: Any, splits: int | None, built: Any, name: Any) -> tuple[float, torch.Tensor]:
-        from jitgen.runtime import cuda
+        from jitgen.runtime import cuda, residency
         from jitgen.runtime.tensor_map import TensorMap
 
         wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)  # type: ignore
@@ -374,7 +374,7 @@ class Timer:
             function,
             parameters,
             (*(None,) * varying, *arguments.integers),
-            cuda.resident_grid(function, shape),
+            residency.resident_grid(function, shape),
             shape.block,
             shape.shared_bytes,
             cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,

@@ -237,7 +237,7 @@ class Specialization:
     def _cuda_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
     ) -> Step:
-        from jitgen.runtime import cuda
+        from jitgen.runtime import cuda, residency
         from jitgen.runtime.tensor_map import TensorMap
 
         meta, index = built.artifact.meta, device.index
@@ -248,6 +248,9 @@ class Specialization:
         function = self._function(
             built, index, lambda: cuda.load(built.artifact.content, entry, index, shared), shape.entry
         )
+        cooperative = bool(meta.get("cooperative"))
+        pool = meta.get("entries", {}).get(entry, meta).get("register_pool", ())
+        residency.check(function, shape, pool, cooperative)
         parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
         parameters += ("q" if arguments.wide else "i") * len(arguments.integers) + formats
         varying = len(arguments.maps) + len(arguments.pointers)
@@ -258,11 +261,12 @@ class Specialization:
             function,
             parameters,
             values,
-            cuda.resident_grid(function, shape),
+            residency.resident_grid(function, shape),
             shape.block,
             shared,
             cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
+            cooperative=cooperative,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
         return Step("cuda", launch, arguments.pointers, scalars, maps=maps)

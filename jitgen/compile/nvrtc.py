@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from jitgen.errors import CompileError, SourceLine
-from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key
+from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, register_shortage
 
 INSTALL = "install it with: pip install 'jitgen[cuda]'"
+
+WARPGROUP = 128
+"""Threads."""
 
 _NVRTC_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
@@ -165,12 +168,13 @@ def compile(source: KernelSource) -> Artifact:
 
     Returns:
         files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the resources
-        that ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes. Where the source has more
+        that ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes; and register_pool, where
+        warpgroups deal registers among themselves (``spec.register_shortage``). Where the source has more
         entries, ``entries`` has the resources of each of them by name.
 
     Raises:
-        CompileError: the toolchain is incomplete, with what to install; or NVRTC refuses the source, with the failing
-            lines.
+        CompileError: the toolchain is incomplete, with what to install; NVRTC refuses the source, with the failing
+            lines; or warpgroups ask for more registers than the block has, which would wait forever.
     """
     tools = toolchain(source.packages)
     if tools is None:
@@ -184,9 +188,13 @@ def compile(source: KernelSource) -> Artifact:
         raise CompileError(f"{source.name} does not compile for {source.target} ({status})", log=log, lines=lines)
     files = {"kernel.cu": source.text.encode(), "kernel.ptx": ptx, "kernel.cubin": cubin}
     meta = {"entry": source.name, "target": str(source.target), "toolchain": str(tools)}
-    others = {name: parse_resources(log, name) for name in _entries(log) if name != source.name}
-    more = {"entries": others} if others else {}
-    return Artifact(key, files, "kernel.cubin", meta | parse_resources(log, source.name) | more)
+    resources = {name: parse_resources(log, name) | parse_register_pool(ptx.decode(), name) for name in _entries(log)}
+    for name, found in resources.items():
+        shortage = register_shortage(found.get("register_pool", ()), found["registers"])
+        if shortage is not None:
+            raise CompileError(f"kernel {name} would wait forever: {shortage}; please report this", log=log)
+    own = resources.pop(source.name, None) or parse_resources(log, source.name)
+    return Artifact(key, files, "kernel.cubin", meta | own | ({"entries": resources} if resources else {}))
 
 
 def _check_version(tools: Toolchain) -> None:
@@ -297,7 +305,21 @@ def _entries(log: str) -> list[str]:
     return re.findall(r"Compiling entry function '(\w+)'", log)
 
 
-def parse_resources(log: str, entry: str) -> dict[str, int]:
+def parse_register_pool(ptx: str, entry: str) -> dict[str, list[int]]:
+    """``register_pool``: the registers of a thread of each warpgroup of ``entry`` after they are dealt by setmaxnreg,
+    first of the one that releases some. Nothing where none are dealt."""
+    section = re.split(rf"\.entry {entry}\b", ptx)[-1].partition(".entry ")[0]
+    released, requested = (
+        [int(number) for number in re.findall(rf"setmaxnreg\.{what}\.sync\.aligned\.u32\s+(\d+)", section)]
+        for what in ("dec", "inc")
+    )
+    threads = re.search(r"\.maxntid (\d+)", section)
+    if not requested or threads is None:
+        return {}
+    return {"register_pool": [max(released), *(max(requested),) * (int(threads[1]) // WARPGROUP - 1)]}
+
+
+def parse_resources(log: str, entry: str) -> dict[str, Any]:
     """Registers of a thread, and bytes of spills, static shared memory and stack of ``entry``, from ``ptxas -v``."""
     section = log.split(f"Compiling entry function '{entry}'", 1)[-1].split("Compiling entry function", 1)[0]
 

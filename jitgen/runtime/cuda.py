@@ -3,7 +3,7 @@
 ``load`` loads a cubin on a device. A ``Launch`` is one kernel with its launch prepared, so that a warm call packs the
 few values that vary and makes one driver call. Importing this module touches no GPU and no compiler. Neighbours:
 ``compile/`` made the binaries, ``call/specialization.py`` prepares launches, and ``runtime/launcher.py`` writes
-``Launch.__call__`` out into its launchers.
+``Launch.__call__`` out into its launchers; ``runtime/residency.py`` checks what a kernel assumes before it is launched.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jitgen.errors import JitgenError
 from jitgen.spec import Target
-
-if TYPE_CHECKING:
-    from jitgen.families.family import LaunchShape
 
 Dim3 = tuple[int, int, int]
 
 
 class DriverError(JitgenError):
-    """A call of the CUDA driver failed. The message says what was asked, and has the driver's name of the error.
+    """A call of the CUDA driver failed, or a kernel assumes what a device does not have. The message says what was
+    asked, and has the driver's name of the error.
 
     Attributes:
-        status: the driver's ``CUresult`` as an integer; None where there is no driver.
+        status: the driver's ``CUresult`` as an integer; None where no call failed.
     """
 
     def __init__(self, message: str, status: int | None = None):
@@ -68,6 +66,11 @@ def name_of(device: int) -> str:
 def multiprocessors(device: int) -> int:
     """How many streaming multiprocessors a device has."""
     return _attribute("MULTIPROCESSOR_COUNT", device)
+
+
+def most_shared_bytes(device: int) -> int:
+    """The shared memory that a block may have, static and dynamic together, in bytes."""
+    return _attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", device)
 
 
 def _attribute(name: str, device: int) -> int:
@@ -127,36 +130,25 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
         module = checked(driver.cuModuleLoadData(binary), f"loading {what}")
         handle = checked(driver.cuModuleGetFunction(module, entry.encode()), f"finding {what}")
         if shared_bytes:
+            static = function_attribute(handle, "SHARED_SIZE_BYTES", what)
+            if static + shared_bytes > most_shared_bytes(device):
+                raise DriverError(
+                    f"{what} takes {static + shared_bytes} bytes of shared memory a block, and the device has "
+                    f"{most_shared_bytes(device)}: it was made for another chip; clear the store's entries of it "
+                    "(jitgen cache clear), or use backend='triton'"
+                )
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             asked = f"asking for {shared_bytes} bytes of shared memory for {what}"
             checked(driver.cuFuncSetAttribute(handle, limit, shared_bytes), asked)
     return Function(entry, device, shared_bytes, handle, context)
 
 
-def resident_clusters(function: Function, threads: int, cluster: int) -> int:
-    """The number of clusters of ``cluster`` blocks of ``threads`` threads that a device runs at once; at least 1.
-
-    It is less than the multiprocessors have room for, since a cluster runs within one GPC, and GPCs differ in size.
-    """
+def function_attribute(handle: Any, name: str, what: str) -> int:
+    """An attribute of a loaded kernel, such as ``NUM_REGS``; ``what`` names the kernel in an error."""
     driver = bindings()
-    config = _config((cluster, 1, 1), (threads, 1, 1), function.shared_bytes, (cluster, 1, 1), False, False)
-    with function.current():
-        found = driver.cuOccupancyMaxActiveClusters(function.handle, config)
-    most: int = checked(found, f"asking how many clusters of {cluster} blocks of {function.entry} a device holds")
-    return max(1, most)
-
-
-def resident_grid(function: Function, shape: LaunchShape) -> Dim3:
-    """The grid of a launch of ``shape``. A persistent kernel's has no more blocks than are resident at once."""
-    if shape.persistence is None:
-        return shape.grid
-    blocks, *others = shape.grid
-    if shape.persistence.scope == "clusters":  # one more would start only after another has done all its work
-        most = resident_clusters(function, shape.block[0], shape.cluster) * shape.cluster
-    else:
-        resident = multiprocessors(function.device) * shape.persistence.blocks
-        most = max(resident // shape.cluster * shape.cluster, shape.cluster)
-    return (min(blocks, most), *others)  # type: ignore[return-value]
+    attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+    value: int = checked(driver.cuFuncGetAttribute(attribute, handle), f"reading {name} of {what}")
+    return value
 
 
 @contextlib.contextmanager
@@ -273,12 +265,14 @@ class Launch:
             struct.pack_into(code, buffer, offset, value)
         base = ctypes.addressof(buffer)
         addresses = (ctypes.c_void_p * (len(self._offsets) + 1))(*(base + offset for offset in self._offsets))
-        config = _config(*self._shape)
+        config = launch_config(*self._shape)
         config.hStream = stream
         return buffer, config, ctypes.addressof(addresses), addresses
 
 
-def _config(grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pdl: bool, cooperative: bool) -> Any:
+def launch_config(
+    grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pdl: bool, cooperative: bool
+) -> Any:
     """The driver's launch configuration, all but its stream."""
     driver = bindings()
     config = driver.CUlaunchConfig()
