@@ -249,6 +249,29 @@ def test_copies_that_reshapes_need() -> None:
     check(viewed, x.t())
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: torch.cat([x, y], 2).expand(2, 3, 4), ((2, 3, 1), (2, 3, 0))),
+        (lambda x, y: torch.cat([x[:1], y[1:]]) * torch.ones(3, 4), ((1, 4), (1, 4))),
+        (lambda x, y: x + torch.cat([y[:0], y[1:]]), ((5, 4), (2, 4))),
+        (lambda x, y: (x + torch.cat([y[:0], y[1:]]))[2:].T, ((5, 4), (2, 4))),
+        (lambda x, y: torch.softmax(x + torch.cat([y[:, :0], y[:, 1:]], 1), -1), ((5, 4), (5, 2))),
+        (lambda x, y: (F.pad(y, (1, 0)).sum(0, keepdim=True) + x).flip(1), ((5, 4), (3, 0))),
+    ],
+)
+def test_a_concatenation_of_one_element_is_broadcast(function: Callable[..., Any], shapes: Any) -> None:
+    """Its size is an expression, whose value is 1."""
+    check(function, *(data(*shape) for shape in shapes))
+
+
+def test_the_gradient_of_an_empty_slice_is_zeros() -> None:
+    x = torch.randn(1, 3, 3, dtype=torch.float64, requires_grad=True)
+    result = jitgen.jit(lambda x: x.sum((0, -1), keepdim=True)[..., 1:])(x)
+    (gradient,) = torch.autograd.grad(result, x, torch.zeros_like(result))
+    assert torch.equal(gradient, torch.zeros_like(x))
+
+
 def test_chains_longer_than_pythons_stack() -> None:
     """Only lowered: a compiler would take long over it."""
 
