@@ -15,7 +15,7 @@ endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON MAKECMDGOALS
 
-.PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all gpu-sanitize lint format bench manifests wheel
+.PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all gpu-sanitize gpu-random lint format bench manifests wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ gpu-test-all: $(dev_ready) ## every case on a GPU
 
 gpu-sanitize: $(dev_ready) ## compute-sanitizer's four tools over every family; docs/measured/device-sanitizer-*.json
 	$(PYTHON) tools/gpu_sanitize.py $(SANITIZE_ARGS)
+
+gpu-random: $(dev_ready) ## 2,000 random programs in each dialect, and their gradients; docs/measured/device-programs-*.json
+	$(PYTHON) tools/gpu_programs.py $(RANDOM_ARGS)
 
 lint: $(dev_ready) ## ruff and mypy, and whether a GPU has run this code
 	$(PYTHON) -m ruff check .

@@ -20,7 +20,7 @@ import linecache
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -216,6 +216,10 @@ class Program:
     def path(self) -> str:
         return f"<program {zlib.crc32(self.text.encode()):08x}>"
 
+    def on(self, device: str) -> Program:
+        """The program with its arguments on ``device``."""
+        return replace(self, arguments=[copied(argument, argument.dtype, device) for argument in self.arguments])
+
     def function(self, exact: bool = False) -> Callable[..., Any]:
         """The program; ``exact``: where it names a floating dtype it means float64."""
         linecache.cache[self.path] = (len(self.text), None, self.text.splitlines(keepends=True), self.path)
@@ -241,6 +245,16 @@ class Program:
         finally:
             torch.set_default_dtype(before)
 
+    def without(self, number: int) -> Program | None:
+        """The program without its statement ``number``; None where others need that, or nothing would be returned."""
+        first, *statements, last = self.text.splitlines()
+        name = statements.pop(number).split()[0]
+        returned = [each for each in last.removeprefix("    return ").split(", ") if each != name]
+        if not returned or re.search(rf"\b{name}\b", "\n".join(statements)):
+            return None
+        text = "\n".join([first, *statements, f"    return {', '.join(returned)}", ""])
+        return replace(self, text=text, out=None)
+
     def __repr__(self) -> str:
         described = [f"{a.dtype} {tuple(a.shape)} strides {a.stride()}" for a in self.arguments]
         return "\n".join([*described, *([str(self.out)] if self.out else []), self.text])
@@ -253,11 +267,12 @@ def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy in memory of its own, with the strides of ``tensor``."""
+def copied(tensor: torch.Tensor, dtype: torch.dtype, device: str | torch.device | None = None) -> torch.Tensor:
+    """A copy in memory of its own, with the strides of ``tensor``, on its device or on ``device``."""
+    device = device or tensor.device
     if not tensor.numel():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
-    whole = torch.zeros(reach(tensor.shape, tensor.stride()), dtype=dtype, device=tensor.device)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+    whole = torch.zeros(reach(tensor.shape, tensor.stride()), dtype=dtype, device=device)
     copy = whole.as_strided(tensor.shape, tensor.stride())
     distinct = tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())
     copy[distinct].copy_(tensor[distinct])
@@ -421,7 +436,7 @@ def verdict(program: Program, function: Callable[..., Any]) -> Verdict:
         found = program.run(function)
         again = program.run(function)
     except Exception as error:
-        return _failure(program, error)
+        return failure(program, error)
     exact = program.run_exactly()
     size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
     generator = torch.Generator().manual_seed(0)
@@ -430,8 +445,8 @@ def verdict(program: Program, function: Callable[..., Any]) -> Verdict:
         with _Perturbed(size, generator):
             perturbed.append(program.run_exactly())
 
-    def mistake(number: int, got: torch.Tensor) -> str | None:
-        return _mistake(got, eager[number], exact[number], [run[number] for run in perturbed], size)
+    def found_in(number: int, got: torch.Tensor) -> str | None:
+        return mistake(got, eager[number], exact[number], [run[number] for run in perturbed], size)
 
     for number, (got, same, want) in enumerate(zip(found, again, eager, strict=True)):
         where = f"result {number}"
@@ -439,15 +454,15 @@ def verdict(program: Program, function: Callable[..., Any]) -> Verdict:
             return "wrong", f"{where} is {got.dtype} {tuple(got.shape)} for {want.dtype} {tuple(want.shape)}"
         if not torch.equal(torch.nan_to_num(got.double()), torch.nan_to_num(same.double())):
             return "wrong", f"{where} differs from call to call"
-        if (found_mistake := mistake(number, got)) is not None:
+        if (found_mistake := found_in(number, got)) is not None:
             return "wrong", f"{where}: {found_mistake}"
     return (
-        _verdict_with_out(program, function, lambda got: mistake(0, got)) if program.out is not None else ("right", "")
+        _verdict_with_out(program, function, lambda got: found_in(0, got)) if program.out is not None else ("right", "")
     )
 
 
 def _verdict_with_out(
-    program: Program, function: Callable[..., Any], mistake: Callable[[torch.Tensor], str | None]
+    program: Program, function: Callable[..., Any], found_in: Callable[[torch.Tensor], str | None]
 ) -> Verdict:
     """The same of calls with ``out=``: the result is there, and the memory around it as it was."""
     assert program.out is not None
@@ -460,8 +475,8 @@ def _verdict_with_out(
             if function(*arguments, out=out) is not out:
                 return "wrong", "a call with out= returns another tensor"
         except Exception as error:
-            return _failure(program, error)
-        if (found_mistake := mistake(out)) is not None:
+            return failure(program, error)
+        if (found_mistake := found_in(out)) is not None:
             return "wrong", f"out=: {found_mistake}"
         for whole, old in zip(wholes, before, strict=True):
             if whole.data_ptr() == _whole(out).data_ptr():
@@ -476,16 +491,18 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
-def _failure(program: Program, error: Exception) -> Verdict:
+def failure(program: Program, error: Exception) -> Verdict:
+    """Whether an error refuses the program by name and line, or is another."""
     if not isinstance(error, (TraceError, UnsupportedError)):
         return "crash", f"{type(error).__name__}: {error}"
     located = program.path in str(error) or "argument" in str(error) or "out=" in str(error)
     return ("refused" if located else "crash"), str(error)
 
 
-def _mistake(
+def mistake(
     got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, perturbed: list[torch.Tensor], size: float
 ) -> str | None:
+    """What is wrong with a result: it may be off by ``MARGIN`` times what perturbed runs are, or be eager torch's."""
     if not got.is_floating_point():
         return None if torch.equal(got, eager) else f"{got} for {eager}"
     exact, actual = exact.double(), got.double()

@@ -67,12 +67,17 @@ def print_versions() -> None:
     print(json.dumps(found))
 
 
+def path_of(kind: str, card: str, directory: Path | None = None) -> Path:
+    """Where the record of ``card`` is."""
+    return (directory or DIRECTORY) / f"device-{kind}-{card_of(card)}.json"
+
+
 def write(kind: str, record: Mapping[str, Any], directory: Path | None = None) -> Path | None:
     """Write a record, and say where; nothing where there is no card."""
     if record["card"] is None:
         print("no record is written: there is no CUDA device")
         return None
-    path = (directory or DIRECTORY) / f"device-{kind}-{card_of(record['card'])}.json"
+    path = path_of(kind, record["card"], directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = {name: value for name, value in record.items() if name != "gpu_code"}
     path.write_text(_text(ordered | {"gpu_code": record["gpu_code"]}))

@@ -1,0 +1,129 @@
+"""Gradients of random programs (``tests/programs.py``) against those of float64.
+
+The bound is measured as for results: the float64 program runs again with its arguments, the result of every operation
+and the gradients it starts from wrong by random roundings, and ``MARGIN`` times the largest deviation of a gradient's
+elements is allowed. An operation that is wrong by a factor passes on gradients that are wrong by the same factor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from tests.programs import RUNS, Program, Verdict, copied, failure, mistake
+
+NONE = "none"
+"""The verdict where eager torch computes no gradients of a program, or where it has no floating argument."""
+UNCLEAR = "unclear"
+"""The verdict where a gradient is another and may be: eager torch and jitgen round 16-bit values at other places, and
+the gradient jumps where two values are equal."""
+KINKS = re.compile(r"abs|relu|clamp|max|min|norm|prod|% |fmod|atan2")
+"""Operations whose gradients jump, or have a pole."""
+
+
+class _Rounded(TorchFunctionMode):
+    """Every floating result of an operation that is not in place is wrong by up to ``size`` of itself."""
+
+    def __init__(self, size: float, generator: torch.Generator):
+        super().__init__()
+        self.size, self.generator = size, generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point() or re.search(r"[^_]_$", name):
+            return result
+        with torch._C.DisableTorchFunction():
+            # A view stays one: what is updated through it later is the program's.
+            return result if result._is_view() else result * self.noise(result)
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return (1 + self.size * drawn).to(like.device)
+
+
+def gradient_verdict(program: Program, function: Callable[..., Any]) -> Verdict:
+    """Of the gradients of ``function``, the program decorated."""
+    eager_function = program.function()
+    try:
+        eager = _gradients(program, eager_function)
+        exact = _exact_gradients(program)
+    except (RuntimeError, NotImplementedError):
+        return NONE, "eager torch has no gradients"
+    if all(gradient is None for gradient in eager):
+        return NONE, "no argument has a gradient"
+    try:
+        found = _gradients(program, function)
+    except Exception as error:
+        return failure(program, error)
+    size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
+    generator = torch.Generator().manual_seed(0)
+    perturbed = [_exact_gradients(program, _Rounded(size, generator)) for _ in range(RUNS)]
+    for number, (got, want) in enumerate(zip(found, eager, strict=True)):
+        where = f"gradient {number}"
+        if (got is None) != (want is None):
+            # No gradient and a gradient of zeros are one.
+            only = got if want is None else want
+            if only is not None and bool((only != 0).any()):
+                return "wrong", f"{where} is {'there' if want is None else 'None'}, eager torch's is not"
+            continue
+        if got is None or want is None:
+            continue
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
+            return "wrong", f"{where} is {got.dtype} {tuple(got.shape)} for {want.dtype} {tuple(want.shape)}"
+        # Elements of a gradient that cancel lose as much as those that do not: the largest deviation is all elements'.
+        deviations = [(run[number] - exact[number]).abs() for run in perturbed]
+        widened = [exact[number] + each.amax() if each.numel() else exact[number] for each in deviations]
+        told = mistake(got, want, exact[number], widened, size)
+        if told is not None:
+            jumps = size >= torch.finfo(torch.bfloat16).eps / 16 and KINKS.search(program.text)
+            return UNCLEAR if jumps else "wrong", f"{where}: {told}"
+    return "right", ""
+
+
+def _gradients(program: Program, function: Callable[..., Any]) -> list[torch.Tensor | None]:
+    leaves = [copied(a, a.dtype).requires_grad_(a.is_floating_point()) for a in program.arguments]
+    return _differentiated(function, leaves, None)
+
+
+def _exact_gradients(program: Program, rounded: _Rounded | None = None) -> list[Any]:
+    leaves = [copied(a, torch.float64 if a.is_floating_point() else a.dtype) for a in program.arguments]
+    for leaf in leaves:
+        if leaf.is_floating_point():
+            if rounded is not None and all(leaf.stride()):
+                leaf.mul_(rounded.noise(leaf))
+            leaf.requires_grad_()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # to which integers are promoted
+    try:
+        if rounded is None:
+            return _differentiated(program.function(exact=True), leaves, None)
+        with rounded:
+            return _differentiated(program.function(exact=True), leaves, rounded)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _differentiated(
+    function: Callable[..., Any], leaves: list[torch.Tensor], rounded: _Rounded | None
+) -> list[torch.Tensor | None]:
+    """The gradients with respect to the floating leaves of all floating results, from the same random ones."""
+    tensors = [t for t in pytree.tree_leaves(function(*leaves)) if isinstance(t, torch.Tensor)]
+    results = {number: tensor for number, tensor in enumerate(tensors) if tensor.requires_grad}
+    floating = [leaf for leaf in leaves if leaf.requires_grad]
+    if not results or not floating:
+        return [None] * len(floating)
+    starts = []
+    for number, result in results.items():
+        with torch._C.DisableTorchFunction():
+            generator = torch.Generator().manual_seed(number)
+            # In the coarsest dtype, so that all start from the same numbers.
+            start = (torch.rand(result.shape, generator=generator, dtype=torch.float32) * 2 - 1).bfloat16()
+            start = start.to(result.device, result.dtype)
+            starts.append(start if rounded is None else start * rounded.noise(start))
+    return list(torch.autograd.grad(list(results.values()), floating, starts, allow_unused=True))

@@ -1,0 +1,134 @@
+"""``make gpu-random``: what it makes of programs that are right, wrong, or that end or block their process."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jitgen
+from tests import program_gradients, programs
+from tests.program_gradients import gradient_verdict
+from tests.programs import Program, draw
+from tools import gpu_programs
+from tools.processes import Job
+
+TEXT = """def program(x0, x1):
+    v2 = torch.sin(x0)
+    v3 = v2.sum(0)
+    v4 = v3 * x1
+    return v4
+"""
+
+
+def program(text: str = TEXT) -> Program:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.rand(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (4,))]
+    return Program(text, made, {torch.float64})
+
+
+def test_a_seed_is_a_program() -> None:
+    one, other = (draw(random.Random(seed).choice) for seed in (7, 7))
+    assert repr(one) == repr(other)
+    assert all(torch.equal(a, b) for a, b in zip(one.arguments, other.arguments, strict=True))
+
+
+def test_gradients_that_are_right() -> None:
+    made = program()
+    assert gradient_verdict(made, made.function()) == ("right", "")
+    assert gradient_verdict(made, jitgen.jit(made.function())) == ("right", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("v3 = v2.sum(0) * (1 + 1e-10)", "gradient 0: 12 of 12 off"),
+        ("v3 = (v2.detach() - torch.sin(x0) + torch.sin(x0)).sum(0)", "gradient 0: 12 of 12 off"),
+        ("v3 = torch.cat([v2[:2], v2[2:].detach()]).sum(0)", "gradient 0: 4 of 12 off"),
+        ("v3 = v2.detach().sum(0)", "gradient 0 is None, eager torch's is not"),
+    ],
+)
+def test_gradients_that_are_wrong(line: str, found: str) -> None:
+    kind, told = gradient_verdict(program(), program(TEXT.replace("v3 = v2.sum(0)", line)).function())
+    assert kind == "wrong"
+    assert told.startswith(found)
+
+
+def test_programs_without_gradients() -> None:
+    assert gradient_verdict(made := program(TEXT.replace("v3 * x1", "v3 > x1")), made.function())[0] == "none"
+    text = TEXT.replace("torch.sin(x0)", "x0.add_(1)")  # eager torch updates no leaf
+    assert gradient_verdict(made := program(text), made.function())[0] == "none"
+
+
+def test_another_error_is_a_crash() -> None:
+    def broken(*arguments: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error")
+
+    assert gradient_verdict(program(), broken) == ("crash", "RuntimeError: CUDA error")
+
+
+def test_a_statement_that_others_need_stays() -> None:
+    made = program(TEXT.replace("return v4", "return v4, v3").replace("    return", "    v5 = x0 + 1\n    return"))
+    assert [made.without(number) is None for number in range(4)] == [True, True, False, False]
+    shorter = made.without(2)
+    assert shorter is not None
+    assert shorter.text.splitlines()[-2:] == ["    v5 = x0 + 1", "    return v3"]
+
+
+# ----------------------------------------------------------------------------------------------------- over processes
+
+SCRIPT = """
+import json, os, sys, time
+for seed in map(int, sys.argv[1].split(",")):
+    print(json.dumps({"seed": seed, "check": "results", "text": f"program {seed}"}), flush=True)
+    if seed == 3:
+        time.sleep(1000)
+    if seed == 6:
+        os._exit(139)
+    kind = {"kind": "wrong", "found": "off", "program": "text"} if seed == 8 else {"kind": "right"}
+    print("a warning of a library", json.dumps({"seed": seed, "check": "results", **kind}), sep="\\n", flush=True)
+"""
+
+
+def test_programs_that_hang_or_end_their_process_are_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(backend: str, device: str, checks: Any, seeds: Any) -> Job:
+        return Job(backend, (sys.executable, "-c", SCRIPT, ",".join(map(str, seeds))), 2.0)
+
+    monkeypatch.setattr(gpu_programs, "job", job)
+    rows = list(gpu_programs.run("cuda", "cpu", ["results"], range(12), 2, time.monotonic() + 60))
+    kinds = {row["seed"]: row["kind"] for row in rows}
+    assert kinds == dict.fromkeys(range(12), "right") | {3: "hang", 6: "crash", 8: "wrong"}
+    assert len(rows) == 12
+    found = gpu_programs.summary("cuda", "results", range(12), rows)
+    assert (found["programs"], found["left_out"], found["right"]) == (12, 0, 9)
+    assert [row["seed"] for row in found["failures"]] == [3, 6, 8]
+    assert found["failures"][0]["program"] == "program 3"
+
+
+def test_a_whole_process_of_programs() -> None:
+    rows = list(gpu_programs.run("cpp", "cpu", ["results", "gradients"], [0], 1, time.monotonic() + 100))
+    assert {(row["seed"], row["check"]) for row in rows} == {(0, "results"), (0, "gradients")}
+    assert {row["kind"] for row in rows} <= {"right", "refused", "none"}
+
+
+def test_a_record_takes_the_runs_of_the_same_code(tmp_path: Path) -> None:
+    path = tmp_path / "device-programs-h100.json"
+    record = {"gpu_code_digest": "a", "runs": [{"first_seed": 0}]}
+    assert gpu_programs.merged(record, path) == record
+    path.write_text(json.dumps(record))
+    more = {"gpu_code_digest": "a", "runs": [{"first_seed": 2000}]}
+    assert gpu_programs.merged(more, path)["runs"] == [{"first_seed": 0}, {"first_seed": 2000}]
+    assert gpu_programs.merged(more | {"gpu_code_digest": "b"}, path)["runs"] == [{"first_seed": 2000}]
+
+
+def test_operations_whose_gradients_jump() -> None:
+    """A program without any of them has no unclear gradient."""
+    assert not program_gradients.KINKS.search(TEXT)
+    assert program_gradients.KINKS.search("v1 = x0.amax(0)")
+    assert set(programs.FLOATS) == {"f64", "f32", "f16", "bf16"}
