@@ -115,4 +115,5 @@ class CompileWarning(UserWarning):
 
 
 class FallbackWarning(UserWarning):
-    """A product with a quantised weight runs in torch, on the dequantised weight: slower than the dense layer was."""
+    """A product with a quantised weight runs in torch, on the dequantised weight, slower than the dense layer was; or a
+    weight of a checkpoint is loaded as a plain tensor, or left out, because no format has its numbers."""

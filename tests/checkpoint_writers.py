@@ -6,6 +6,7 @@ Each is a plain loop or shift over codes, independent of the readers. The source
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,13 @@ def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     sequence = (codes.long().unsqueeze(-1) >> torch.arange(bits) & 1).flatten(1)
     sequence = torch.nn.functional.pad(sequence, (0, missing)).view(codes.shape[0], -1, 32)
     return (sequence << torch.arange(32)).sum(-1).to(torch.uint32).view(torch.int32)
+
+
+def words_apart(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows of codes as rows of int32 words, each with as many whole codes as it has place for."""
+    each = 32 // bits
+    found = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % each)).unflatten(1, (-1, each))
+    return (found << bits * torch.arange(each)).sum(-1).to(torch.uint32).view(torch.int32)
 
 
 def awq_words(codes: torch.Tensor) -> torch.Tensor:
@@ -68,6 +76,19 @@ def awq(rows: int = 48, columns: int = 128, group: int = 64) -> Written:
     return state, ((codes - zeros[index]).half() * scales[index]).t()
 
 
+def awq_gemv(rows: int = 48, columns: int = 128, group: int = 64) -> Written:
+    """AutoAWQ's version GEMV: along K, in order, with scales and zero-points padded to whole words and more."""
+    groups = columns // group
+    multiple = max(1, 128 // group)
+    width = math.ceil(math.ceil(groups / 8) / multiple) * multiple
+    codes, zeros = torch.randint(0, 16, (rows, columns)), torch.randint(0, 16, (rows, groups))
+    scales, index = _scales(rows, groups), torch.arange(columns) // group
+    pad = torch.nn.functional.pad
+    state = {"l.qweight": words(codes, 4), "l.qzeros": words(pad(zeros, (0, 8 * width - groups)), 4)}
+    state["l.scales"] = pad(scales, (0, 8 * width - groups))
+    return state, (codes - zeros[:, index]).half() * scales[:, index]
+
+
 def hqq(rows: int = 48, columns: int = 128, bits: int = 4, group: int = 64) -> Written:
     """The encoded form that safetensors files have; (code - zero) * scale is exact for these zero-points."""
     codes = torch.randint(0, 1 << bits, (rows * columns // group, group))
@@ -86,7 +107,13 @@ def hqq(rows: int = 48, columns: int = 128, bits: int = 4, group: int = 64) -> W
     return state, ((codes.half() - zeros) * scales).view(rows, columns)
 
 
-def nf4(rows: int = 48, columns: int = 128, block: int = 64, nested: bool = False) -> Written:
+def nf4(
+    rows: int = 48,
+    columns: int = 128,
+    block: int = 64,
+    nested: bool = False,
+    storage: torch.dtype = torch.uint8,
+) -> Written:
     codes = torch.randint(0, 16, (rows * columns,))
     blocks = len(codes) // block
     table, absmax = torch.tensor(NF4), _scales(blocks, dtype=torch.float32)
@@ -102,6 +129,7 @@ def nf4(rows: int = 48, columns: int = 128, block: int = 64, nested: bool = Fals
     described = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
     state |= {"l.weight": (codes[::2] << 4 | codes[1::2]).to(torch.uint8).unsqueeze(1)}
     state |= {"l.weight.quant_map": table, "l.weight.quant_state.bitsandbytes__nf4": described}
+    state["l.weight"] = state["l.weight"].flatten().view(storage).unsqueeze(1)
     return state, (table[codes] * absmax.repeat_interleave(block)).view(rows, columns).bfloat16()
 
 
@@ -111,10 +139,16 @@ def llm_int8(rows: int = 48, columns: int = 128) -> Written:
 
 
 def packed_integers(
-    rows: int = 64, columns: int = 128, bits: int = 4, group: int = 32, zeros: bool = False, act: bool = False
+    rows: int = 64,
+    columns: int = 128,
+    bits: int = 4,
+    group: int = 32,
+    zeros: bool = False,
+    act: bool = False,
+    dense: bool = True,
 ) -> Written:
-    """compressed-tensors' pack-quantized."""
-    half = 1 << bits - 1
+    """compressed-tensors' pack-quantized; as releases up to 0.17 wrote it unless ``dense``."""
+    half, words = 1 << bits - 1, globals()["words"] if dense else words_apart
     codes, scales = torch.randint(-half, half, (rows, columns)), _scales(rows, columns // group, dtype=torch.bfloat16)
     state = {"l.weight_packed": words(codes + half, bits), "l.weight_scale": scales}
     state["l.weight_shape"] = torch.tensor([rows, columns])
@@ -160,12 +194,13 @@ def nvfp4(rows: int = 48, columns: int = 128, modelopt: bool = True) -> Written:
     return state, (E2M1[codes] * combined.repeat_interleave(16, 1)).bfloat16()
 
 
-def quark(rows: int = 48, columns: int = 128, group: int = 64, signed: bool = True) -> Written:
+def quark(rows: int = 48, columns: int = 128, group: int = 64, signed: bool = True, reorder: bool = True) -> Written:
+    packed = awq_words if reorder else lambda codes: words(codes, 4)
     codes, index = torch.randint(0, 16, (columns, rows)), torch.arange(columns) // group
     scales = _scales(columns // group, rows, dtype=torch.bfloat16)
     zeros = torch.zeros(columns // group, rows, dtype=torch.long)
     zeros = zeros if signed else torch.randint(1, 16, zeros.shape)
-    state = {"l.weight": awq_words(codes), "l.weight_scale": scales, "l.weight_zero_point": awq_words(zeros)}
+    state = {"l.weight": packed(codes), "l.weight_scale": scales, "l.weight_zero_point": packed(zeros)}
     values = (codes ^ 8) - 8 if signed else codes
     return state, ((values - zeros[index]).bfloat16() * scales[index]).t()
 
@@ -236,6 +271,12 @@ def gguf(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], 
     path.write_bytes(head + bytes(-len(head) % 32) + data)
 
 
+def config_groups(*targets: str, **weights: Any) -> dict[str, Any]:
+    """A config of compressed-tensors with one group."""
+    group = {"targets": list(targets or ("Linear",)), "weights": weights}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
 EXACT: dict[str, tuple[Callable[[], Written], dict[str, Any], str]] = {
     "gptq, asymmetric": (gptq, {"checkpoint_format": "gptq"}, "uint4.float16"),
     "gptq, symmetric": (lambda: gptq(sym=True), {}, "int4.float16"),
@@ -244,16 +285,24 @@ EXACT: dict[str, tuple[Callable[[], Written], dict[str, Any], str]] = {
     "gptq, 3 bits": (lambda: gptq(rows=64, bits=3), {"checkpoint_format": "gptq"}, "uint3.float16"),
     "gptq, 8 bits": (lambda: gptq(bits=8, sym=True, act=True), {}, "int8.float16.ordered"),
     "awq": (awq, {}, "uint4.float16"),
+    "awq, gemv": (awq_gemv, {"version": "gemv", "group_size": 64}, "uint4.float16"),
+    "awq, gemv, groups of 32": (lambda: awq_gemv(group=32), {"group_size": 32}, "uint4.float16"),
     "hqq": (hqq, {}, "uint4.float16.floatzeros"),
     "hqq, 3 bits": (lambda: hqq(bits=3), {}, "uint3.float16.floatzeros"),
     "hqq, 1 bit": (lambda: hqq(bits=1), {}, "uint1.float16.floatzeros"),
     "nf4": (nf4, {}, "nf4"),
     "nf4, nested": (lambda: nf4(nested=True), {}, "nf4"),
+    "nf4, stored as bfloat16": (lambda: nf4(storage=torch.bfloat16), {}, "nf4"),
+    "nf4, stored as float32": (lambda: nf4(storage=torch.float32), {}, "nf4"),
     "llm.int8": (llm_int8, {}, "int8"),
     "pack-quantized": (packed_integers, {}, "int4"),
     "pack-quantized, 3 bits": (lambda: packed_integers(bits=3, columns=96), {}, "int3"),
     "pack-quantized, zeros": (lambda: packed_integers(zeros=True), {}, "uint4"),
     "pack-quantized, 5 bits, zeros": (lambda: packed_integers(bits=5, zeros=True), {}, "uint5"),
+    "pack-quantized, 3 bits apart": (lambda: packed_integers(bits=3, dense=False), {}, "int3"),
+    "pack-quantized, 5 bits apart, zeros": (lambda: packed_integers(bits=5, zeros=True, dense=False), {}, "uint5"),
+    "pack-quantized, 6 bits apart": (lambda: packed_integers(bits=6, dense=False), {}, "int6"),
+    "pack-quantized, 7 bits apart": (lambda: packed_integers(bits=7, dense=False), config_groups(num_bits=7), "int7"),
     "pack-quantized, act-order": (lambda: packed_integers(act=True), {}, "int4.ordered"),
     "float-quantized": (float8, {}, "fp8_e4m3.bfloat16"),
     "float-quantized, tensor": (lambda: float8(kind="tensor"), {}, "fp8_e4m3.bfloat16.tensor"),
@@ -265,6 +314,11 @@ EXACT: dict[str, tuple[Callable[[], Written], dict[str, Any], str]] = {
     "compressed-tensors mxfp4": (lambda: mxfp4(name="weight_packed"), {}, "mxfp4"),
     "modelopt nvfp4": (nvfp4, {}, "nvfp4"),
     "quark int4": (quark, {"global_quant_config": {"weight": {"dtype": "int4"}}}, "int4"),
+    "quark int4, in order": (
+        lambda: quark(reorder=False),
+        {"global_quant_config": {"weight": {"dtype": "int4", "group_size": 64}}, "export": {"pack_method": "order"}},
+        "int4",
+    ),
     "quark uint4": (lambda: quark(signed=False), {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "uint4"),
     "quark mxfp4": (mxfp4, {}, "mxfp4"),
 }

@@ -46,7 +46,8 @@ _HYBRID = {"layer_types": ["linear_attention", "hybrid"] * 2, "num_hidden_layers
 CHANGES: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "minicpm3", "youtu", "dots3_note_text"), _LATENT),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), _LAST_IS_FULL),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LAST_IS_FULL),
+    "kimi_linear": {**_LAST_IS_FULL, **_LATENT},
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), _NONE_SHARED),
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1},

@@ -3,10 +3,10 @@
 
 Source: bitsandbytes' ``functional.py`` (``QuantState``, ``int8_vectorwise_dequant``) and ``nn/modules.py``.
 
-nf4: blocks of ``blocksize`` numbers of the flattened weight share ``absmax``; the high half of a byte comes first. With
-double quantisation ``absmax`` is codes of 8 bits itself, of a table and in blocks with an ``absmax`` of their own, plus
-an offset; jitgen has its values in float32, as bitsandbytes computes them. Numbers: ``table[code] * absmax`` in
-float32: equal to the bit.
+nf4: the bytes of codes may be stored as a dtype of floats (``bnb_4bit_quant_storage``). Blocks of ``blocksize`` numbers
+of the flattened weight share ``absmax``; the high half of a byte comes first. With double quantisation ``absmax`` is
+codes of 8 bits itself, of a table and in blocks with an ``absmax`` of their own, plus an offset; jitgen has its values
+in float32, as bitsandbytes computes them. Numbers: ``table[code] * absmax`` in float32: equal to the bit.
 
 int8: ``code * SCB / 127``. jitgen has ``SCB / 127`` as a float32 scale, so numbers differ by one rounding of float32.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.formats import NF4
 from jitgen.quant.qtensor import QTensor
@@ -52,7 +52,14 @@ def _read_nf4(source: Source, name: str, state_name: str, kind: str) -> QTensor:
         block, dtype = int(state["blocksize"]), DTYPES[str(state["dtype"]).removeprefix("torch.")]
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{state_name} does not describe a weight: {error!r}") from None
+    if state.get("quant_type", kind) != kind:
+        raise FormatError(f"{state_name} says quant_type {state['quant_type']!a:.80}, and its name {kind}")
+    told = source.config.get("bnb_4bit_quant_type", kind)
+    if told != kind or (source.config.get("load_in_8bit") and not source.config.get("load_in_4bit")):
+        raise FormatError(f"{name}: the config says other codes than {kind}, which the file has; {GO_BY_TENSORS}")
     packed, table = source.read(name), source.read(f"{name}.quant_map")
+    if packed.is_floating_point():  # bnb_4bit_quant_storage: the bytes of codes as floats, for FSDP
+        packed = packed.contiguous().flatten().view(torch.uint8)
     if block <= 0 or columns % block:
         raise UnsupportedError(
             f"{name}: rows of {columns} columns are not whole blocks of {block}, which share a scale"
@@ -103,6 +110,8 @@ def _absmax(source: Source, name: str, state: dict[str, Any]) -> torch.Tensor:
 
 def _read_int8(source: Source, prefix: str) -> QTensor:
     name = f"{prefix}.weight"
+    if source.config.get("load_in_4bit") and not source.config.get("load_in_8bit"):
+        raise FormatError(f"{name}: the config says load_in_4bit, and its codes have 8 bits; {GO_BY_TENSORS}")
     layout = f"{prefix}.weight_format"
     if layout in source and int(source.read(layout)) != 0:
         raise UnsupportedError(f"{name}: {layout} is not 0: the weight is in a layout of one GPU; save it as rows")

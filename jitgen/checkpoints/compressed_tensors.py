@@ -1,10 +1,10 @@
 """compressed-tensors: pack-quantized (integers of 1 to 8 bits in int32), nvfp4 and mxfp4.
 
 Source: compressed-tensors' ``compressors/pack_quantized`` and ``compressors/nvfp4``. ``weight_packed int32[N, words]``
-has codes plus half their range; each row is one sequence of bits, lowest first. ``weight_shape`` has N and K,
-``weight_scale`` is ``[N, groups]``, ``weight_zero_point int32[words, groups]`` is packed along N, ``weight_g_idx`` has
-act-order's groups. Of nvfp4, ``weight_packed uint8[N, K / 2]`` has the low half of a byte first, and
-``weight_global_scale`` divides.
+has codes plus half their range, lowest bits first; since release 0.18 each row is one sequence of bits, and up to 0.17
+each word has ``32 // bits`` codes. ``weight_shape`` has N and K, ``weight_scale`` is ``[N, groups]``,
+``weight_zero_point int32[words, groups]`` is packed along N, ``weight_g_idx`` has act-order's groups. Of nvfp4,
+``weight_packed uint8[N, K / 2]`` has the low half of a byte first, and ``weight_global_scale`` divides.
 
 Numbers: of integers ``(code - zero) * scale``, which float32 has exactly: equal to the bit. Of nvfp4 the library
 divides each scale by the global one; jitgen multiplies by its reciprocal, so scales differ by one rounding of float32.
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
+from jitgen.checkpoints.label import Label
 from jitgen.checkpoints.scaled import activation_names
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, fields, nibbles, nominal, require_groups
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, fields, nibbles, nominal, require_groups
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
@@ -39,8 +39,13 @@ def find(source: Source) -> Iterator[Claim]:
 def _read_integers(source: Source, prefix: str) -> QTensor:
     name, packed_name = f"{prefix}.weight", f"{prefix}.weight_packed"
     packed, scales = source.read(packed_name), source.read(f"{prefix}.weight_scale")
-    rows, columns = (int(size) for size in source.read(f"{prefix}.weight_shape").flatten().tolist())
-    bits = _bits(source, packed_name, packed.shape, (rows, columns))
+    shape = source.read(f"{prefix}.weight_shape").flatten().tolist()
+    if len(shape) != 2 or packed.dim() != 2:
+        raise UnsupportedError(f"{source.described(packed_name)} is of a weight {shape}; matrices are read")
+    rows, columns = (int(size) for size in shape)
+    label = Label.of(source, prefix)
+    label.require(name, "type", {"int"}, "its codes are integers")
+    bits, dense = _packing(source, packed, (rows, columns), label)
     if scales.numel() == 1:
         scales = scales.reshape(1, 1)
     elif scales.dim() == 1:
@@ -52,67 +57,116 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
             f"{source.described(f'{prefix}.weight_scale')} is not of groups of a weight {[rows, columns]}"
         )
     group_size = None if groups == 1 else columns // groups
-    _require_labelled(source, name, columns, groups)
-    codes = fields(_aligned(packed, bits), bits)[:, :columns]
-    order = _order(source, prefix, columns, groups)
+    label.require_groups(name, scales, (rows, columns))
+    codes = _unpacked(packed, bits, dense)[:, :columns]
+    order = _order(source, prefix, label, columns, groups)
     codes = codes[:, order] if order is not None else codes
     dtype, half = nominal(source, scales), 1 << (bits - 1)
     zero_name = f"{prefix}.weight_zero_point"
     if zero_name not in source:
-        if _told(source, "symmetric") == {False}:
+        if label.symmetric == {False}:
             raise FormatError(
                 f"{source.origin}: {zero_name} is missing, and the config says that weights have zero-points"
             )
         signed = (codes ^ half).view(torch.int8) if bits == 8 else codes.view(torch.int8) - half
         if bits == 1:  # whose codes are -1 and 0, while int1 has -1 and 1
+            zeros = torch.ones_like(scales).byte()
             return assembled(
-                name, "uint1", codes, scales, group_size, dtype, zeros=torch.ones_like(scales).byte(), order=order
+                name, "uint1", codes, scales, group_size, dtype, zeros=zeros, order=order, qualifier=qualifier
             )
         return assembled(name, f"int{bits}", signed, scales, group_size, dtype, order=order, qualifier=qualifier)
-    words = source.read(zero_name)
-    zeros = fields(_aligned(words.t(), bits), bits)[:, :rows].t()
-    if words.dtype != torch.int32 or words.shape != (-(-rows * bits // 32), groups):
-        raise FormatError(f"{source.described(zero_name)} is no packing of {rows} x {groups} zero-points")
-    return assembled(name, f"uint{bits}", codes, scales, group_size, dtype, zeros=zeros, order=order)
+    zeros = _zero_points(source, zero_name, bits, dense, (rows, groups), scales)
+    if label.symmetric == {True} and bool((zeros != half).any()):
+        raise FormatError(f"{name}: the config says symmetric, and {zero_name} has others than 0; {GO_BY_TENSORS}")
+    return assembled(
+        name, f"uint{bits}", codes, scales, group_size, dtype, zeros=zeros, order=order, qualifier=qualifier
+    )
 
 
-def _bits(source: Source, name: str, words: torch.Size, shape: tuple[int, int]) -> int:
-    """The width of a code, for which rows of K codes take as many words as these do."""
+# ------------------------------------------------------------------------------------------------------------- packing
+
+
+def _packing(source: Source, words: torch.Tensor, shape: tuple[int, int], label: Label) -> tuple[int, bool]:
+    """The width of a code, and whether rows are one sequence of bits.
+
+    Releases up to 0.17 put ``32 // bits`` codes into each word and leave its other bits 0; releases from 0.18 on leave
+    none. A row of as many words may be codes of 5 bits in the one way and of 6 in the other, so both are compared with
+    what the config says, and the first with the bits that it leaves.
+    """
+    name = f"{label.prefix}.weight_packed"
     rows, columns = shape
-    found = [bits for bits in range(1, 9) if -(-columns * bits // 32) == words[-1]]
-    if len(words) != 2 or words[0] != rows or not found:
+    found = [(bits, dense) for bits in range(1, 9) for dense in (True, False) if dense or 32 % bits]
+    found = [(bits, dense) for bits, dense in found if _words(columns, bits, dense) == words.shape[1]]
+    if words.shape[0] != rows or not found:
         raise FormatError(f"{source.described(name)} is no packing of a weight {[rows, columns]}")
-    if len(found) > 1:  # few columns: the label decides between what the content allows
-        told = _told(source, "num_bits") & set(found)
-        if len(told) != 1:
-            raise FormatError(f"{source.described(name)}: codes may have {found} bits; pass the config that tells")
-        return int(told.pop())
+    found = [(bits, dense) for bits, dense in found if dense or not _has_bits_between(words, bits)]
+    allowed = sorted({bits for bits, _ in found})
+    if label.num_bits and not label.num_bits & set(allowed):
+        told = ", ".join(map(str, sorted(label.num_bits)))
+        raise FormatError(
+            f"{source.described(name)}: the config says {told} bits, and codes of a weight {[rows, columns]} have "
+            f"{' or '.join(map(str, allowed))} in so many words; {GO_BY_TENSORS}"
+        )
+    found = [(bits, dense) for bits, dense in found if bits in (label.num_bits or allowed)]
+    release = _release(source)
+    if len(found) > 1 and release is not None:
+        found = [(bits, dense) for bits, dense in found if 32 % bits == 0 or dense == (release >= DENSE_SINCE)]
+    if len(found) != 1 and len({bits for bits, _ in found}) == 1 and columns <= 32 // found[0][0]:
+        found = found[:1]  # a row is in one word, where both are the same
+    if len(found) != 1:
+        ways = [f"{bits}{'' if dense else ' in words of their own'}" for bits, dense in found]
+        raise FormatError(
+            f"{source.described(name)}: codes may have {' or '.join(ways)} bits; pass the config that tells (num_bits "
+            "and version)"
+        )
     return found[0]
 
 
-def _require_labelled(source: Source, name: str, columns: int, groups: int) -> None:
-    """FormatError where every group of the config says another number of columns that share a scale."""
-    told = {size for size in _told(source, "group_size") if isinstance(size, int) and size > 0}
-    if all(strategy == "group" for strategy in _told(source, "strategy")):
-        require_groups(name, told, columns, groups)
+DENSE_SINCE = (0, 18)
+"""The first release of compressed-tensors that packs rows as one sequence of bits (its change #732)."""
 
 
-def _told(source: Source, fact: str) -> set[Any]:
-    """What the groups of the config say of weights."""
-    groups = source.config.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    return {weight[fact] for weight in weights if isinstance(weight, dict) and fact in weight}
+def _words(count: int, bits: int, dense: bool) -> int:
+    """The words that ``count`` codes take."""
+    return -(-count * bits // 32) if dense else -(-count // (32 // bits))
 
 
-def _aligned(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """``words``, with words of 0 at the end so that rows have a multiple of 32 codes."""
-    missing = -words.shape[1] % bits
-    return torch.nn.functional.pad(words, (0, missing)) if missing else words
+def _has_bits_between(words: torch.Tensor, bits: int) -> bool:
+    """Whether a word has bits above those of its ``32 // bits`` codes."""
+    return bool((words >> (32 // bits * bits)).any())
 
 
-def _order(source: Source, prefix: str, columns: int, groups: int) -> torch.Tensor | None:
+def _release(source: Source) -> tuple[int, int] | None:
+    """The release of the library that wrote the file, as far as the config says."""
+    numbers = str(source.config.get("version", "")).split(".")[:2]
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else None
+
+
+def _unpacked(words: torch.Tensor, bits: int, dense: bool) -> torch.Tensor:
+    """The codes of rows of words, uint8: at least as many as were packed."""
+    if not dense:
+        shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32)
+        return (words.unsqueeze(-1) >> shifts & ((1 << bits) - 1)).flatten(1).to(torch.uint8)
+    missing = -words.shape[1] % bits  # so that rows have a multiple of 32 codes
+    return fields(torch.nn.functional.pad(words, (0, missing)) if missing else words, bits)
+
+
+def _zero_points(
+    source: Source, name: str, bits: int, dense: bool, shape: tuple[int, int], scales: torch.Tensor
+) -> torch.Tensor:
+    """Zero-points of codes that are unsigned, of the shape of ``scales``."""
+    rows, groups = shape
+    stored, half = source.read(name), 1 << (bits - 1)
+    if stored.dtype == torch.int8 and stored.numel() == scales.numel():  # strategies that the library does not pack
+        return (stored.reshape(scales.shape).int() + half).to(torch.uint8)
+    if stored.dtype != torch.int32 or stored.shape != (_words(rows, bits, dense), groups):
+        raise FormatError(f"{source.described(name)} is no packing of {rows} x {groups} zero-points")
+    return _unpacked(stored.t(), bits, dense)[:, :rows].t()
+
+
+def _order(source: Source, prefix: str, label: Label, columns: int, groups: int) -> torch.Tensor | None:
     if f"{prefix}.weight_g_idx" not in source:
-        if _told(source, "actorder") & {"group", True}:
+        if label.actorder & {"group", True}:
             raise FormatError(f"{source.origin}: {prefix}.weight_g_idx is missing, and the config says act-order")
         return None
     index = source.read(f"{prefix}.weight_g_idx").long()
@@ -130,6 +184,11 @@ def _read_floats(source: Source, prefix: str) -> QTensor:
     packed, scales = source.read(f"{prefix}.weight_packed"), source.read(f"{prefix}.weight_scale")
     if packed.dtype != torch.uint8 or packed.dim() != 2:
         raise UnsupportedError(f"{source.described(f'{prefix}.weight_packed')} is neither int32 nor uint8[N, K / 2]")
+    label = Label.of(source, prefix)
+    label.require(name, "type", {"float"}, "its codes are floats of 4 bits")
+    label.require(name, "num_bits", {4}, "its codes are floats of 4 bits")
+    if scales.dim() == 2 and scales.shape[1]:
+        require_groups(name, label.group_size, 2 * packed.shape[1], scales.shape[1])
     dtype, codes = source.dtype or torch.bfloat16, nibbles(packed)
     if scales.dtype == torch.uint8:
         return assembled(name, "mxfp4", codes, scales, 32, dtype)

@@ -1,4 +1,4 @@
-"""GGUF's quantised tensors: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K and MXFP4.
+"""GGUF's quantised tensors: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4.
 
 Source: llama.cpp's ``ggml/src/ggml-common.h`` (the blocks) and ``gguf-py/gguf/quants.py``. A tensor is a sequence of
 blocks of 32 numbers, or super-blocks of 256 whose groups have scales of 6 or 8 bits that multiply one of the
@@ -12,6 +12,9 @@ d``, so numbers differ by the rounding of ``zero``, of the difference and of the
 
 from __future__ import annotations
 
+import importlib
+import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +24,7 @@ import torch
 from jitgen.checkpoints.gguf_file import GgufFile
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.weight import assembled
-from jitgen.errors import FormatError, UnsupportedError
+from jitgen.errors import FallbackWarning, FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
 
@@ -43,19 +46,48 @@ class Blocks:
 def find(source: Source) -> Iterator[Claim]:
     for name, storage in source.storages.items():
         if isinstance(storage, GgufFile) and not storage.is_plain(name):
-            yield Claim(name, (name,), partial(_read, source, storage, name))
+            read = _read if storage.kind(name).name in TYPES else _dequantized
+            yield Claim(name, (name,), partial(read, source, storage, name))
 
 
-def _read(source: Source, file: GgufFile, name: str) -> QTensor:
-    kind, shape = file.kind(name), file.facts(name)[0]
-    if kind.name not in TYPES:
-        raise UnsupportedError(f"{name} is of GGUF's type {kind.name}; jitgen reads {', '.join(TYPES)}")
-    if len(shape) != 2:
+def _dequantized(source: Source, file: GgufFile, name: str) -> torch.Tensor:
+    """A plain tensor of a type that no format has, by llama.cpp's own package where it is installed."""
+    kind, shape = file.kind(name).name, file.facts(name)[0]
+    problem = f"{name} is of GGUF's type {kind}; jitgen reads {', '.join(TYPES)}"
+    try:
+        library, numpy = importlib.import_module("gguf"), importlib.import_module("numpy")
+        rows = file.blocks(name).view(*shape[:-1], -1).numpy()
+        dense = library.quants.dequantize(rows, library.GGMLQuantizationType[kind])
+    except ImportError:
+        others = [other for other in file.names() if not (file.is_plain(other) or file.kind(other).name in TYPES)]
         raise UnsupportedError(
-            f"{name}: a quantised tensor of {len(shape)} dimensions, {list(shape)}; matrices are read"
+            f"{problem}. There are {len(others)} tensors of such types in the file: with the package gguf (pip install "
+            "gguf) they are loaded as plain tensors, and with strict=False the others without them"
+        ) from None
+    except (KeyError, NotImplementedError) as error:
+        raise UnsupportedError(
+            f"{problem}, and the package gguf does not ({error!r}); strict=False loads the other tensors"
+        ) from None
+    warnings.warn(f"{source.origin}: loaded as a plain tensor: {problem}", FallbackWarning, stacklevel=2)
+    return torch.from_numpy(numpy.ascontiguousarray(dense)).view(shape).to(source.dtype or torch.float32)
+
+
+def _read(source: Source, file: GgufFile, name: str) -> QTensor | torch.Tensor:
+    kind, shape = file.kind(name), file.facts(name)[0]
+    if not 1 <= len(shape) <= 3:
+        raise UnsupportedError(
+            f"{name}: a quantised tensor of {len(shape)} dimensions, {list(shape)}; vectors, matrices and the matrices "
+            "of experts are read"
         )
-    base, group, unpack = TYPES[kind.name]
-    blocks = unpack(file.blocks(name))
+    weight = _weight(source, name, TYPES[kind.name], file.blocks(name), (math.prod(shape[:-1]), shape[-1]))
+    if len(shape) == 1:
+        return weight.dequantize().view(shape)
+    return weight if len(shape) == 2 else weight.of_experts(shape[0])
+
+
+def _weight(source: Source, name: str, type_: Type, bytes_: torch.Tensor, shape: tuple[int, int]) -> QTensor:
+    base, group, unpack = type_
+    blocks = unpack(bytes_)
     rows, columns = shape
     codes, scales = blocks.codes.reshape(rows, columns), blocks.scales.reshape(rows, -1)
     if scales.is_floating_point() and not bool(scales.isfinite().all()):
@@ -144,15 +176,58 @@ def _mxfp4(block: torch.Tensor) -> Blocks:
     return Blocks(_halves(codes), scales)
 
 
-TYPES: dict[str, tuple[str, int, Callable[[torch.Tensor], Blocks]]] = {
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The values of the codes of IQ4_NL and IQ4_XS. jitgen has them as codes of 8 bits."""
+
+
+def _iq4_nl(block: torch.Tensor) -> Blocks:
+    d, codes = block.split([2, 16], -1)
+    return Blocks(torch.tensor(IQ4, dtype=torch.int8)[_halves(codes).int()], _float16(d))
+
+
+def _iq4_xs(block: torch.Tensor) -> Blocks:
+    d, high, low, codes = block.split([2, 2, 4, 128], -1)
+    low = torch.stack([low & 15, low >> 4], -1).flatten(-2)
+    high = (high.unsqueeze(-1) >> torch.arange(0, 8, 2, dtype=torch.uint8) & 3).flatten(-2)
+    scales = _float16(d).float() * ((low | high << 4).view(torch.int8) - 32)
+    values = _halves(codes.unflatten(-1, (8, 16))).flatten(-2)
+    return Blocks(torch.tensor(IQ4, dtype=torch.int8)[values.int()], scales)
+
+
+def _q2_k(block: torch.Tensor) -> Blocks:
+    scales, codes, d, minimum = block.split([16, 64, 2, 2], -1)
+    return Blocks(_pairs(codes), _float16(d).float() * (scales & 15), -(_float16(minimum).float() * (scales >> 4)))
+
+
+def _q3_k(block: torch.Tensor) -> Blocks:
+    high, low, packed, d = block.split([32, 64, 12, 2], -1)
+    third = high.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    codes = (_pairs(low) | third.flatten(-2) << 2).view(torch.int8) - 4
+    four, two = packed.split([8, 4], -1)
+    two = (two.unsqueeze(-2) >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1) & 3).flatten(-2)
+    return Blocks(codes, _float16(d).float() * ((_halves(four) | two << 4).view(torch.int8) - 32))
+
+
+def _pairs(bytes_: torch.Tensor) -> torch.Tensor:
+    """``[..., 64]`` to ``[..., 256]``: of each 32 bytes the lowest two bits, then the next, and so on."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+    return (bytes_.unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts & 3).flatten(-3)
+
+
+Type = tuple[str, int, Callable[[torch.Tensor], Blocks]]
+TYPES: dict[str, Type] = {
     "Q4_0": ("int4", 32, _q4_0),
     "Q4_1": ("uint4", 32, _q4_1),
     "Q5_0": ("int5", 32, _q5_0),
     "Q5_1": ("uint5", 32, _q5_1),
     "Q8_0": ("int8", 32, _q8_0),
+    "Q2_K": ("uint2", 16, _q2_k),
+    "Q3_K": ("int4", 16, _q3_k),
     "Q4_K": ("uint4", 32, _q4_k),
     "Q5_K": ("uint5", 32, _q5_k),
     "Q6_K": ("int6", 16, _q6_k),
+    "IQ4_NL": ("int8", 32, _iq4_nl),
+    "IQ4_XS": ("int8", 32, _iq4_xs),
     "MXFP4": ("mxfp4", 32, _mxfp4),
 }
 """By GGUF type: the format, the columns that share a scale, what unpacks ``uint8[n, bytes of a block]``."""

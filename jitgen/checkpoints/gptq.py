@@ -62,6 +62,11 @@ def _read(source: Source, prefix: str) -> QTensor:
         codes = codes[:, order]
     scales = scales.t()
     half, dtype = 1 << (bits - 1), nominal(source, scales)
+    if source.config.get("sym") is True and not source.config.get("dynamic") and bool((zeros != half).any()):
+        raise FormatError(
+            f"{name}: the config says symmetric (sym), and {prefix}.qzeros has other zero-points than {half}; "
+            + GO_BY_TENSORS
+        )
     if bool((zeros == half).all()):
         signed = (codes ^ half).view(torch.int8) if bits == 8 else codes.view(torch.int8) - half
         return assembled(name, f"int{bits}", signed, scales, group_size, dtype, order=order)

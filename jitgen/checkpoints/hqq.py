@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
@@ -45,6 +45,7 @@ def _read(source: Source, prefix: str) -> QTensor:
         raise FormatError(f"{name}: {prefix}.{missing[0]} is missing, beside {prefix}.W_q")
     bits, axis, group_size = (_number(facts.get(fact), f"{prefix}.{fact}") for fact in ("nbits", "axis", "group_size"))
     shape = [int(size) for size in facts["shape"]]
+    _require_labelled(source, name, facts, bits, group_size)
     if axis != 1:
         raise UnsupportedError(
             f"{name}: its groups are along axis {axis}, so every column has its own scales; quantise it with axis=1"
@@ -73,6 +74,19 @@ def _read(source: Source, prefix: str) -> QTensor:
     return assembled(
         name, f"uint{bits}", found.reshape(rows, columns), scales, group_size, _dtype(facts, scales), zeros=zeros
     )
+
+
+def _require_labelled(source: Source, name: str, facts: dict[str, Any], bits: int | None, group: int | None) -> None:
+    """FormatError where the config, or the name of the packing, says other bits or groups than the facts do."""
+    told = source.config.get("quant_config")
+    told = told.get("weight_quant_params", told) if isinstance(told, dict) else {}
+    for key, found in (("nbits", bits), ("group_size", group)):
+        said = told.get(key) if isinstance(told, dict) else None
+        if type(said) is int and said != found:
+            raise FormatError(f"{name}: the config says {key} {said}, and {found} is beside it; {GO_BY_TENSORS}")
+    packing = facts.get("packing")
+    if isinstance(packing, str) and not packing.startswith(f"{bits}bit"):
+        raise FormatError(f"{name}: its packing is {packing!r}, which is not of {bits} bits")
 
 
 def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ Everything is read and checked before anything of a model changes.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from jitgen.checkpoints import files, native
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
 from jitgen.checkpoints.weight import GO_BY_TENSORS
-from jitgen.errors import FormatError
+from jitgen.errors import FallbackWarning, FormatError, UnsupportedError
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 
@@ -56,7 +57,8 @@ def load_quantized(
             nothing.
         rename: from names in the checkpoint to names in the model.
         strict: whether a tensor that ``model`` has no place for, or a parameter that the checkpoint does not have, is
-            an error.
+            an error, and whether a weight is that jitgen does not read: without ``strict`` it is left out, and a
+            ``FallbackWarning`` names it.
         pickle: whether pickle files may be read, with ``torch.load(weights_only=True)``.
 
     Returns:
@@ -72,7 +74,7 @@ def load_quantized(
         source = replace(source, config=_quantization(config))
     if dtype is not None:
         source = replace(source, dtype=dtype)
-    state = _read(source, torch.device(device))
+    state = _read(source, torch.device(device), strict)
     if rename is not None:
         state = _renamed(state, rename)
     if model is not None:
@@ -121,18 +123,24 @@ def _check_unclaimed(source: Source, name: str) -> None:
         raise FormatError(f"{source.origin}: {source.described(name)} is codes, and no scales belong to it")
 
 
-def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
+def _read(source: Source, device: torch.device, strict: bool) -> dict[str, torch.Tensor]:
     with _refusing(f"{source.origin}: its tensors, config or metadata do not fit one another"):
         found, aliases = claims(source), native.aliases(source)
     taken = {name for _, claim in found for name in claim.uses}
     plain = [name for name in source if name not in taken]
     state: dict[str, torch.Tensor] = {}
+    left_out: list[str] = []
     total = len(found) + len(plain)
     with progress.line(f"reading {source.origin}") as say:
         for _, claim in found:
             if claim.name in state or claim.name in plain:
                 raise FormatError(f"{source.origin}: {claim.name} is in it twice")
-            state[claim.name] = _converted(source, claim).to(device)
+            try:
+                state[claim.name] = _converted(source, claim).to(device)
+            except UnsupportedError as error:
+                if strict:
+                    raise
+                left_out.append(str(error))
             say(f"{len(state)} of {total} tensors: {claim.name}")
         for name in plain:
             with _refusing(f"{source.origin}: {name} is not readable"):
@@ -141,6 +149,9 @@ def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
                 raise FormatError(f"{source.origin}: {name} is a {type(value).__name__}, not a tensor")
             state[name] = value.to(device)
             say(f"{len(state)} of {total} tensors: {name}")
+    if left_out:
+        more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        warnings.warn(f"{source.origin}: left out (strict=False): {left_out[0]}{more}", FallbackWarning, stacklevel=3)
     for name, same in aliases.items():
         if same not in state:
             raise FormatError(f"{source.origin}: {name} is said to be {same}, which is not there")

@@ -13,9 +13,10 @@ from functools import partial
 
 import torch
 
-from jitgen.checkpoints.scaled import activation_names
+from jitgen.checkpoints.label import Label
+from jitgen.checkpoints.scaled import activation_names, refuse_pre_scaled
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, nibbles
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, nibbles
 from jitgen.errors import FormatError
 from jitgen.quant.qtensor import QTensor
 
@@ -34,6 +35,14 @@ def _read(source: Source, prefix: str) -> QTensor:
     packed, scales, factor = (source.read(f"{prefix}.{part}") for part in ("weight", "weight_scale", "weight_scale_2"))
     if packed.dtype != torch.uint8 or packed.dim() != 2 or scales.dtype != torch.float8_e4m3fn or factor.numel() != 1:
         raise FormatError(f"{source.described(name)} and {source.described(f'{prefix}.weight_scale')} are not nvfp4's")
+    refuse_pre_scaled(source, prefix)
+    label, algorithm, size = Label.of(source, prefix), source.config.get("quant_algo"), source.config.get("group_size")
+    label.require(name, "num_bits", {4}, "its codes have 4 bits")
+    label.require(name, "group_size", {16}, "its scales are of groups of 16")
+    if isinstance(algorithm, str) and not ("NVFP4" in algorithm or "MIXED" in algorithm):
+        raise FormatError(f"{name}: the config says {algorithm}, and its tensors are nvfp4's; {GO_BY_TENSORS}")
+    if type(size) is int and size != 16:
+        raise FormatError(f"{name}: the config says groups of {size}, and those of nvfp4 are of 16; {GO_BY_TENSORS}")
     dtype = source.dtype or torch.bfloat16
     return assembled(name, "nvfp4", nibbles(packed), scales, 16, dtype, tensor_scale=factor)
 

@@ -1,11 +1,11 @@
 """Quark: int4 and uint4 in int32 words, and mxfp4.
 
 Source: AMD Quark's ``torch/export/nn/modules/realquantizer.py`` and ``torch/utils/pack.py``. Of integers in groups,
-``weight int32[K, N / 8]`` and ``weight_zero_point int32[G, N / 8]`` are packed along N in AWQ's order, and
-``weight_scale`` is ``[G, N]``. Codes are two's complement in int4 and unsigned in uint4, which the label ``dtype`` of
-the config tells; where all zero-points are half the range they can only be unsigned. Of mxfp4, ``weight uint8[N, K /
-2]`` has the low half of a byte first and ``weight_scale uint8[N, K / 32]`` is e8m0. Quark's fp8 is read by
-``scaled.py``.
+``weight int32[K, N / 8]`` and ``weight_zero_point int32[G, N / 8]`` are packed along N, in AWQ's order or, where the
+config says so (``pack_method``), in theirs; ``weight_scale`` is ``[G, N]``. Codes are two's complement in int4 and
+unsigned in uint4, which the label ``dtype`` of the config tells; where all zero-points are half the range they can only
+be unsigned. Of mxfp4, ``weight uint8[N, K / 2]`` has the low half of a byte first and ``weight_scale uint8[N, K / 32]``
+is e8m0. Quark's fp8 is read by ``scaled.py``.
 
 Numbers: ``(code - zero) * scale``, which float32 has exactly: equal to the bit.
 """
@@ -21,7 +21,7 @@ import torch
 from jitgen.checkpoints.awq import unpacked
 from jitgen.checkpoints.scaled import activation_names
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, nibbles, nominal
+from jitgen.checkpoints.weight import assembled, fields, nibbles, nominal, require_groups
 from jitgen.errors import FormatError
 from jitgen.quant.qtensor import QTensor
 
@@ -52,9 +52,12 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
         raise FormatError(
             f"{source.described(name)} and {source.described(f'{prefix}.weight_scale')} are not Quark's int4"
         )
-    groups, codes, zeros = scales.shape[0], unpacked(words).t(), None
+    unpack = unpacked if _is_reordered(source, name) else partial(fields, bits=4)
+    groups, codes, zeros = scales.shape[0], unpack(words).t(), None
+    told = _of_weights(source.config, "group_size")
+    require_groups(name, {told} if type(told) is int and told > 0 else set(), columns, groups)
     if zero_name in source:
-        zeros = unpacked(source.read(zero_name)).t()
+        zeros = unpack(source.read(zero_name)).t()
         if zeros.shape != (rows, groups):
             raise FormatError(f"{source.described(zero_name)} is no packing of {rows} x {groups} zero-points")
     scales, group_size = scales.t(), None if groups == 1 else columns // groups
@@ -66,8 +69,17 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
     return assembled(name, "uint4", codes, scales, group_size, dtype, zeros=zeros)
 
 
+def _is_reordered(source: Source, name: str) -> bool:
+    """Whether the nibbles of a word are in AWQ's order: the ``pack_method`` of the config, by default ``reorder``."""
+    export = source.config.get("export")
+    method = export.get("pack_method", "reorder") if isinstance(export, dict) else "reorder"
+    if method not in ("reorder", "order"):
+        raise FormatError(f"{name}: the config says pack_method {method!a:.80}; expected reorder or order")
+    return bool(method == "reorder")
+
+
 def _is_signed(source: Source, name: str, zeros: torch.Tensor | None) -> bool:
-    told = _dtype_of_weights(source.config)
+    told = _of_weights(source.config, "dtype")
     if zeros is not None and bool(zeros.any()):
         if told == "int4":
             raise FormatError(f"{name}: the config says int4, which has no zero-points, and there are some")
@@ -82,11 +94,12 @@ def _is_signed(source: Source, name: str, zeros: torch.Tensor | None) -> bool:
     return told == "int4"
 
 
-def _dtype_of_weights(config: Any) -> Any:
+def _of_weights(config: Any, fact: str) -> Any:
+    """What the config says of all weights."""
     found = config.get("global_quant_config")
     weight = found.get("weight") if isinstance(found, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight
-    return weight.get("dtype") if isinstance(weight, dict) else None
+    return weight.get(fact) if isinstance(weight, dict) else None
 
 
 def _read_mxfp4(source: Source, prefix: str) -> QTensor:

@@ -17,9 +17,10 @@ from functools import partial
 
 import torch
 
+from jitgen.checkpoints.label import Label
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, nominal
-from jitgen.errors import FormatError
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, nominal
+from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
 FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
@@ -46,6 +47,7 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
     codes, scales = source.read(name), source.read(scale_name)
     dtype = nominal(source, scales)
     scales, group_size, qualifier = shared(name, codes.shape, scales)
+    _require_labelled(source, prefix, codes, scales, qualifier)
     if codes.dtype in FLOATS:
         return assembled(
             name, FLOATS[codes.dtype], codes.view(torch.uint8), scales, group_size, dtype, qualifier=qualifier
@@ -57,6 +59,38 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
         return assembled(name, "int8", codes, scales, group_size, dtype, qualifier=qualifier)
     unsigned = (codes.view(torch.uint8) ^ 128), (zeros.int() + 128).to(torch.uint8)
     return assembled(name, "uint8", unsigned[0], scales, group_size, dtype, zeros=unsigned[1], qualifier=qualifier)
+
+
+def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: torch.Tensor, qualifier: str) -> None:
+    """FormatError where the config says other codes, or other rows and columns that share a scale."""
+    name, label = f"{prefix}.weight", Label.of(source, prefix)
+    label.require(name, "num_bits", {8}, "its codes have 8 bits")
+    kind = "float" if codes.dtype in FLOATS else "int"
+    label.require(name, "type", {kind}, f"its codes are of {codes.dtype}")
+    if source.config.get("quant_method") == "compressed-tensors":
+        label.require_groups(name, scales, (codes.shape[0], codes.shape[1]))
+    shape = source.config.get("weight_block_size")
+    blocks = label.block_structure | ({tuple(shape)} if isinstance(shape, list) else set())
+    if qualifier == "rows128" and blocks and (BLOCK, BLOCK) not in blocks:
+        raise FormatError(
+            f"{name}: the config says blocks of {sorted(blocks)}, and its scales {list(scales.shape)} are "
+            f"of blocks of {BLOCK} x {BLOCK}; {GO_BY_TENSORS}"
+        )
+    told = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}.get(str(source.config.get("fmt")))
+    if told is not None and codes.dtype in FLOATS and codes.dtype != told:
+        raise FormatError(
+            f"{name}: the config says {source.config['fmt']}, and codes are of {codes.dtype}; {GO_BY_TENSORS}"
+        )
+    refuse_pre_scaled(source, prefix)
+
+
+def refuse_pre_scaled(source: Source, prefix: str) -> None:
+    """UnsupportedError for a weight whose activations must be multiplied first (AWQ and SmoothQuant of ModelOpt)."""
+    if f"{prefix}.pre_quant_scale" in source:
+        raise UnsupportedError(
+            f"{prefix}.weight: {prefix}.pre_quant_scale multiplies activations, which a weight cannot; export it "
+            "folded into the layer before"
+        )
 
 
 def shared(name: str, shape: torch.Size, scales: torch.Tensor) -> tuple[torch.Tensor, int | None, str]:

@@ -14,6 +14,7 @@ of float32. The others are ``code * scale`` and equal to the bit.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -117,11 +118,16 @@ def _int4(name: str, facts: Facts) -> QTensor:
 def _integers(name: str, facts: Facts) -> QTensor:
     codes, scales, zeros = facts["qdata"], facts["scale"], facts.get("zero_point")
     dtype = facts.get("dtype") or scales.dtype
+    _require_blocks(name, facts, codes.shape, scales)
     scales, group, qualifier = shared(name, codes.shape, scales)
     bits = _bits(facts.get("target_dtype"))
-    if zeros is None or not bool(zeros.any()):
-        return assembled(name, f"int{bits}", codes, scales, group, dtype, qualifier=qualifier)
     half = 1 << (bits - 1)
+    if codes.numel() and not -half <= int(codes.min()) <= int(codes.max()) < half:
+        raise FormatError(f"{name}: its codes are {int(codes.min())} to {int(codes.max())}, and its dtype is int{bits}")
+    if bits == 1 and zeros is None:
+        zeros = torch.zeros_like(scales, dtype=torch.int8)
+    if zeros is None or (bits > 1 and not bool(zeros.any())):  # int1 of jitgen has -1 and 1, torchao's -1 and 0
+        return assembled(name, f"int{bits}", codes, scales, group, dtype, qualifier=qualifier)
     zeros = zeros.reshape(scales.shape)
     zeros = zeros + half if zeros.is_floating_point() else (zeros.int() + half).to(torch.uint8)
     if zeros.is_floating_point():
@@ -138,6 +144,16 @@ def _integers(name: str, facts: Facts) -> QTensor:
     )
 
 
+def _require_blocks(name: str, facts: Facts, shape: torch.Size, scales: torch.Tensor) -> None:
+    """FormatError where ``block_size`` says that other numbers share a scale than the scales have it."""
+    block = facts.get("block_size")
+    if not isinstance(block, list | tuple) or len(block) != len(shape) or not all(type(size) is int for size in block):
+        return
+    count = math.prod(-(-size // (part if part > 0 else size)) for size, part in zip(shape, block, strict=True) if size)
+    if scales.numel() != count:
+        raise FormatError(f"{name}: blocks of {list(block)} of {list(shape)} have {count} scales, not {scales.numel()}")
+
+
 def _bits(target: Any) -> int:
     return int(str(target).rpartition("int")[2]) if target is not None else 8
 
@@ -145,6 +161,7 @@ def _bits(target: Any) -> int:
 def _float8(name: str, facts: Facts) -> QTensor:
     codes, scales = facts["qdata"], facts["scale"]
     dtype = facts.get("dtype") or torch.bfloat16
+    _require_blocks(name, facts, codes.shape, scales)
     scales, group, qualifier = shared(name, codes.shape, scales)
     return assembled(name, FLOATS[codes.dtype], codes.view(torch.uint8), scales, group, dtype, qualifier=qualifier)
 

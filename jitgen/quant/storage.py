@@ -238,6 +238,10 @@ class StoredWeight(torch.Tensor):
         found = whole._rows(torch.arange(index * rows, (index + 1) * rows))
         return found._alias(transposed=True) if token.transposed else found
 
+    def of_experts(self: W, count: int) -> W:
+        """The weight of three dimensions whose ``count`` matrices lie one below another in this one."""
+        return self._alias(experts=count)
+
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """The rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
 

@@ -131,7 +131,15 @@ def test_every_type_of_gguf_against_its_library(tmp_path: Path) -> None:
         kind = library.GGMLQuantizationType[name]
         numbers, size = library.GGML_QUANT_SIZES[kind]
         blocks = random.integers(0, 256, (16 * 512 // numbers, size), dtype=numpy.uint8)
-        for place in {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}.get(name, (0,)):
+        for place in {
+            "Q2_K": (80, 82),
+            "Q3_K": (108,),
+            "Q6_K": (208,),
+            "Q4_K": (0, 2),
+            "Q5_K": (0, 2),
+            "Q4_1": (0, 2),
+            "Q5_1": (0, 2),
+        }.get(name, (0,)):
             scales = (random.random((len(blocks), 1)) * 0.01 + 0.001).astype(numpy.float16)
             blocks[:, place : place + 2] = scales.view(numpy.uint8)
         if name == "MXFP4":
@@ -145,7 +153,7 @@ def test_every_type_of_gguf_against_its_library(tmp_path: Path) -> None:
     writer.close()
     found = jitgen.load_quantized(tmp_path / "model.gguf")
     for name, dense in expected.items():
-        if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        if name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):
             assert (found[name].dequantize() - dense).abs().max() <= 2.0**-21 * dense.abs().max(), name
         else:
             assert torch.equal(found[name].dequantize(), dense), name

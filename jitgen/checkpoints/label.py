@@ -1,0 +1,98 @@
+"""``Label``: what a config's ``config_groups`` say of one weight, compared with the tensors that the weight has.
+
+compressed-tensors writes them, and so does ModelOpt since it follows it. A group names the modules it is for by their
+names, by patterns or by their classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.checkpoints.source import Source
+from jitgen.checkpoints.weight import GO_BY_TENSORS, require_groups
+from jitgen.errors import FormatError
+
+
+@dataclass(frozen=True)
+class Label:
+    """What the config says of a weight: of each fact the values that the groups it may belong to have; empty for none.
+
+    Attributes:
+        prefix: the name of the weight's module.
+        num_bits, type, symmetric, strategy, group_size, block_structure, actorder: as compressed-tensors names them.
+    """
+
+    prefix: str
+    num_bits: frozenset[int]
+    type: frozenset[str]
+    symmetric: frozenset[bool]
+    strategy: frozenset[str]
+    group_size: frozenset[int]
+    block_structure: frozenset[tuple[int, ...]]
+    actorder: frozenset[Any]
+
+    @staticmethod
+    def of(source: Source, prefix: str) -> Label:
+        groups = source.config.get("config_groups")
+        described = (
+            [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+        )
+        named = [group for group in described if any(_names(target, prefix) for target in _targets(group))]
+        # Where no group names the module, one that names its class has it, and classes are not in files.
+        weights = [group.get("weights") for group in named or described]
+        weights = [weight for weight in weights if isinstance(weight, Mapping)]
+
+        def told(fact: str, *kinds: type) -> frozenset[Any]:
+            return frozenset(weight[fact] for weight in weights if type(weight.get(fact)) in kinds)
+
+        blocks = [weight["block_structure"] for weight in weights if isinstance(weight.get("block_structure"), list)]
+        return Label(
+            prefix,
+            num_bits=told("num_bits", int),
+            type=told("type", str),
+            symmetric=told("symmetric", bool),
+            strategy=told("strategy", str),
+            group_size=frozenset(size for size in told("group_size", int) if size > 0),
+            block_structure=frozenset(tuple(block) for block in blocks if all(type(size) is int for size in block)),
+            actorder=told("actorder", str, bool),
+        )
+
+    def require(self, name: str, fact: str, expected: Collection[Any], found: str) -> None:
+        """FormatError where the config says other values of ``fact`` alone than those that the tensors allow."""
+        told = getattr(self, fact)
+        if told and not told & set(expected):
+            values = ", ".join(sorted(map(str, told)))
+            raise FormatError(f"{name}: the config says {fact} {values}, and {found}; {GO_BY_TENSORS}")
+
+    def require_groups(self, name: str, scales: torch.Tensor, shape: tuple[int, int]) -> None:
+        """FormatError where the config says that other columns or rows share a scale than do; ``scales`` of two
+        dimensions, of a weight of ``shape``."""
+        rows, columns = shape
+        groups = scales.shape[1]
+        found = f"scales are {list(scales.shape)}"
+        if self.strategy and self.strategy <= {"group", "tensor_group"}:
+            require_groups(name, self.group_size, columns, groups)
+        if groups != 1 or scales.shape[0] != rows:
+            self.require(name, "strategy", {"group", "tensor_group", "tensor", "block"}, found)
+        if scales.numel() != 1:
+            self.require(name, "strategy", {"group", "tensor_group", "channel", "block"}, found)
+
+
+def _targets(group: Mapping[str, Any]) -> list[str]:
+    found = group.get("targets")
+    return [target for target in found if isinstance(target, str)] if isinstance(found, list) else []
+
+
+def _names(target: str, prefix: str) -> bool:
+    """Whether a target names this module: by its name, or ``re:`` and a pattern of names."""
+    if not target.startswith("re:"):
+        return target == prefix
+    try:
+        return re.match(target.removeprefix("re:"), prefix) is not None
+    except re.error as error:
+        raise FormatError(f"the config has the target {target!a:.80}, which is no pattern: {error}") from None
