@@ -3,10 +3,13 @@
 ::
 
     jitgen::call(Tensor[] tensors, SymInt[] integers, float[] floats, str graph) -> Tensor[]
+    jitgen::call_random(Tensor[] tensors, SymInt[] integers, float[] floats, str graph, *, Device? device) -> Tensor[]
 
 The text has everything that a launch needs, so a graph of torch's with this operator may be stored, and run by another
 process that has jitgen. Its results are new contiguous tensors, and it changes none of its arguments.
-``jitgen::call_random`` is the same for graphs that draw random numbers, which torch must not call fewer times.
+``jitgen::call_random`` is the same for graphs that draw random numbers, which torch must not call fewer times. It has
+the device as an argument of its own, since torch looks for it there when it saves the state of the generator for an
+operator that activation checkpointing calls a second time.
 
 Neighbours: ``traced_call.py`` calls it where arguments have no memory.
 """
@@ -33,11 +36,14 @@ from jitgen.trace.traced import Traced
 MAX_LAUNCHES = 1024
 """Launches remembered of one graph; a table that is full is emptied."""
 
-_SCHEMA = "(Tensor[] tensors, SymInt[] integers, float[] floats, str graph) -> Tensor[]"
+_ARGUMENTS = "Tensor[] tensors, SymInt[] integers, float[] floats, str graph"
 NAMES = ("call", "call_random")
 LIBRARY = torch.library.Library("jitgen", "FRAGMENT")
-LIBRARY.define(f"call{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(f"call_random{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded))
+LIBRARY.define(f"call({_ARGUMENTS}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    f"call_random({_ARGUMENTS}, *, Device? device=None) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
+)
 
 
 @dataclass(frozen=True)
@@ -114,12 +120,23 @@ def parsed(text: str) -> Program:
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of tensors and then numbers: the operator, with ``program`` as its text."""
     text, count = program.text(), len(program.graph.inputs)
-    operator = getattr(torch.ops.jitgen, NAMES[program.is_random]).default
 
     def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(operator(list(leaves[:count]), *program.divided(leaves[count:]), text))
+        return tuple(call_operator(list(leaves[:count]), *program.divided(leaves[count:]), text))
 
     return call
+
+
+def call_operator(
+    tensors: list[torch.Tensor], integers: Sequence[Any], floats: Sequence[Any], text: str
+) -> list[torch.Tensor]:
+    """Call the operator whose program ``text`` is."""
+    if not _draws(text):
+        return torch.ops.jitgen.call.default(tensors, integers, floats, text)  # type: ignore[no-any-return]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return torch.ops.jitgen.call_random.default(  # type: ignore[no-any-return]
+        tensors, integers, floats, text, device=device
+    )
 
 
 class _Launches:
@@ -148,7 +165,12 @@ def _launches(text: str) -> _Launches:
 
 
 def _run(
-    tensors: Sequence[torch.Tensor], integers: Sequence[int], floats: Sequence[float], graph: str
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any],
+    floats: Sequence[float],
+    graph: str,
+    *,
+    device: torch.device | None = None,
 ) -> list[torch.Tensor]:
     program = parsed(graph)
     plain = [tensor.detach() if type(tensor) is not torch.Tensor else tensor for tensor in tensors]
@@ -159,7 +181,12 @@ def _run(
 
 
 def _shapes(
-    tensors: Sequence[torch.Tensor], integers: Sequence[Any], floats: Sequence[float], graph: str
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[Any],
+    floats: Sequence[float],
+    graph: str,
+    *,
+    device: torch.device | None = None,
 ) -> list[torch.Tensor]:
     """The results without memory."""
     program = parsed(graph)
@@ -200,6 +227,7 @@ def _batched(
     integers: Sequence[int],
     floats: Sequence[float],
     graph: str,
+    **of_random: Any,
 ) -> Any:
     """``torch.func.vmap``: one call of the graph over the batch (``ir/batched.py``).
 
@@ -213,7 +241,6 @@ def _batched(
         raise RuntimeError(
             f"{program.graph.name} draws random numbers under vmap; pass randomness='different' or 'same' to vmap"
         )
-    operator = getattr(torch.ops.jitgen, NAMES[is_random])
     dims = in_dims[0]
     found = None
     if not (is_random and info.randomness == "different"):
@@ -221,7 +248,7 @@ def _batched(
     if found is not None:
         text, has_batch = found
         moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
-        results = operator(moved, integers, floats, text)
+        results = call_operator(moved, integers, floats, text)
         return results, [0 if each else None for each in has_batch]
     if not info.batch_size:
         raise UnsupportedError(f"{program.graph.name}: vmap over a batch of 0 elements; call the function's .reference")
@@ -229,12 +256,12 @@ def _batched(
         [t if dim is None else t.select(dim, index) for t, dim in zip(tensors, dims, strict=True)]
         for index in range(info.batch_size)
     ]
-    calls = [operator(row, integers, floats, graph) for row in rows]
+    calls = [call_operator(row, integers, floats, graph) for row in rows]
     return [torch.stack(column) for column in zip(*calls, strict=True)], [0] * len(program.graph.outputs)
 
 
 for _name in NAMES:
-    for _key in ("CPU", "CUDA"):
-        LIBRARY.impl(_name, _run, _key)
+    # Not the keys of devices: a function may make tensors of none.
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jitgen::{_name}", _shapes, lib=LIBRARY)
     torch.library.register_vmap(f"jitgen::{_name}", _batched, lib=LIBRARY)

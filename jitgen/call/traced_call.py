@@ -21,7 +21,7 @@ from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
-from jitgen.call.operator import LIBRARY, NAMES, Program, operator_of, parsed
+from jitgen.call.operator import LIBRARY, NAMES, Program, call_operator, operator_of, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
@@ -162,7 +162,7 @@ def _hint(size: Any) -> int:
     return int(hint)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: Any = None) -> None:
     tensors, ctx.integers, ctx.floats, ctx.graph = inputs
     ctx.save_for_backward(*tensors)
     wanted = tuple(index for index, tensor in enumerate(tensors) if tensor.requires_grad)
@@ -228,8 +228,7 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(text: str, integers: list[Any], floats: list[float], *tensors: torch.Tensor) -> tuple[Any, ...]:
-        operator = getattr(torch.ops.jitgen, NAMES[parsed(text).is_random])
-        return tuple(operator(list(tensors), integers, floats, text))
+        return tuple(call_operator(list(tensors), integers, floats, text))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

@@ -24,14 +24,15 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen import console, settings
-from jitgen.dynamo import cut
-from jitgen.dynamo.program import Program, called, program_of, value_of
-from jitgen.dynamo.region import inline
+from jitgen.dynamo import checkpoint, cut
+from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
+from jitgen.dynamo.region import inline, region
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
 from jitgen.quant import weights
 from jitgen.spec import TensorSpec
 
-SIZES = cut.SIZES
+UNCOUNTED = (cut.SIZES, cut.ITEMS)
+"""Reasons of nodes that compute no elements."""
 MAX_ATTEMPTS = 64
 """Nodes of one graph that are tried and turn out to be none that a kernel computes; then the rest stays with torch."""
 
@@ -44,6 +45,7 @@ class Part:
         segment: its nodes.
         inputs, outputs: the values that it reads from elsewhere, and of its own those that are read elsewhere.
         program: what runs it; None where torch does.
+        checkpointed: of activation checkpointing, the compiled graph that is run and that the backward runs again.
         failures: why calls of the program ran in torch after all.
     """
 
@@ -51,10 +53,11 @@ class Part:
     inputs: list[fx.Node]
     outputs: list[fx.Node]
     program: Program | None = None
+    checkpointed: CompiledGraph | None = None
     failures: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        if _clock is not None:
+        if _clock is not None and self.checkpointed is None:  # its steps are timed
             return self._timed(_clock, values)
         return self.run(values)
 
@@ -67,12 +70,14 @@ class Part:
         taken = time.perf_counter() - start
         if self.program is not None and not self.failures:
             clock.in_kernels += taken
-        elif self.segment.reason != SIZES:
+        elif self.segment.reason not in UNCOUNTED:
             clock.in_torch += taken
         return found
 
     def run(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The step: values of ``inputs`` to those of ``outputs``."""
+        if self.checkpointed is not None:
+            return (self._run_checkpointed(self.checkpointed, values),)
         if self.program is None or self.failures:
             return self.in_torch(values)
         try:
@@ -84,6 +89,19 @@ class Part:
                 raise
             self._note(str(error))
         return self.in_torch(values)
+
+    @property
+    def reason(self) -> str | None:
+        """Why torch runs it, or ran it in some call; None where generated kernels do."""
+        if self.program is not None:
+            return next(iter(self.failures), None)
+        return None if self.segment.nodes[0].target is region else self.segment.reason
+
+    def _run_checkpointed(self, graph: CompiledGraph, values: Sequence[Any]) -> Any:
+        (node,) = self.segment.nodes
+        known = dict(zip(self.inputs, values, strict=True))
+        args, kwargs = with_values(node.args, known), with_values(node.kwargs, known)
+        return checkpoint.run(graph, checkpoint.policy_of(graph.module), args[1:], kwargs)
 
     def in_torch(self, values: Sequence[Any]) -> tuple[Any, ...]:
         known = dict(zip(self.inputs, values, strict=True))
@@ -119,6 +137,11 @@ class CompiledGraph:
             memories = [_memory(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
             self._read = {id(memory): weakref.ref(memory) for memory in memories}
         return self._run(*leaves)
+
+    def steps(self) -> Iterator[Part]:
+        """``parts``, with the steps of a checkpointed graph in the place of its call."""
+        for part in self.parts:
+            yield from [part] if part.checkpointed is None else part.checkpointed.steps()
 
     def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
@@ -170,9 +193,17 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
     Raises:
         JitgenError: in strict mode, for a node without kernels.
     """
-    inline(module)
+    made = _compiled_graph(module)
+    _compiled[next(_numbers)] = made
+    return made
+
+
+def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None) -> CompiledGraph:
+    """``module`` in steps; ``stays_with_torch`` is the reason, where all of it does."""
+    if stays_with_torch is None:  # else decorated functions are operators, which a policy may choose
+        inline(module)
     graph = module.graph
-    rejected: dict[fx.Node, str] = {}
+    rejected: dict[fx.Node, str] = dict.fromkeys(graph.nodes, stays_with_torch) if stays_with_torch else {}
     for _ in range(MAX_ATTEMPTS):
         parts = [_part(segment) for segment in cut.segments(graph, rejected)]
         found = {part.segment: failure for part in parts if part.program is not None and (failure := _tried(part))}
@@ -183,9 +214,12 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
         for part in parts:
             if part.segment in found:
                 part.program, (_, part.segment.reason) = None, found[part.segment]
-    made = CompiledGraph(module, parts)
-    _compiled[next(_numbers)] = made
-    return made
+    for part in parts:
+        if checkpoint.is_checkpoint(part.segment.nodes[0]):
+            inner = checkpoint.graph_of(part.segment.nodes[0])
+            reason = stays_with_torch or (checkpoint.POLICY if checkpoint.policy_of(inner) is not None else None)
+            part.checkpointed = _compiled_graph(inner, reason)
+    return CompiledGraph(module, parts)
 
 
 def _part(segment: cut.Segment) -> Part:

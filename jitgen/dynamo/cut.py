@@ -18,7 +18,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from jitgen.dynamo.checkpoint import is_checkpoint
 from jitgen.dynamo.program import is_call, picks_an_item, value_of
+from jitgen.dynamo.region import region
 from jitgen.dynamo.updates import updates
 from jitgen.quant import weights
 from jitgen.spec import DTYPES
@@ -26,6 +28,8 @@ from jitgen.trace import table
 
 SIZES = "arithmetic of sizes"
 """The reason why Python computes it."""
+ITEMS = "an item of what a checkpointed graph or a decorated function returned"
+"""The reason why Python picks it."""
 DEVICES = ("cpu", "cuda")
 MAX_NODES = 160
 """Calls of one program. The time to trace, differentiate and partition one grows faster than its length, and twice the
@@ -135,7 +139,8 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
         reason = rejected.get(node) or rejection(node)
         source = node.args[0] if picks_an_item(node) else None
         if source is not None and source not in inside:
-            reason = "an item of what torch computed"
+            is_graph = is_checkpoint(source) or source.target is region
+            reason = ITEMS if is_graph else "an item of what torch computed"
         if reason is None:
             layer = layer_of(node)
             is_full = len(current.nodes) >= MAX_NODES

@@ -40,7 +40,7 @@ class Report:
 
     Attributes:
         graphs: how many graphs Dynamo made of it.
-        nodes: of all of them; arithmetic of sizes is not among them.
+        nodes: of all of them, those of checkpointed regions among them and arithmetic of sizes not.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
     """
 
@@ -109,12 +109,12 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         NodeReport(
             str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)),
             part.segment.layer,
-            part.segment.reason if part.program is None else next(iter(part.failures), None),
+            part.reason,
             flops(node),
         )
         for graph in graphs
-        for part in graph.parts
-        if part.segment.reason != backend.SIZES
+        for part in graph.steps()
+        if part.reason not in backend.UNCOUNTED
         for node in part.segment.nodes
     ]
     return Report(len(graphs), tuple(nodes), *seconds)

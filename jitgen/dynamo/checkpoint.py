@@ -1,0 +1,56 @@
+"""Activation checkpointing within a compiled model: graphs whose forward the backward computes again.
+
+Dynamo has ``torch.utils.checkpoint`` as one call whose first argument is the graph of the checkpointed function.
+Torch's own operator for it expects AOTAutograd after it: it keeps no state of generators, so that the backward would
+draw other random numbers than the forward. Here that graph is compiled by itself, and ``torch.utils.checkpoint`` runs
+it.
+
+Neighbours: ``backend.py`` compiles such a graph as it compiles the one around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+POLICY = "selective checkpointing: its policy chooses among torch's operators"
+"""The reason why a checkpointed graph stays with torch."""
+_OPERATORS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
+
+
+def is_checkpoint(node: Any) -> bool:
+    """Whether ``node`` calls a graph that is checkpointed."""
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "call_function"
+        and getattr(node.target, "__name__", "") in _OPERATORS
+        and isinstance(node.args[0], fx.Node)
+    )
+
+
+def graph_of(node: fx.Node) -> fx.GraphModule:
+    """The graph that ``node``, a checkpoint, calls."""
+    place: Any = node.args[0]
+    found: fx.GraphModule = place.graph.owning_module.get_submodule(place.target)
+    return found
+
+
+def policy_of(graph: fx.GraphModule) -> Callable[[], Any] | None:
+    """The ``context_fn`` of selective checkpointing; None without one."""
+    return graph.meta.get("_checkpoint_context_fn")
+
+
+def run(graph: Callable[..., Any], policy: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run ``graph``; the backward runs it again for what it reads, with the same random numbers.
+
+    Args:
+        policy: as ``policy_of`` returns it.
+        args, kwargs: of the checkpoint's call, without the graph.
+    """
+    options = kwargs | {"use_reentrant": False, "preserve_rng_state": True}
+    if policy is not None:
+        options["context_fn"] = policy
+    return checkpoint(graph, *args, **options)
