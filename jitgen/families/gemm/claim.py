@@ -175,11 +175,11 @@ def _with_operands_in_memory(
         if node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter"):
             memo[id(node)] = materialize(node)
         elif node.op == "contract":
-            x, weight = node.inputs
+            x = node.inputs[0]
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
             x = x if fused or under_views(x).op == "input" else _in_its_order(x, partition, materialize)
-            operands = (x, _weight_in_memory(weight, partition, materialize))
+            operands = (x, _weight_in_memory(node, partition, materialize))
             memo[id(node)] = mover.builder.like(node, operands)
         else:
             children = [memo[id(child)] for child in node.inputs]
@@ -224,16 +224,22 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
 
 
-def _weight_in_memory(node: Node, partition: Partition, materialize: Materialize) -> Node:
-    """``node`` where it is a tensor or a slice of a quantised weight's rows, else a temporary."""
-    base = node
+def _weight_in_memory(product: Node, partition: Partition, materialize: Materialize) -> Node:
+    """The weight of ``product`` where that is a tensor or a slice of a quantised weight's rows, else a temporary.
+
+    Raises:
+        UnsupportedError: it is another view of a quantised weight, or computed of its elements. What another product
+            has computed of such a weight is a tensor like any other.
+    """
+    node = base = product.inputs[1]
     while base.op == "view" and base.attrs[:2] == ("slice", 0):
         base = base.inputs[0]
     if base.op == "dequantize" or under_views(node).op == "input":
         return node
-    if any(child.op == "dequantize" for child in topological([node])):
+    if any(child.op == "dequantize" for child in topological([node], leaves="contract")):
+        where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
             "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "
-            "transposed otherwise; dequantise it outside the decorated function for anything else"
+            f"transposed otherwise; dequantise it outside the decorated function for anything else{where}"
         )
     return _in_its_order(node, partition, materialize)
