@@ -162,6 +162,7 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
                 device = manifest_schema.contained(name, manifests.relower, entry, route).route.device
             variants = manifest_schema.contained(name, row_variants.variants, entry, device)
             left_out = manifest_schema.contained(name, row_variants.combinations_left_out, entry, device)
+            fixed = manifest_schema.contained(name, row_variants.fixed_by_numbers, entry, variants, device)
             signatures = [manifest_schema.contained(name, signature_of, variant) for variant in variants]
         except (CompileError, UnsupportedError) as problem:
             yield replace(planned, origin="failed", detail=str(problem)), None
@@ -170,6 +171,12 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
             yield replace(planned, signature=signature), work.task_of(variant, route, location, families)
         if left_out:
             why = f"{left_out} combinations of the buckets of its sizes: each was varied alone; record what is called"
+            yield replace(planned, origin="skipped", detail=why), None
+        if fixed:
+            why = (
+                f"the size {' and the size '.join(fixed)} of other calls: arguments that are numbers set it (a0 is the "
+            )
+            why += "first), and only their recorded values fit the sizes of tensors; record what is called"
             yield replace(planned, origin="skipped", detail=why), None
 
 

@@ -7,8 +7,9 @@ recorded with one row, with more rows. Recording a prefill is enough for the dec
 step of decoding is enough for the prefill.
 
 A *row size* here is a symbolic size on which one of the sizes depends that families name, such as batch, heads or
-sequence length. Tensors keep the structure of their strides: gaps between rows stay, and so does the order of
-dimensions in memory.
+sequence length. A number among the arguments that such a size depends on varies too: Dynamo passes the length of a
+sequence as a number beside the tensors that have it, and guards say that they are equal. Tensors keep the structure of
+their strides: gaps between rows stay, and so does the order of dimensions in memory.
 
 ``variants`` derives the other calls from a recorded one, when a manifest is prewarmed. ``enlarged`` does so when a call
 is recorded: a graph has no symbols for sizes of 1, so that it cannot tell later which of them were row sizes.
@@ -17,6 +18,7 @@ is recorded: a graph has no symbols for sizes of 1, so that it cannot tell later
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +32,8 @@ from jitgen.families.family import SizeBuckets
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.fixed import with_sizes
-from jitgen.ir.graph import Graph, Shape, equal_sizes
-from jitgen.ir.symbols import Expr, Scalar
+from jitgen.ir.graph import Graph, Guard, Shape, equal_sizes
+from jitgen.ir.symbols import Expr, Scalar, compare, symbol
 from jitgen.quant import weights
 
 Entry = Mapping[str, Any]
@@ -47,16 +49,42 @@ MOST_COMBINATIONS = 128
 def variants(entry: Entry, device: Device) -> list[Entry]:
     """``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they are."""
     graph = graphs.from_json(entry["graph"])
+    found = [entry]
+    for ties in ((), *_ties(graph, entry["environment"], device)):
+        found += _variants(entry, ties, device)
+    return list({tuple(sorted(each["environment"].items())): each for each in reversed(found)}.values())[::-1]
+
+
+def _variants(entry: Entry, ties: tuple[Guard, ...], device: Device) -> Iterator[Entry]:
+    """The variants of ``entry`` in which ``ties`` hold too."""
+    graph = _tied(entry, ties)
     buckets = _buckets(graph, entry["environment"], device)
-    names, together = _row_sizes(buckets), _vary_together(_bounded(buckets))
-    found = [entry, *_one_per_bucket(entry, graph, device)]
+    names, together = _sizes_of_rows(buckets), _vary_together(_bounded(buckets))
+    yield from _one_per_bucket(entry, graph, device)
     for count in range(1, len(names) + 1):
         for ones in itertools.combinations(names, count):
             smaller = _with_ones(entry, graph, ones)
             if smaller is not None:
-                found.append(smaller)
+                yield smaller
                 if count == 1 or together:
-                    found += _one_per_bucket(smaller, graphs.from_json(smaller["graph"]), device)
+                    yield from _one_per_bucket(smaller, _tied(smaller, ties), device)
+
+
+def _tied(entry: Entry, ties: tuple[Guard, ...]) -> Graph:
+    graph = graphs.from_json(entry["graph"])
+    return dataclasses.replace(graph, guards=(*graph.guards, *ties))
+
+
+def _ties(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[tuple[Guard, ...]]:
+    """For each row size, that all numbers among the arguments which had its value when the call was recorded have it in
+    other calls too: they may be the length of a sequence, which no guard says."""
+    numbers = [name for name, value in environment.items() if name.startswith("a") and type(value) is int]
+    numbers = [name for name in numbers if name not in _equal_sizes(graph)]
+    found = []
+    for size in _sizes_of_rows(_buckets(graph, environment, device)):
+        equal = [name for name in numbers if environment[name] == environment[size]]
+        if equal:
+            found.append(tuple(Guard(compare("eq", symbol(name), symbol(size)), True) for name in equal))
     return found
 
 
@@ -64,6 +92,23 @@ def combinations_left_out(entry: Entry, device: Device) -> int:
     """How many combinations of buckets have no variant, since they are more than ``MOST_COMBINATIONS``."""
     buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
     return 0 if _vary_together(buckets) else _combinations(buckets) - sum(len(each.ends) for each in buckets) - 1
+
+
+def fixed_by_numbers(entry: Entry, found: Sequence[Entry], device: Device) -> list[str]:
+    """The sizes, in words, that depend on a number among the arguments and are in one bucket in all variants ``found``:
+    guards tie the number to more than one size."""
+    buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
+    reached = [{_bucket(each, variant["environment"]) for variant in found} for each in buckets]
+    return [
+        symbols.format_expr(each.size)
+        for each, indices in zip(buckets, reached, strict=True)
+        if len(indices) == 1 and any(name.startswith("a") for name in _names(each.size))
+    ]
+
+
+def _bucket(buckets: SizeBuckets, environment: Mapping[str, Any]) -> int:
+    """The index of the bucket that the size has."""
+    return bisect.bisect_left(buckets.ends, symbols.evaluate(buckets.size, environment))
 
 
 def _combinations(buckets: Sequence[SizeBuckets]) -> int:
@@ -108,7 +153,7 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
     """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families. Of sizes that guards
     require to be equal, one stands for all."""
     named: list[SizeBuckets] = []
-    graph = with_sizes(graph, equal_sizes(graph.guards)) or graph
+    graph = with_sizes(graph, _equal_sizes(graph)) or graph
     inside: set[int] = set()
     for family in registry.FAMILIES:
         found = family.buckets(graph, environment, device)
@@ -123,19 +168,33 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
 
 
 def _names(size: Scalar) -> list[str]:
-    """The names of the tensor sizes in ``size``."""
-    return sorted(name for name in symbols.symbols_of(size) if name.startswith("s"))
+    """The names of the tensor sizes in ``size``, and then those of the numbers."""
+    return sorted(set(symbols.symbols_of(size)), key=lambda name: (not name.startswith("s"), name))
 
 
-def _row_sizes(buckets: Sequence[SizeBuckets]) -> list[str]:
-    """The names of the row sizes, ``MAX_ROW_SIZES`` at most."""
-    return list(dict.fromkeys(name for each in buckets for name in _names(each.size)))[:MAX_ROW_SIZES]
+def _sizes_of_rows(buckets: Sequence[SizeBuckets]) -> list[str]:
+    """The names of the row sizes that are sizes of tensors, ``MAX_ROW_SIZES`` at most: a trace depends on whether these
+    are 1, and not on a number."""
+    names = dict.fromkeys(name for each in buckets for name in _names(each.size) if name.startswith("s"))
+    return list(names)[:MAX_ROW_SIZES]
+
+
+def _equal_sizes(graph: Graph) -> dict[str, Expr]:
+    """The symbol that stands for each one that guards require to be equal to it: of a tensor's size, where there is one
+    among them."""
+    stands = {name: size for name, size in equal_sizes(graph.guards).items() if isinstance(size, Expr)}
+    for number in {size for size in stands.values() if not size.args[0].startswith("s")}:
+        alike = [name for name, size in stands.items() if size == number]
+        first = min((name for name in alike if name.startswith("s")), default=None)
+        if first is not None:
+            stands |= dict.fromkeys([*alike, number.args[0]], symbol(first))
+            del stands[first]
+    return stands
 
 
 def _with_equal_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     """``sizes``, and the same value for every size that guards require to be equal to one of them."""
-    equal = equal_sizes(graph.guards)
-    first = {name: size.args[0] for name, size in equal.items() if isinstance(size, Expr)}
+    first = {name: size.args[0] for name, size in _equal_sizes(graph).items()}
     value = {first.get(name, name): size for name, size in sizes.items()}
     return {name: value[first.get(name, name)] for name in (*value, *first) if first.get(name, name) in value}
 
@@ -149,7 +208,7 @@ def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entr
     buckets.sort(key=lambda each: len(_names(each.size)))
 
     def combination(environment: Mapping[str, Any]) -> tuple[int, ...]:
-        return tuple(bisect.bisect_left(each.ends, symbols.evaluate(each.size, environment)) for each in buckets)
+        return tuple(_bucket(each, environment) for each in buckets)
 
     seen = {combination(recorded)}
     groups = [buckets] if _vary_together(buckets) else [[each] for each in buckets]
@@ -177,17 +236,21 @@ def _reaching(
         # The other row sizes are those recorded or, where their product exceeds the bucket, 2 each.
         for rest in ({name: environment[name] for name in free}, dict.fromkeys(free, 2)):
             factor = symbols.evaluate(first.size, {**environment, **rest, free[0]: 1})
-            sizes = {**rest, free[0]: max(2, end // max(factor, 1))}
+            least = 2 if free[0].startswith("s") else 1  # a tensor's size of 1 is another trace, a number of 1 is not
+            sizes = {**rest, free[0]: max(least, end // max(factor, 1))}
             for further in _reaching(others, {**environment, **sizes}, fixed | set(free)):
                 yield {**sizes, **further}
 
 
 def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | None:
-    """``entry`` as if recorded with the sizes ``names`` equal to 1; None if its guards or strides rule that out."""
+    """``entry`` as if recorded with the sizes ``names`` equal to 1; None if the guards of ``graph``, those of the entry
+    and others, or strides rule that out."""
     ones = _with_equal_sizes(graph, dict.fromkeys(names, 1))
-    smaller = with_sizes(graph, ones)
+    smaller = with_sizes(
+        graphs.from_json(entry["graph"]), {name: size for name, size in ones.items() if name.startswith("s")}
+    )
     environment = {**entry["environment"], **ones}
-    if smaller is None or not all(guard.holds(environment) for guard in smaller.guards):
+    if smaller is None or not all(guard.holds(environment) for guard in (*smaller.guards, *graph.guards)):
         return None
     return _resized({**entry, "graph": graphs.to_json(smaller)}, smaller, environment)
 

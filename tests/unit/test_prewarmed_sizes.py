@@ -5,6 +5,10 @@ Strides keep their structure: rows of a wider tensor, every second row, and tran
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +87,76 @@ def test_batches_of_products(function: Callable[..., torch.Tensor], strides: str
 
     sizes = [(b, m, n) for b in (1, 2, 40) for m in (1, 2, 9, 70) for n in (1, 2, 17, 300)]
     served(function, arguments(3, 5, 7), [arguments(*each) for each in sizes], tmp_path)
+
+
+def heads(x: torch.Tensor, weight: torch.Tensor, length: int) -> torch.Tensor:
+    """[batch, length, width] to [batch, heads, length, length], with the length as a number, as Dynamo passes it."""
+    states = F.linear(x, weight).view(x.shape[0], length, 4, -1).transpose(1, 2)
+    ahead = torch.arange(length) > torch.arange(length)[:, None]
+    return torch.softmax((states @ states.mT).masked_fill(ahead, -math.inf), -1)
+
+
+def repeated(x: torch.Tensor, weight: torch.Tensor, times: int) -> torch.Tensor:
+    """A number of rows that no tensor has."""
+    return F.linear(x.expand(times, -1), weight)
+
+
+def test_a_length_that_is_a_number_varies_with_the_sizes_that_equal_it(tmp_path: Path) -> None:
+    lengths = (2, 12, 33, 70)
+    served(
+        heads, (torch.randn(2, 7, WIDTH), WEIGHT, 7), [(torch.randn(2, n, WIDTH), WEIGHT, n) for n in lengths], tmp_path
+    )
+
+
+def test_a_number_of_rows_varies(tmp_path: Path) -> None:
+    x = torch.randn(1, WIDTH)
+    served(repeated, (x, WEIGHT, 7), [(x, WEIGHT, times) for times in (1, 2, 12, 33, 300)], tmp_path)
+
+
+def test_what_a_number_fixes_is_said(tmp_path: Path) -> None:
+    """The rows of ``mask`` are as many as those of ``x`` and the number together: no size varies alone."""
+
+    def padded(x: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor, more: int) -> torch.Tensor:
+        rows = torch.cat([x, x[:1].expand(more, -1)])
+        return F.linear(rows * mask, weight)
+
+    arguments = torch.randn(5, WIDTH), torch.randn(8, 1), WEIGHT, 3
+    with jitgen.record(tmp_path / "specs.json"):
+        jitgen.jit(padded)(*arguments)
+    report = jitgen.prewarm(tmp_path / "specs.json", ["cpu"])
+    (skipped,) = (entry for entry in report.entries if entry.origin == "skipped")
+    assert "arguments that are numbers" in skipped.detail
+
+
+@pytest.mark.slow
+def test_a_decoder_compiled_for_any_length(tmp_path: Path) -> None:
+    """Recorded at 7 tokens, it runs 12 and 33 strictly in another process."""
+    pytest.importorskip("transformers")
+    specs = tmp_path / "specs.json"
+    environment = {**os.environ, "JITGEN_CACHE_DIR": str(tmp_path / "recorded"), "JITGEN_RECORD": str(specs)}
+    command = [sys.executable, "-c", DECODER]
+    subprocess.run([*command, "7"], env=environment, check=True, timeout=900)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+        report = jitgen.prewarm(specs, ["cpu"])
+    assert report.count("failed") == report.count("skipped") == 0
+    environment |= {"JITGEN_CACHE_DIR": str(tmp_path / "deployed"), "JITGEN_STRICT": "1"}
+    del environment["JITGEN_RECORD"]
+    subprocess.run([*command, "7", "12", "33"], env=environment, check=True, timeout=900)
+
+
+DECODER = """
+import sys, torch, transformers, jitgen.dynamo.registration
+torch.manual_seed(0)
+config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=50)
+model = transformers.LlamaForCausalLM(config).eval()
+compiled = torch.compile(model, backend="jitgen", dynamic=True)
+for length in map(int, sys.argv[1:]):
+    tokens = torch.randint(0, 50, (1, length))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
+"""
 
 
 @pytest.mark.parametrize(
