@@ -132,11 +132,9 @@ def call_operator(
 ) -> list[torch.Tensor]:
     """Call the operator whose program ``text`` is."""
     if not _draws(text):
-        return torch.ops.jitgen.call.default(tensors, integers, floats, text)  # type: ignore[no-any-return]
+        return torch.ops.jitgen.call.default(tensors, integers, floats, text)
     device = tensors[0].device if tensors else torch.device("cpu")
-    return torch.ops.jitgen.call_random.default(  # type: ignore[no-any-return]
-        tensors, integers, floats, text, device=device
-    )
+    return torch.ops.jitgen.call_random.default(tensors, integers, floats, text, device=device)
 
 
 class _Launches:

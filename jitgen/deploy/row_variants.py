@@ -33,7 +33,7 @@ from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, Guard, Shape, equal_sizes
-from jitgen.ir.symbols import Expr, Scalar, compare, symbol
+from jitgen.ir.symbols import Expr, Scalar, symbol
 from jitgen.quant import weights
 
 Entry = Mapping[str, Any]
@@ -84,7 +84,7 @@ def _ties(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[
     for size in _sizes_of_rows(_buckets(graph, environment, device)):
         equal = [name for name in numbers if environment[name] == environment[size]]
         if equal:
-            found.append(tuple(Guard(compare("eq", symbol(name), symbol(size)), True) for name in equal))
+            found.append(tuple(Guard(Expr("eq", (symbol(name), symbol(size)), "bool"), True) for name in equal))
     return found
 
 
