@@ -88,7 +88,7 @@ def gradient_verdict(program: Program, function: Callable[..., Any]) -> Verdict:
 
 def _gradients(program: Program, function: Callable[..., Any]) -> list[torch.Tensor | None]:
     leaves = [copied(a, a.dtype).requires_grad_(a.is_floating_point()) for a in program.arguments]
-    return _differentiated(function, leaves, None)
+    return _differentiated(function, leaves, _updates(program), None)
 
 
 def _exact_gradients(program: Program, rounded: _Rounded | None = None) -> list[Any]:
@@ -102,18 +102,25 @@ def _exact_gradients(program: Program, rounded: _Rounded | None = None) -> list[
     torch.set_default_dtype(torch.float64)  # to which integers are promoted
     try:
         if rounded is None:
-            return _differentiated(program.function(exact=True), leaves, None)
+            return _differentiated(program.function(exact=True), leaves, _updates(program), None)
         with rounded:
-            return _differentiated(program.function(exact=True), leaves, rounded)
+            return _differentiated(program.function(exact=True), leaves, _updates(program), rounded)
     finally:
         torch.set_default_dtype(before)
 
 
+def _updates(program: Program) -> bool:
+    """Whether something is updated in place."""
+    return re.search(r"\w_\(", program.text) is not None
+
+
 def _differentiated(
-    function: Callable[..., Any], leaves: list[torch.Tensor], rounded: _Rounded | None
+    function: Callable[..., Any], leaves: list[torch.Tensor], updates: bool, rounded: _Rounded | None
 ) -> list[torch.Tensor | None]:
     """The gradients with respect to the floating leaves of all floating results, from the same random ones."""
-    tensors = [t for t in pytree.tree_leaves(function(*leaves)) if isinstance(t, torch.Tensor)]
+    # Torch updates no leaf in place; a copy has the strides of dense memory alone, but its gradient is the leaf's.
+    arguments = [leaf.clone() if updates and leaf.requires_grad else leaf for leaf in leaves]
+    tensors = [t for t in pytree.tree_leaves(function(*arguments)) if isinstance(t, torch.Tensor)]
     results = {number: tensor for number, tensor in enumerate(tensors) if tensor.requires_grad}
     floating = [leaf for leaf in leaves if leaf.requires_grad]
     if not results or not floating:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ CASES_KILLED = "WATCHED_CASES"
 """The environment variable that says how many cases of one test may be killed before the others are not run."""
 NOT_RUN = "not run: other cases of this test were killed"
 """Why a test is skipped of which as many cases were killed."""
+WAIT = re.compile(r"^.*\ba wait of more than .*$", re.MULTILINE)
+"""What a kernel with bounded waits writes before it ends (``jitgen/waits.cuh``)."""
 CONTEXT_LOST = 70
 """The exit status of a worker whose CUDA context a test has destroyed."""
 
@@ -90,7 +93,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
     line = {"test": report.nodeid, "when": report.when, "outcome": report.outcome, "seconds": report.duration}
     if report.failed:
-        line["error"] = getattr(getattr(report.longrepr, "reprcrash", None), "message", None) or str(report.longrepr)
+        told = getattr(getattr(report.longrepr, "reprcrash", None), "message", None) or str(report.longrepr)
+        waits = WAIT.search("\n".join(text for _, text in report.sections))
+        line["error"] = f"{waits[0].strip()}: {told}" if waits else told
     elif NOT_RUN in reason:
         line["outcome"] = "not run"
     with (_folder() / "reports").open("a") as file:

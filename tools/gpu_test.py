@@ -10,8 +10,8 @@ A process that waits for a kernel that never ends cannot stop it, and the kernel
 processes. So the tests run in pytest-xdist's workers, and this process watches these (``tests/watched.py`` says what
 each runs since when). It kills a worker whose test exceeds the limit, which frees the card; xdist names the test and
 starts another worker. What the others run may have waited for the card, so their limits begin anew after each kill. At
-the end each test that was killed runs again, alone and with bounded waits (`JITGEN_DEBUG=5`), and is called a hang if
-it is killed again.
+the end each test that was killed runs again, alone, and is called a hang if it is killed again. A hang runs a third
+time, with bounded waits (`JITGEN_DEBUG=5`), so that the kernel names the barrier at which it waits.
 
 Exit status: 0 where every test passed or was skipped, else 1.
 """
@@ -32,8 +32,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from jitgen import settings
 from tests.watched import CASES_KILLED, FOLDER
 from tools import device_record
 
@@ -92,14 +94,18 @@ class Limits:
 
 
 def run_pytest(
-    arguments: Sequence[str], workers: int, limits: Limits, deadline: float, settings: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    workers: int,
+    limits: Limits,
+    deadline: float,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Run pytest with ``workers`` processes until it ends, or until ``deadline`` on the monotonic clock."""
     with tempfile.TemporaryDirectory(prefix="gpu-test-") as temporary:
         folder = Path(temporary)
         (folder / "running").mkdir()
         environment = {**os.environ, FOLDER: temporary, CASES_KILLED: str(limits.cases), "PYTHONUNBUFFERED": "1"}
-        environment |= settings or {}
+        environment |= variables
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, "-m", "pytest", "-p", "tests.watched", "-p", "no:cacheprovider", "-n", str(workers)]
@@ -226,18 +232,23 @@ def _result(folder: Path, output: str) -> Run:
 # ----------------------------------------------------------------------------------------------------- the whole
 
 
-def run_all(arguments: Sequence[str], workers: int, limits: Limits) -> dict[str, Any]:
-    """All tests, and then each one that was killed again, alone; what the record says of them."""
+def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: Limits) -> dict[str, Any]:
+    """All tests of ``paths``, and then each one that was killed again, alone; what the record says of them."""
     began = time.monotonic()
     deadline = began + limits.whole
-    first = run_pytest(arguments, workers, limits, deadline)
+    first = run_pytest([*options, *paths], workers, limits, deadline)
     hangs = sorted(set(first.killed))
+    # After a case that hangs, the other cases of its test are not run again.
+    once = Limits(limits.test, limits.whole, limits.idle, cases=1)
     alone = Run()
     if hangs and time.monotonic() < deadline:
-        say(f"{len(hangs)} tests were killed; each runs again, alone, with kernels that name the barrier they wait at")
-        # After a case that hangs, the other cases of its test are not run again.
-        once = Limits(limits.test, limits.whole, limits.idle, cases=1)
-        alone = run_pytest([*_options_of(arguments), *hangs], 1, once, deadline, {"JITGEN_DEBUG": "5"})
+        say(f"{len(hangs)} tests were killed; each runs again, alone")
+        alone = run_pytest([*options, *hangs], 1, once, deadline)
+    bounded = Run()
+    if alone.killed and time.monotonic() < deadline:
+        say("what hangs runs with bounded waits, by which a kernel names the barrier at which it waits")
+        debug = {"JITGEN_DEBUG": str(settings.BOUNDED_WAITS)}
+        bounded = run_pytest([*options, *alone.killed], 1, once, deadline, debug)
     ended_alone = {test: found for test, found in alone.outcomes.items() if test not in alone.killed}
     outcomes = dict.fromkeys(first.collected, "not run") | first.outcomes | dict.fromkeys(hangs, "hangs")
     outcomes |= {test: found for test, found in ended_alone.items() if found != "not run"}
@@ -248,6 +259,7 @@ def run_all(arguments: Sequence[str], workers: int, limits: Limits) -> dict[str,
         "closing": [run.closing for run in (first, alone) if run.closing],
         **{kind.replace(" ", "_"): len(names.get(kind, ())) for kind in ("passed", "skipped", "failed", "not run")},
         "hangs": names.get("hangs", []),
+        "waits": {test: told.strip()[:300] for test, told in bounded.errors.items() if test not in bounded.killed},
         "killed_once": [test for test in hangs if outcomes[test] != "hangs"],
         "failures": {test: errors[test].strip()[:300] for test in names.get("failed", ())},
         "interrupted": sorted({*first.interrupted, *alone.interrupted}),
@@ -256,12 +268,8 @@ def run_all(arguments: Sequence[str], workers: int, limits: Limits) -> dict[str,
         "seconds": round(time.monotonic() - began, 1),
         "workers": workers,
         "seconds_of_a_test": limits.test,
+        "debug": settings.get("JITGEN_DEBUG"),
     }
-
-
-def _options_of(arguments: Sequence[str]) -> list[str]:
-    """``arguments`` without paths: pytest gets the names of tests instead."""
-    return [each for each in arguments if not each.startswith("tests/")]
 
 
 def say(text: str) -> None:
@@ -283,14 +291,16 @@ def main() -> int:
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of pytest, such as -k softmax")
     options = parser.parse_args()
     arguments = options.arguments
-    paths = () if _options_of(arguments) != arguments else PATHS
+    named = [each for each in arguments if each.startswith("tests/")]
+    others = [each for each in arguments if each not in named]
     os.chdir(CHECKOUT)
     facts = device_record.facts(options.commit)  # before the tests: one of them may leave a card that does not answer
     limits = Limits(options.test_seconds, options.seconds)
-    result = run_all(["-m", options.marks, *paths, *arguments], options.workers, limits)
-    for kind in ("hangs", "interrupted", "failures", "left_out"):
+    result = run_all(["-m", options.marks, *others], named or PATHS, options.workers, limits)
+    for kind in ("hangs", "waits", "interrupted", "failures", "left_out"):
         for test in result[kind]:
-            print(f"{kind}: {test}")
+            told = result[kind][test] if isinstance(result[kind], Mapping) else ""
+            print(f"{kind}: {test}{told and f': {told}'}")
     counts = ", ".join(
         f"{result[kind]} {kind.replace('_', ' ')}" for kind in ("passed", "failed", "skipped", "not_run")
     )

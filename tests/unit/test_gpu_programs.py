@@ -62,8 +62,15 @@ def test_gradients_that_are_wrong(line: str, found: str) -> None:
 
 def test_programs_without_gradients() -> None:
     assert gradient_verdict(made := program(TEXT.replace("v3 * x1", "v3 > x1")), made.function())[0] == "none"
-    text = TEXT.replace("torch.sin(x0)", "x0.add_(1)")  # eager torch updates no leaf
+    text = TEXT.replace("sin(x0)", "sin(x0.detach())").replace("* x1", "* x1.detach()")
     assert gradient_verdict(made := program(text), made.function())[0] == "none"
+
+
+def test_gradients_of_programs_that_update_an_argument() -> None:
+    made = program(TEXT.replace("torch.sin(x0)", "x0.mul_(2)"))
+    assert gradient_verdict(made, made.function()) == ("right", "")
+    twice = program(TEXT.replace("torch.sin(x0)", "x0.mul_(2) * 2"))
+    assert gradient_verdict(made, twice.function())[0] == "wrong"
 
 
 def test_another_error_is_a_crash() -> None:

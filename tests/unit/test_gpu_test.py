@@ -24,6 +24,9 @@ BUSY = Path(__file__).with_name("busy")
 
 def hang():
     """As a kernel that never ends: in C, with the interpreter's lock held and all signals blocked."""
+    if os.environ.get("JITGEN_DEBUG") == "5":
+        os.write(2, b"jitgen_f: block: [0,0,0], thread: [1,0,0] `block_full` a wait of more than 2^34 cycles\\n")
+        raise RuntimeError("device-side assert triggered")
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     BUSY.write_text(str(os.getpid()))
     while True:
@@ -69,12 +72,11 @@ def run(tmp_path: Path, text: str, workers: int, limits: gpu_test.Limits) -> dic
     code = f"""
 import json, sys
 from tools import gpu_test
-found = gpu_test.run_all(["--rootdir", sys.argv[1], "-c", sys.argv[1] + "/pytest.ini", sys.argv[1] + "/test_fake.py"],
-                         {workers}, gpu_test.{limits!r})
-open(sys.argv[1] + "/found", "w").write(json.dumps(found))
+found = gpu_test.run_all([], ["test_fake.py"], {workers}, gpu_test.{limits!r})
+open("found", "w").write(json.dumps(found))
 """
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    subprocess.run(command, cwd=CHECKOUT, env=_environment(), timeout=120, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tmp_path, env=_environment(), timeout=300, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
     return found
 
@@ -85,17 +87,19 @@ def _environment() -> dict[str, str]:
 
 
 def test_a_test_that_hangs_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
-    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=3.0, whole=90.0))
+    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=3.0, whole=200.0))
     assert found["hangs"] == ["test_fake.py::test_hangs"]
+    wait = "jitgen_f: block: [0,0,0], thread: [1,0,0] `block_full` a wait of more than 2^34 cycles"
+    assert found["waits"] == {"test_fake.py::test_hangs": f"{wait}: RuntimeError: device-side assert triggered"}
     assert set(found["killed_once"]) <= {"test_fake.py::test_waits_for_the_card"}
     assert set(found["failures"]) == {"test_fake.py::test_wrong", "test_fake.py::test_ends_its_process"}
     assert "crashed" in found["failures"]["test_fake.py::test_ends_its_process"]
     assert "1 + 1" in found["failures"]["test_fake.py::test_wrong"]
     assert (found["passed"], found["skipped"], found["not_run"]) == (10, 1, 0)
-    assert found["seconds"] < 60
     assert "failed" in found["closing"][0]
 
 
+@pytest.mark.slow
 def test_of_a_test_whose_cases_hang_few_take_the_limit(tmp_path: Path) -> None:
     text = TESTS.partition("def test_wrong")[0].replace("    pass", "    hang() if number else None")
     found = run(tmp_path, text, 2, gpu_test.Limits(test=2.0, whole=90.0, cases=2))
@@ -107,11 +111,11 @@ def test_of_a_test_whose_cases_hang_few_take_the_limit(tmp_path: Path) -> None:
 
 def test_all_end_when_the_time_is_over(tmp_path: Path) -> None:
     text = TESTS.partition("def test_wrong")[0].replace("    pass", "    hang()")
-    found = run(tmp_path, text, 2, gpu_test.Limits(test=60.0, whole=6.0))
+    found = run(tmp_path, text, 2, gpu_test.Limits(test=60.0, whole=20.0))
     assert found["not_run"] == 8
     assert len(found["interrupted"]) == 2
     assert found["closing"] == []
-    assert found["seconds"] < 30
+    assert found["seconds"] < 60
 
 
 def test_where_tests_that_need_a_gpu_are() -> None:
