@@ -42,9 +42,16 @@ def facts(commit: str | None = None) -> dict[str, Any]:
     """The commit, GPU code, card and versions. The card is asked by a process of its own, which may not return."""
     command = [sys.executable, "-c", "from tools import device_record; device_record.print_versions()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(gpu_code.CHECKOUT), *sys.path])}
-    asked = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=FACTS_SECONDS, check=True
-    )
+    try:
+        asked = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=FACTS_SECONDS, check=True
+        )
+    except subprocess.TimeoutExpired:
+        sys.exit(
+            f"the card has not answered for {FACTS_SECONDS:.0f} s: a process may hang on it (nvidia-smi lists them)"
+        )
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"the card cannot be asked for its name: exit status {error.returncode}, and the reason is above")
     versions: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
     found = gpu_code.digests()
     versions["commit"] = commit or versions["commit"]

@@ -45,6 +45,7 @@ SUMMARY = re.compile(r"^=+ ((?:RACECHECK|ERROR) SUMMARY: .*)$", re.MULTILINE)
 RIGHT = re.compile(r"^0 of \d+ results are wrong$", re.MULTILINE)
 """What a case writes at its end."""
 NO_ERROR = re.compile(r"SUMMARY: 0 (?:errors|hazards)")
+FIRST_PORT, PORTS = 20000, 16
 DETAILS = 12
 """Lines of a tool that a record keeps where it has found something."""
 
@@ -55,12 +56,13 @@ def sanitizer() -> str | None:
     return next(filter(None, (shutil.which("compute-sanitizer", path=place) for place in places)), None)
 
 
-def job(program: str | None, tool: str, backend: str, case: str) -> Job:
-    """A case under a tool."""
+def job(program: str | None, tool: str, backend: str, case: str, number: int = 0) -> Job:
+    """A case under a tool. Jobs of different numbers have ports of their own, by which a tool talks to its process."""
     command = [sys.executable, "-m", "tools.gpu_sanitize", "--inside", tool, "--backends", backend, "--cases", case]
     if tool != BARE:
         assert program is not None
         options = ["--tool", tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no", "--print-limit", "20"]
+        options += ["--port", str(FIRST_PORT + PORTS * number), "--max-connections", str(PORTS)]
         if tool != "initcheck":  # which has to see the kernels of torch that write what ours read
             options += ["--kernel-name", "kns=jitgen"]
         command = [program, *options, *command]
@@ -151,10 +153,10 @@ def main() -> int:
         bare = [job(program, BARE, backend, case) for case in cases for backend in backends]
         rows = list(run(bare, options.workers, deadline))
         broken = {(row["case"], row["backend"]) for row in rows if row["closing"].startswith("killed")}
-        watched = [job(program, tool, "cuda", CONTROL) for tool in tools]
+        watched = [job(program, tool, "cuda", CONTROL, number) for number, tool in enumerate(tools)]
         for case, backend in ((case, backend) for case in cases for backend in backends):
             if (case, backend) not in broken:  # what hangs alone would hang again
-                watched += [job(program, tool, backend, case) for tool in tools]
+                watched += [job(program, tool, backend, case, len(watched) + at) for at, tool in enumerate(tools)]
         rows += run(watched, options.workers, deadline)
     failed = [row for row in rows if not row["clean"]]
     seconds = round(time.monotonic() - began, 1)

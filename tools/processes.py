@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -12,6 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+ENDING = 20.0
+"""Seconds within which a process ends that was killed, or that has closed its output."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ def run_one(job: Job, deadline: float) -> Finished:
     output, ended = _read(process, job.silence, deadline)
     if not ended:
         kill_group(process)
-    status = process.wait()
+    status: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver keeps cannot be ended
+        status = process.wait(ENDING)
     lines = tuple(output.decode(errors="replace").splitlines())
     return Finished(job, status if ended else None, lines, time.monotonic() - began)
 
