@@ -45,10 +45,12 @@ def check(function: Function, shape: LaunchShape, register_pool: Sequence[int] =
     """
     what = f"kernel {function.entry} on CUDA device {function.device}"
     threads = prod(shape.block)
-    most = function_attribute(function.handle, "MAX_THREADS_PER_BLOCK", what)
+    with function.current():
+        most = function_attribute(function.handle, "MAX_THREADS_PER_BLOCK", what)
+        registers = function_attribute(function.handle, "NUM_REGS", what)
     if threads > most:
         raise DriverError(f"{what} has registers for {most} threads a block, and is launched with {threads}; {REMEDY}")
-    shortage = register_shortage(register_pool, function_attribute(function.handle, "NUM_REGS", what))
+    shortage = register_shortage(register_pool, registers)
     if shortage is not None:
         raise DriverError(f"{what} would wait forever: {shortage}; {REMEDY}")
     if shape.cluster > 1:
