@@ -72,10 +72,12 @@ gpu-sanitize: $(dev_ready) ## compute-sanitizer's four tools over every family; 
 gpu-random: $(dev_ready) ## 2,000 random programs in each dialect, and their gradients; docs/measured/device-programs-*.json
 	$(PYTHON) tools/gpu_programs.py $(RANDOM_ARGS)
 
-lint: $(dev_ready) ## ruff and mypy, and whether a GPU has run this code
+lint: $(dev_ready) ## ruff, mypy, checkers of types over what users write, and whether a GPU has run this code
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --strict --follow-imports=silent tests/user_code
+	$(PYTHON) -m basedpyright --pythonpath "$$($(PYTHON) -c 'import sys; print(sys.executable)')" -p tests/user_code
 	@$(PYTHON) tools/gpu_code.py
 
 format: $(dev_ready) ## rewrite in the house style

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
@@ -30,14 +30,44 @@ if "torch._dynamo.backends.registry" in sys.modules:  # else torch finds the bac
     importlib.import_module("jitgen.dynamo.registration")
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Owner = TypeVar("Owner", contravariant=True)
+Result = TypeVar("Result", covariant=True)
+
+
+class Method(Protocol[Owner, P, Result]):
+    """A function whose first parameter is called ``self``, for type checkers."""
+
+    def __call__(_, self: Owner, *args: P.args, **kwargs: P.kwargs) -> Result: ...
+
+
+class Decorator(Protocol):
+    """What ``jit(...)`` returns, for type checkers: it takes a function and keeps its signature.
+
+    They take a method of a module for a plain function, since ``JitFunction`` is no method that may override another.
+    """
+
+    @overload
+    def __call__(self, function: torch.nn.Module) -> JitFunction[..., Any]: ...
+    @overload
+    def __call__(self, function: Method[Owner, P, R]) -> Callable[Concatenate[Owner, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> JitFunction[P, R]: ...
+
+
 @overload
-def jit(function: Callable[..., Any]) -> JitFunction: ...
+def jit(function: torch.nn.Module) -> JitFunction[..., Any]: ...
+@overload
+def jit(function: Method[Owner, P, R]) -> Callable[Concatenate[Owner, P], R]: ...
+@overload
+def jit(function: Callable[P, R]) -> JitFunction[P, R]: ...
 @overload
 def jit(
     *, backend: str | None = None, compiler: str | None = None, batch_invariant: bool | None = None
-) -> Callable[[Callable[..., Any]], JitFunction]: ...
+) -> Decorator: ...
 def jit(
-    function: Callable[..., Any] | None = None,
+    function: Any = None,
     *,
     backend: str | None = None,
     compiler: str | None = None,

@@ -18,9 +18,9 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -42,8 +42,16 @@ from jitgen.trace.weak_method import WeakMethod
 
 _new = object.__new__
 
+P = ParamSpec("P")
+"""Parameters of the function."""
+R = TypeVar("R", covariant=True)
+"""What the function returns."""
+Instance = TypeVar("Instance")
+Others = ParamSpec("Others")
+"""Parameters of a method, without the instance."""
 
-class JitFunction:
+
+class JitFunction(Generic[P, R]):
     """A function whose calls run generated kernels. Made by ``jitgen.jit``.
 
     Call it as the original. On the first call of a signature it is traced, lowered, and its kernels come from the store
@@ -61,7 +69,7 @@ class JitFunction:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         backend: str | None = None,
         compiler: str | None = None,
         name: str | None = None,
@@ -82,6 +90,10 @@ class JitFunction:
         self._by_form = self._keywords.table
         self._methods: methods.Rows = {}
 
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor], **kwargs: Any) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             call = self._by_form.get((len(args), *kwargs))
@@ -93,7 +105,7 @@ class JitFunction:
         return f"<jitgen.jit {self.name}>"
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[P, R]:
         """The original."""
         return self.__wrapped__
 
@@ -113,7 +125,13 @@ class JitFunction:
 
     # -------------------------------------------------------------------------------------------------------- methods
 
-    def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> JitFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: JitFunction[Concatenate[Instance, Others], R], instance: Instance, owner: type | None = None
+    ) -> JitFunction[Others, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
         not, and is found again by every look-up of the method."""
         if instance is None:
@@ -121,12 +139,12 @@ class JitFunction:
         row = self._methods.get(id(instance))
         if row is None or row[0]() is not instance:
             return self._bound_to(instance)
-        bound: JitFunction = _new(JitFunction)
+        bound: JitFunction[..., Any] = _new(JitFunction)
         bound.__dict__ = row[1]
         bound.__wrapped__ = MethodType(self.__wrapped__, instance)
         return bound
 
-    def _bound_to(self, instance: Any) -> JitFunction:
+    def _bound_to(self, instance: Any) -> JitFunction[..., Any]:
         """``__get__`` of an instance that is new."""
         if isinstance(self.__wrapped__, MethodType):  # a method belongs to its own instance
             return self
@@ -153,10 +171,10 @@ class JitFunction:
     def __hash__(self) -> int:
         return hash(self._resolver)
 
-    def __copy__(self) -> JitFunction:
+    def __copy__(self) -> JitFunction[P, R]:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction[P, R]:
         """A copied method belongs to the copied instance and has traces of its own; a function is itself, as
         Python's are."""
         if not isinstance(self.__wrapped__, MethodType):
@@ -199,7 +217,7 @@ class JitFunction:
         """The generated source that a call with these arguments runs."""
         return self.lower(*args, **kwargs).source
 
-    def reference(self, *args: Any, **kwargs: Any) -> Any:
+    def reference(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same call in eager torch, on dequantised weights."""
         token = eager.dequantizes.set(True)
         try:
@@ -227,9 +245,7 @@ class JitFunction:
         return plan
 
 
-def _made_of(
-    function: Any, backend: str | None, compiler: str | None, name: str, batch_invariant: bool | None
-) -> JitFunction:
+def _made_of(function: Any, backend: str | None, compiler: str | None, name: str, batch_invariant: bool | None) -> Any:
     """The copy of a ``JitFunction``: a method is decorated already where its class has it so."""
     if isinstance(function, JitFunction):
         return function

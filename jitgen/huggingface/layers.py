@@ -58,7 +58,8 @@ def _attend(
     ).transpose(1, 2)
 
 
-_kernels = {function: JitFunction(function) for function in (_rms_norm, _silu_and_mul, _rotary, _attend)}
+_functions: tuple[Any, ...] = (_rms_norm, _silu_and_mul, _rotary, _attend)
+_kernels: dict[Any, JitFunction[..., Any]] = {function: JitFunction(function) for function in _functions}
 
 
 class RMSNorm(nn.Module):
