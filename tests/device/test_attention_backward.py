@@ -26,7 +26,7 @@ def check(function: Callable[..., Any], *args: torch.Tensor, backend: str, fused
 
 @backends
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
-@pytest.mark.parametrize(("depth", "width"), [(64, 64), (128, 128), (80, 72), (256, 256), (17, 33)])
+@pytest.mark.parametrize(("depth", "width"), [(64, 64), (128, 128), (80, 72), (256, 256), (17, 33), (33, 16), (34, 34)])
 def test_dtypes_and_widths(backend: str, dtype: torch.dtype, depth: int, width: int) -> None:
     check(functions.causal, *operands((2, 2), 300, 333, depth, width, dtype), backend=backend)
 

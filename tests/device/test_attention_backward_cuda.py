@@ -56,9 +56,9 @@ def poison() -> None:
     del blocks
 
 
-def check(function: Callable[..., Any], *args: torch.Tensor) -> None:
+def check(function: Callable[..., Any], *args: torch.Tensor, fused: bool = True) -> None:
     poison()
-    wrong = [each for each in compared(function, *args, backend="cuda") if each is not None]
+    wrong = [each for each in compared(function, *args, backend="cuda", fused=fused) if each is not None]
     assert not wrong, (wrong, [tuple(a.shape) for a in args])
 
 
@@ -67,7 +67,7 @@ def check(function: Callable[..., Any], *args: torch.Tensor) -> None:
 def test_sizes(function: Callable[..., Any], dtype: torch.dtype) -> None:
     for number, rows in enumerate(SIZES):
         for keys in (SIZES[number], SIZES[number - 1], SIZES[-number]):
-            check(function, *heads(rows, keys, 128, 128, dtype=dtype))
+            check(function, *heads(rows, keys, 128, 128, dtype=dtype), fused=min(rows, keys) > 1)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(64, 64), (80, 80), (96, 96), (128, 64), (24, 128), (8, 8), (20, 70)])
@@ -78,7 +78,7 @@ def test_heads(depth: int, width: int) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask: str) -> None:
-    for rows, keys in ((193, 400), (129, 65)):
+    for rows, keys in ((193, 400), (65, 129)):  # every row has keys under every mask
         check(formula(["scale"], [mask]), *heads(rows, keys, 64, 64))
 
 
@@ -96,8 +96,8 @@ def test_heads_that_share_keys() -> None:
 
 def test_biases_slopes_and_sinks() -> None:
     args = heads(200, 300, 128, 128, (2, 3))
-    check(biased, *args, *tensors((3, 200, 300), dtype=torch.float32))
-    check(sloped, *args, *tensors((3,), dtype=torch.float32))
+    check(biased, *args, *tensors((3, 200, 300), dtype=torch.float32), fused=False)
+    check(sloped, *args, *tensors((3,), dtype=torch.float32), fused=False)
     check(sunk, *args, *tensors((3,), dtype=torch.float32))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.claim import decide, fusion_of, has_exponentials
-from jitgen.families.attention.layout import PACKED_ROWS
+from jitgen.families.attention.layout import PACKED_ROWS, SOURCES
 from jitgen.families.attention.match import matched, row_sources, row_values
 from jitgen.families.family import Problem, SizeBuckets
+from jitgen.families.triton_tiles import most_rows
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
@@ -98,6 +99,13 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
     rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
     rows = min(rows, max(LEAST_BLOCK, _power_of_two(device.rows(geometry.packed_rows))))
+    streamed = zip(layout.operands, body.operands, strict=True)
+    tiles = [
+        ("computed" if operand.kind in SOURCES else kind, operand.dtype)
+        for kind, operand in streamed
+        if operand.kind in ("key", "value", *SOURCES)
+    ]
+    rows = most_rows(rows, tiles, layout.unit, device)
     return (
         TritonSchedule(
             rows,

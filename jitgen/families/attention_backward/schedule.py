@@ -10,6 +10,7 @@ from jitgen.device import Device
 from jitgen.families.attention_backward.claim import decide, fusion_of, may_have_streamed
 from jitgen.families.attention_backward.layout import results_of
 from jitgen.families.family import Problem, SizeBuckets
+from jitgen.families.triton_tiles import MMA_SYNC_ROWS, most_rows
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, topological, under_views
 from jitgen.ir.views import Mover
@@ -73,7 +74,10 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     wide = any(contraction.dtype == "float32" for contraction in body.contractions)
     large = max(*depths, *widths) * (2 if wide else 1)
     rows, streamed, warps, stages = tiles_of(large, results)
-    rows = min(rows, _block_of(device.rows(geometry.rows)))
+    streamed_operands = [contraction.weight[0] for contraction in body.contractions]
+    tiles = [(layout.operands[index], body.operands[index].dtype) for index in streamed_operands]
+    rows = most_rows(min(rows, _block_of(device.rows(geometry.rows))), tiles, layout.unit, device)
+    warps = warps if rows > MMA_SYNC_ROWS else min(warps, 4)
     even = depths == geometry.depths and widths == geometry.widths
     return (TritonSchedule(rows, streamed, depths, widths, even, warps, stages, layout.wide),)
 

@@ -1,0 +1,29 @@
+"""How many rows a program in Triton may have, by how the tiles of its loops reach shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jitgen.device import Device
+from jitgen.families.operands import item_size
+
+ASYNC_BYTES = 4
+"""Bytes of a copy by cp.async, at least. Triton copies tiles of shorter runs through registers."""
+MMA_SYNC_ROWS = 32
+"""Rows of a program up to which its products are mma.sync: a wgmma has 64 rows."""
+
+
+def most_rows(rows: int, tiles: Iterable[tuple[str, str]], unit: int, device: Device) -> int:
+    """The rows of a program that walks its tiles in several loops, ``rows`` at most.
+
+    Where an iteration stores a tile in shared memory itself, the program has no wgmma: such kernels read beyond their
+    shared memory (heads of 17 and 33 16-bit elements; Triton 3.6 with ptxas 12.8 on an H100). The same PTX was right
+    where ptxas did not optimise it, and other numbers of stages made no difference.
+
+    Args:
+        tiles: kind of layout and dtype of each streamed operand; the kind is ``"contiguous"`` where runs of ``unit``
+            elements are loaded as they are.
+        unit: elements of such a run, of 16 at most.
+    """
+    copied = all(kind == "contiguous" and unit * item_size(dtype) >= ASYNC_BYTES for kind, dtype in tiles)
+    return rows if copied or device.target.arch != "sm_90a" else min(rows, MMA_SYNC_ROWS)
