@@ -122,7 +122,7 @@ def _differentiated(
     arguments = [leaf.clone() if updates and leaf.requires_grad else leaf for leaf in leaves]
     tensors = [t for t in pytree.tree_leaves(function(*arguments)) if isinstance(t, torch.Tensor)]
     results = {number: tensor for number, tensor in enumerate(tensors) if tensor.requires_grad}
-    floating = [leaf for leaf in leaves if leaf.requires_grad]
+    floating = [leaf for leaf in leaves if leaf.is_floating_point()]
     if not results or not floating:
         return [None] * len(floating)
     starts = []

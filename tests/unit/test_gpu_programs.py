@@ -73,6 +73,13 @@ def test_gradients_of_programs_that_update_an_argument() -> None:
     assert gradient_verdict(made, twice.function())[0] == "wrong"
 
 
+def test_integers_that_an_update_makes_require_a_gradient_have_none() -> None:
+    """``fill_`` of a floating number marks an integer tensor so in eager torch."""
+    text = "def program(x0, x1):\n    v2 = x1.fill_(x0.amax())\n    return x0 * 2\n"
+    made = Program(text, [torch.rand(3, generator=torch.Generator().manual_seed(0)), torch.ones(2).long()])
+    assert gradient_verdict(made, made.function()) == ("right", "")
+
+
 def test_another_error_is_a_crash() -> None:
     def broken(*arguments: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error")
