@@ -60,7 +60,7 @@ class Parameters:
         args, kwargs = self.arranged(args, kwargs)
         if (weights.exist() or not in_place) and weights.among((args, kwargs)):
             args, kwargs = weights.unpack((args, kwargs), layout_of, in_place)
-        elif not kwargs and not any(isinstance(arg, (list, tuple, dict)) for arg in args):
+        elif not kwargs and not any(_may_be_nested(type(arg)) for arg in args):
             return args, None, out
         leaves, tree = pytree.tree_flatten((args, kwargs))
         return tuple(leaves), tree, out

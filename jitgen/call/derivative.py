@@ -62,6 +62,8 @@ class Derivative:
         # The new value of an argument that the function updates is a result, which torch then copies to the argument:
         # so torch knows the history of that, too.
         self.updated = [index for index, _ in graph.mutated]
+        self._lines = {index: node.location for index, node in graph.mutated}
+        self._inputs_used = graph.inputs_used
         new = {id(node): len(graph.outputs) + number for number, (_, node) in enumerate(graph.mutated)}
         self._returned = [new.get(id(node), position) for position, node in enumerate(graph.outputs)]
         graph = dataclasses.replace(graph, outputs=graph.results, mutated=())
@@ -124,10 +126,9 @@ class Derivative:
 
     def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
         """UnsupportedError if an argument that is updated shares memory with another input, as launchers raise it."""
-        for index in self.updated:
-            for other, tensor in enumerate(tensors):
-                if other != index:
-                    overlap.refuse(self.name, tensors[index], tensor)
+        for index, line in self._lines.items():
+            for other in self._inputs_used - {index}:
+                overlap.refuse(self.name, tensors[index], tensors[other], line)
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""

@@ -104,8 +104,9 @@ class Dispatchers:
         refuse_tangents(resolver.name, captured)
         wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
         key = id(specialization), wanted
-        if key not in self._derivatives:
-            self._derivatives[key] = Derivative(
+        derivative = self._derivatives.get(key)
+        if derivative is None:
+            derivative = Derivative(
                 specialization,
                 wanted,
                 lambda traced: _launch(ResolverOfGraph(traced, resolver.routing)),
@@ -113,7 +114,8 @@ class Dispatchers:
                     ResolverOfBackward(function, dataclasses.replace(resolver.routing, name=name))
                 ),
             )
-        derivative = self._derivatives[key]
+            if specialization.traced.changes is None:  # else it is for this call alone
+                self._derivatives[key] = derivative
         result = specialization.returned(derivative(inputs, numbers), environment)
         return GradientCall(specialization, derivative, captured), result
 

@@ -341,6 +341,8 @@ class Resolver:
         )
         specialization = Specialization(self.name, traced, route)
         self._note_static_numbers(specialization)  # before another thread finds it
+        if traced.changes is not None and len(alike) >= MANY_TRACES:  # it is for this call alone
+            return specialization, captured, environment | size_symbols([*tensors, *captured])
         while True:
             with _adding:
                 if len(alike) == count:
@@ -382,7 +384,7 @@ class Resolver:
             )
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
-        return dataclasses.replace(traced, follows_arguments=bool(objects))
+        return dataclasses.replace(traced, follows_arguments=traced.follows_arguments or bool(objects))
 
     def _warn_of_traces(self, alike: Sequence[Specialization]) -> None:
         """Warn of calls that are traced again and again, with what has changed since the trace before the last."""

@@ -148,6 +148,7 @@ class Specialization:
                 assert strided is not None
                 returns.append(View(output.input, strided.sizes, strided.strides, strided.offset))
         rebuild, computed = self._rebuild()
+        inputs_used = self.traced.graph.inputs_used
         spec = LaunchSpec(
             name=self.name,
             device=device,
@@ -163,8 +164,11 @@ class Specialization:
             caller_outputs=caller_outputs,
             extents=tuple(
                 overlap.extent(memory.view.sizes, memory.view.strides, item_size(buffer.dtype))
-                for buffer, memory in zip(program.inputs, lowered.memories, strict=False)
+                if index in inputs_used
+                else 0
+                for index, (buffer, memory) in enumerate(zip(program.inputs, lowered.memories, strict=False))
             ),
+            lines=tuple((index, node.location) for index, node in self.traced.graph.mutated),
         )
         return make_launcher(spec)
 
@@ -182,10 +186,12 @@ class Specialization:
 
     def _rebuild(self) -> tuple[Any, tuple[Expr, ...]]:
         """How the output tensors become the function's return value, and the values computed at the call."""
-        leaves, tree = self.traced.leaves, self.traced.tree
-        if tree == _LEAF and leaves[0].index is not None:
+        leaves, tree, changes = self.traced.leaves, self.traced.tree, self.traced.changes
+        if changes is not None:
+            pass  # to be made when the results are there
+        elif tree == _LEAF and leaves[0].index is not None:
             return None, ()
-        if tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
+        elif tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
             return tuple, ()
         others = [leaf.value for leaf in leaves if leaf.index is None]
         flattened = [size for value in others for size in (value if isinstance(value, Sizes) else [value])]
@@ -200,6 +206,8 @@ class Specialization:
                 return next(computed) if isinstance(value, Expr) else value
 
             flat = [tensors[leaf.index] if leaf.index is not None else known(leaf.value) for leaf in leaves]
+            if changes is not None:
+                changes.make()
             return pytree.tree_unflatten(flat, tree)
 
         return rebuild, found

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
@@ -29,6 +29,7 @@ from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
 from jitgen.trace.readable import is_traced_tensor, refuse_tangents
@@ -53,12 +54,14 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     route = resolver.routing.on_device(device)
     needs_grad = torch.is_grad_enabled()
     with _no_tracing():
-        described = [_described(leaf) for leaf in leaves]
+        stand_ins = {id(leaf): _described(leaf) for leaf in leaves}  # one tensor has one
+        described = [stand_ins[id(leaf)] for leaf in leaves]
         shapes = [leaf for leaf in described if isinstance(leaf, torch.Tensor)]
         hints = [leaf for leaf in described if type(leaf) in NUMBERS]
         found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
     inputs = [*tensors, *captured]
     refuse_tangents(resolver.name, captured)
+    _refuse_shared(found.traced.graph, inputs)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
     is_transformed = any(map(is_functorch_wrapped_tensor, inputs))
@@ -67,6 +70,26 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     # Within torch.func the operator itself has gradients, by ``_gradients``, which every level of transforms takes.
     results = _results(found.traced.graph, resolver.routing, inputs, numbers)
     return found.returned(results, environment)
+
+
+def _refuse_shared(graph: Graph, inputs: Sequence[Any]) -> None:
+    """UnsupportedError if an argument that is updated shares memory with another input, as launchers raise it."""
+    for index, node in graph.mutated:
+        updated, start, end = _memory_range(inputs[index])
+        for other in graph.inputs_used - {index}:
+            tensor, first, last = _memory_range(inputs[other])
+            if torch._C._is_alias_of(tensor, updated) and first < end and start < last:
+                raise UnsupportedError(overlap.message(graph.name, node.location))
+
+
+def _memory_range(tensor: Any) -> tuple[torch.Tensor, int, int]:
+    """What is behind a tensor without memory of its own, and the range of its elements in its storage."""
+    with torch._C._DisableFuncTorch():
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        start = _hint(tensor.storage_offset())
+        shape, strides = tuple(map(_hint, tensor.shape)), tuple(map(_hint, tensor.stride()))
+        return tensor, start, start + overlap.extent(shape, strides, 1)
 
 
 def derivative_of(specialization: Specialization, wanted: Sequence[int], routing: Routing) -> Derivative:

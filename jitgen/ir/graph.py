@@ -126,6 +126,12 @@ class Graph:
         """Every value that some kernel writes: the outputs, then the new values of mutated inputs."""
         return (*self.outputs, *(node for _, node in self.mutated))
 
+    @property
+    def inputs_used(self) -> frozenset[int]:
+        """The inputs that are read, returned or updated."""
+        read = (node.attrs[0] for node in topological(self.results) if node.op == "input")
+        return frozenset((*read, *(index for index, _ in self.mutated)))
+
 
 class Builder:
     """Makes nodes; a second node equal to an earlier one is the earlier one."""

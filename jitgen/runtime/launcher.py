@@ -103,7 +103,9 @@ class LaunchSpec:
         values: text of values computed at the call, which ``rebuild`` takes after the tensors.
         drawn: offsets that a call draws from torch's generator for its random numbers, if it makes any. ``scalars``
             have ``rng_seed`` and ``rng_offset`` for what was drawn.
-        extents: bytes each input spans; a launch that updates one refuses another that shares memory with it.
+        extents: bytes each input spans, 0 where nothing reads it; a launch that updates one refuses another that shares
+            memory with it.
+        lines: for inputs that are updated, the user's line, for that refusal.
     """
 
     name: str
@@ -118,6 +120,7 @@ class LaunchSpec:
     caller_outputs: frozenset[int] = frozenset()
     values: tuple[str, ...] = field(default=())
     extents: tuple[int, ...] = ()
+    lines: tuple[tuple[int, str | None], ...] = ()
     drawn: int = 0
 
 
@@ -189,13 +192,13 @@ class _Writer:
             self.lines.append(f"increment_version(({', '.join(updated)},))")
 
     def _refuse_overlaps(self) -> None:
-        extents = self.spec.extents
+        extents, lines = self.spec.extents, dict(self.spec.lines)
         for updated in (result for result in self.spec.results if isinstance(result, int)):
             for other in range(self.spec.inputs):
                 if other != updated and extents[updated] and extents[other]:
                     self.names |= {"refuse": overlap.refuse, "name": self.spec.name}
                     near = f"p{updated} < p{other} + {extents[other]} and p{other} < p{updated} + {extents[updated]}"
-                    self.lines.append(f"if {near}: refuse(name, t{updated}, t{other})")
+                    self.lines.append(f"if {near}: refuse(name, t{updated}, t{other}, {lines.get(updated)!r})")
 
     def _allocate(self, name: str, allocation: Allocation) -> None:
         buffer = len(self.buffers)

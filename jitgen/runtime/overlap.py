@@ -17,13 +17,27 @@ import torch
 from jitgen.errors import UnsupportedError
 
 
-def refuse(name: str, updated: torch.Tensor, other: torch.Tensor) -> None:
-    """UnsupportedError if ``updated`` and ``other`` share an element."""
+def refuse(name: str, updated: torch.Tensor, other: torch.Tensor, line: str | None = None) -> None:
+    """UnsupportedError if ``updated`` and ``other`` share an element.
+
+    Args:
+        line: of the user's, where the update is.
+    """
     if share(updated, other):
-        raise UnsupportedError(
-            f"{name}: an argument that is updated in place shares memory with another argument; "
-            "clone one of them before the call"
-        )
+        raise UnsupportedError(message(name, line))
+
+
+def message(name: str, line: str | None) -> str:
+    """What the error says where an argument that is updated shares memory with another input.
+
+    Args:
+        line: see ``refuse``.
+    """
+    where = f", or before the update at {line}" if line else ""
+    return (
+        f"{name}: an argument that is updated in place shares memory with another argument; clone one of them before "
+        f"the call{where}"
+    )
 
 
 def share(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -32,18 +32,18 @@ from typing import Any
 import torch
 
 from jitgen.errors import TraceError
-from jitgen.trace import contents
+from jitgen.trace import contents, modes
 from jitgen.trace.captured import (
     GUARDED,
     MISSING,
     Captured,
     attribute,
     cell,
-    default_dtype_guard,
     derived,
     item,
     variable,
 )
+from jitgen.trace.journal import Journal
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
     asks_identity,
@@ -58,10 +58,12 @@ from jitgen.trace.mentions import (
     lacks,
     line_of,
     mentioned,
+    named_functions,
     overridden,
     plain_function,
     special_methods,
     static_attribute,
+    stored_globals,
     with_methods,
 )
 from jitgen.trace.weak_method import WeakMethod
@@ -80,6 +82,8 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     types.MethodWrapperType: ("__self__",),
 }
 """Objects of Python's that lead to others, with the attributes by which they do."""
+_NOT_COMPARED = "so that later calls could not tell whether it has changed"
+_NOT_AGAIN = "which later calls, that launch kernels without running the function, would not do"
 _CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 
 Children = Iterator[tuple[Captured, frozenset[str]]]
@@ -94,6 +98,8 @@ class Captures:
     Attributes:
         tensors, guards: what was found.
         codes: of the user's functions that were followed.
+        journal: what the function may change.
+        asks_identity: whether the user's code compares variables by ``is``.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, arguments: Sequence[Captured] = ()):
@@ -106,15 +112,17 @@ class Captures:
         self.name = name
         self._function = function
         self._arguments = arguments
+        self.journal = Journal()
         self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
         self._names: dict[tuple[type, frozenset[str]], frozenset[str]] = {}
         self._mentioned: frozenset[str] = frozenset()
-        self._asks_identity = False
+        self.asks_identity = False
         self._follow()
+        self.asks_identity = any(map(asks_identity, self.codes))
         # A function may pass an object to any other: so attributes are followed that any of them mentions.
         while not (found := frozenset().union(*map(code_names, self.codes))) <= self._mentioned:
             self._mentioned |= found
-            self._asks_identity = any(map(asks_identity, self.codes))
+            self.asks_identity = any(map(asks_identity, self.codes))
             self._follow()
         self._refuse_comparisons_of_types()
 
@@ -181,14 +189,18 @@ class Captures:
 
     def _visit(self, captured: Captured, names: frozenset[str], depth: int) -> None:
         value = captured.value
+        self.journal.note(captured.path, value)
         if isinstance(value, torch.Tensor):
             self.tensors.append(captured)
             return
         if not isinstance(value, types.ModuleType):
             names |= self._mentioned
-        refusal = contents.refusal(value)
-        if refusal is not None:
+        if (refusal := modes.refusal(value)) is not None:
+            self._refuse(captured.path, *refusal, _NOT_AGAIN)
+        elif (refusal := contents.refusal(value)) is not None:
             self._refuse(captured.path, *refusal)
+        if isinstance(value, types.BuiltinFunctionType | types.FunctionType) and (read := modes.reader(value)):
+            self.guards.append(Captured(f"{captured.path}()", read, read()))
         if isinstance(value, GUARDED):
             self.guards.append(captured)
             if not (_is_bound(value) or (isinstance(value, type) and not is_library(value.__module__))):
@@ -218,7 +230,7 @@ class Captures:
         self._seen[id(value)] = (first, known | names)  # with its value, whose id no other object then has
         return is_new
 
-    def _refuse(self, path: str, what: str, instead: str) -> None:
+    def _refuse(self, path: str, what: str, instead: str, why: str = _NOT_COMPARED) -> None:
         """TraceError, if the user's own code mentions ``path``.
 
         Installed packages mention far more than a call reads; of that, what cannot be compared is taken as constant.
@@ -228,10 +240,7 @@ class Captures:
         if line is None and any(path == argument.path for argument in self._arguments):
             line = self._function.__code__.co_filename + f":{self._function.__code__.co_firstlineno}"
         if line is not None:
-            raise TraceError(
-                f"{self.name}: {path} {what}, so that later calls could not tell whether it has changed{quote(line)}"
-                f"\n  {instead}"
-            )
+            raise TraceError(f"{self.name}: {path} {what}, {why}{quote(line)}\n  {instead}")
 
     # ------------------------------------------------------------------------------------------------------- children
 
@@ -275,7 +284,7 @@ class Captures:
         elif isinstance(value, torch.nn.Module):
             yield from self._module_children(captured, names)
         else:
-            if not self._asks_identity and self._is_argument(captured) and contents.is_data(type(value)):
+            if not self.asks_identity and self._is_argument(captured) and contents.is_data(type(value)):
                 self.guards.append(derived(f"type({path})", captured, type))
             elif not isinstance(value, type):
                 self.guards.append(captured)
@@ -289,7 +298,7 @@ class Captures:
         module = captured.value
         if is_library(module.__name__):
             for name in contents.draws(module, names):
-                self._refuse(f"{captured.path}.{name}", *contents.RANDOM)
+                self._refuse(f"{captured.path}.{name}", *modes.RANDOM, _NOT_AGAIN)
             for name in contents.makes_look_ups(module, names):
                 self._refuse(f"{captured.path}.{name}", *contents.LOOK_UP)
             return
@@ -354,9 +363,13 @@ class Captures:
         names = code_names(code)
         if not is_third_party(code):
             self.codes.append(code)
-        if "get_default_dtype" in names:
-            self.guards.append(default_dtype_guard(torch.get_default_dtype()))
+        self.journal.note_variables(function, stored_globals(code))
+        for name, read in modes.read_by(names):
+            self.guards.append(Captured(f"torch.{name}()", read, read()))
         self._refuse_changing_builtins(function)
+        for path, value in named_functions(function):
+            if (refusal := modes.refusal(value)) is not None:
+                self._refuse(path, *refusal, _NOT_AGAIN)
         for name, closed in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if function is self._function:
                 yield cell(name, closed), names

@@ -33,7 +33,6 @@ CHANGING_BUILTINS = frozenset({"globals", "eval", "exec", "__import__"})
 """Builtins that reach values by names which the code does not mention."""
 
 
-RANDOM = "draws a random number", "draw it before the call, and pass it as an argument"
 LOOK_UP = "looks attributes up by names that the code does not show", "write object.name, or getattr(object, name)"
 
 
@@ -49,9 +48,6 @@ def draws(module: types.ModuleType, names: frozenset[str]) -> list[str]:
 
 def refusal(value: Any) -> tuple[str, str] | None:
     """(what is wrong, what to do) of an object that no call can compare with what it was at the trace, else None."""
-    method_of = value.__self__ if isinstance(value, (types.BuiltinFunctionType, types.MethodType)) else None
-    if isinstance(value, random.Random) or isinstance(method_of, random.Random):
-        return RANDOM
     if isinstance(value, _LOOK_UPS) or any(value is each for each in _LOOK_UPS):
         return LOOK_UP
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase):

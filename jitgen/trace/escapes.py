@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jitgen.errors import TraceError
+from jitgen.trace.journal import LRU_CACHE, Change
 from jitgen.trace.location import quote
-from jitgen.trace.mentions import line_of
+from jitgen.trace.mentions import line_of_change
 from jitgen.trace.proxy import TensorProxy
 
 MAX_REACHED = 10_000
@@ -27,6 +29,8 @@ def check(
     given: Iterable[weakref.ref[Any]],
     returned: Sequence[Any],
     codes: Sequence[types.CodeType],
+    changes: Sequence[Change] = (),
+    caches: Sequence[Any] = (),
 ) -> None:
     """Check that user code keeps nothing of a trace.
 
@@ -35,6 +39,8 @@ def check(
         given: every proxy and symbolic number that user code was given.
         returned: the leaves of its result that are no tensors.
         codes: what was run, to find the line.
+        changes: what it changed, which has been undone.
+        caches: functions with caches that it may have called.
 
     Raises:
         TraceError: it keeps one, or returns an iterator or a coroutine.
@@ -57,19 +63,51 @@ def check(
     if not kept:
         return
     for leaf in returned:
-        if _reaches(leaf, kept):
+        if _reached(leaf, kept) is not None:
             raise TraceError(
                 f"{name} returns {_a(leaf)} that holds a tensor or a size; a call can rebuild tuples, lists, dicts and "
                 f"named tuples{quote(line)}\n  return one of those, or register the class with "
                 "torch.export.register_dataclass"
             )
-    attribute, where = _holder(kept[0])
-    made = getattr(getattr(kept[0], "value", None), "location", None)
-    line = (attribute and line_of(codes, attribute)) or made or line
-    raise TraceError(
-        f"{name} keeps {_a(kept[0])} in {where}: later calls launch kernels without running the function, and would "
+    for change in changes:
+        for key in change.keys:
+            value = _reached((key, change.new.get(key)), kept)
+            if value is not None:
+                raise TraceError(_kept(name, value, change.where(key), line_of_change(codes, change.name) or line))
+    value = kept[0]
+    attribute, where = _holder(value)
+    line = (attribute and line_of_change(codes, attribute)) or _made_at(value) or line
+    _release(kept, caches)
+    raise TraceError(_kept(name, value, where, line))
+
+
+def _kept(name: str, value: Any, where: str, line: str | None) -> str:
+    return (
+        f"{name} keeps {_a(value)} in {where}: later calls launch kernels without running the function, and would "
         f"store nothing{quote(line)}\n  return it, and store the result of the call"
     )
+
+
+def _made_at(value: Any) -> str | None:
+    return getattr(getattr(value, "value", None), "location", None)
+
+
+def _release(kept: list[Any], caches: Sequence[Any]) -> None:
+    """Take what is kept out of the dicts, lists and caches that hold it, which eager torch may meet next."""
+    for cache in caches:
+        cache.cache_clear()
+    for value in [*kept]:
+        for holder in gc.get_referrers(value):
+            if holder is kept or type(holder).__module__.partition(".")[0] == "jitgen":
+                continue
+            if isinstance(holder, LRU_CACHE):
+                holder.cache_clear()
+            elif type(holder) is dict:
+                for key in [key for key, item in holder.items() if item is value and key is not value]:
+                    del holder[key]
+            elif isinstance(holder, (list, deque)):
+                for index in reversed([index for index, item in enumerate(holder) if item is value]):
+                    del holder[index]
 
 
 def _a(value: Any) -> str:
@@ -79,12 +117,12 @@ def _a(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _reaches(root: Any, wanted: Sequence[Any]) -> bool:
-    """Whether ``root`` refers to one of ``wanted``, directly or through other objects."""
+def _reached(root: Any, wanted: Sequence[Any]) -> Any:
+    """That of ``wanted`` which ``root`` refers to, directly or through other objects; None if there is none."""
     ids, reached, seen = set(map(id, wanted)), [root], {id(root)}
     for each in reached:
         if id(each) in ids:
-            return True
+            return each
         if len(reached) > MAX_REACHED or isinstance(each, (type, types.ModuleType)):
             continue
         # A function's globals are not its own.
@@ -92,7 +130,7 @@ def _reaches(root: Any, wanted: Sequence[Any]) -> bool:
         new = [other for other in found or gc.get_referents(each) if id(other) not in seen]
         seen.update(map(id, new))
         reached += new
-    return False
+    return None
 
 
 def _holder(value: Any) -> tuple[str | None, str]:

@@ -25,6 +25,7 @@ class Guards:
         hints: the value of every symbol in the call that is traced.
         default_dtype: torch's default dtype where the trace depends on it, else None.
         matmul_precision: torch's float32 matmul precision where the trace depends on it, else None.
+        asks_identity: whether user code compared tensors by identity, as keys of a dict are.
         given: every tensor and number of the trace that user code was given (``trace/escapes.py``).
     """
 
@@ -33,6 +34,7 @@ class Guards:
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
+        self.asks_identity = False
         self.given: list[weakref.ref[Any]] = []
         self._guards: dict[Guard, None] = dict.fromkeys(known)
 

@@ -6,11 +6,17 @@ that is traced, and becomes a guard.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
+from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import MASKED, indexed, require_index
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import unwrap
@@ -69,39 +75,99 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     return view(trace, one, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An index that is a list of numbers.
+
+    Attributes:
+        numbers: in nested lists.
+        size: of the dimension, which a list of bools must have; None for a list of integers.
+    """
+
+    numbers: Any
+    size: int | None = None
+
+    def index(self, trace: Trace, size: Any) -> Node:
+        """The list as a tensor of indices along a dimension of ``size``."""
+        from jitgen.trace.factories import tensor  # which is made of this module's functions
+
+        if self.size is not None and not trace.guards.decide(symbols.compare("eq", size, self.size)):
+            raise IndexError(f"a list of {self.size} bools indexes a dimension of size {trace.guards.hint(size)}")
+        return tensor(trace, self.numbers, dtype=torch.int64)
+
+
+def refuse_nested(key: Any) -> None:
+    """UnsupportedError for a nested list as the whole index, whose meaning depends on torch's release."""
+    if isinstance(key, list) and any(isinstance(item, (list, tuple)) for item in key):
+        raise UnsupportedError(
+            "a nested list as an index is a tuple of lists in some releases of torch, and a tensor in others; write "
+            "x[tuple(index)] for the one, x[torch.tensor(index)] for the other"
+        )
+
+
+def _listed_key(item: Any) -> list[Any]:
+    """An index as it is; a list of integers as ``Listed``, one of bools as those of the elements that are True."""
+    if is_numpy(item):
+        item = item.tolist()
+    if isinstance(item, range):
+        item = list(item)
+    if not isinstance(item, list):
+        return [item]
+    shape: list[int] = []
+    inner: Any = item
+    while isinstance(inner, list):
+        shape.append(len(inner))
+        inner = inner[0] if inner else 0
+    if not isinstance(inner, bool):
+        if any(isinstance(each, (Node, slice)) or each is None or each is Ellipsis for each in item):
+            raise UnsupportedError("an index that is a list of other indices than numbers; make it a tuple")
+        return [Listed(item)]
+    places = [
+        place
+        for place in itertools.product(*map(range, shape))
+        if functools.reduce(lambda value, index: value[index], place, item)
+    ]
+    return [Listed([place[dim] for place in places], size) for dim, size in enumerate(shape)]
+
+
 @row("getitem", "__getitem__", view=True)
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
+    refuse_nested(key)
     viewed, by_dim = viewed_by(trace, input, key)
     return indexed(trace, viewed, by_dim) if by_dim else viewed
 
 
 def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:
     """``input`` under the slices, ints and None of ``key``, and the integer tensors of it by the dimensions of that."""
-    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [part for item in (key if isinstance(key, tuple) else (key,)) for part in _listed_key(item)]
+    if any(isinstance(item, bool) for item in keys) and any(isinstance(item, (Node, Listed)) for item in keys):
+        raise UnsupportedError("an index True or False beside tensors and lists; use unsqueeze")
     for item in keys:
-        if isinstance(item, (list, bool)):
-            raise UnsupportedError(
-                f"indexing by {type(item).__name__} is not supported; integer tensors, slices, ints, None and ... are"
-            )
         if isinstance(item, Node) and item.dtype in ("bool", "uint8"):
             raise UnsupportedError(MASKED)
         if isinstance(item, Node):
             require_index(item)
-    consumed = sum(item is not None and item is not Ellipsis for item in keys)
+    added = [item is None or isinstance(item, bool) for item in keys]
+    consumed = sum(not adds and item is not Ellipsis for item, adds in zip(keys, added, strict=True))
     if consumed > len(input.shape):
         raise IndexError(f"too many indices for a tensor of {len(input.shape)} dimensions")
-    if Ellipsis not in [item for item in keys if item is None or item is Ellipsis]:
+    if not any(item is Ellipsis for item in keys):
         keys.append(Ellipsis)
+        added.append(False)
     dim = 0
     by_dim: dict[int, Node] = {}
     for number, item in enumerate(keys):
         if item is Ellipsis:
-            dim += len(input.shape) - dim - sum(later is not None for later in keys[number + 1 :])
+            dim += len(input.shape) - dim - sum(not adds for adds in added[number + 1 :])
         elif isinstance(item, Node):
             by_dim[dim] = item
             dim += 1
-        elif item is None:
+        elif isinstance(item, Listed):
+            by_dim[dim] = item.index(trace, input.shape[dim])
+            dim += 1
+        elif item is None or isinstance(item, bool):
             input = unsqueeze(trace, input, dim)
+            input = input if item is not False else sliced(trace, input, dim, 0, 0)
             dim += 1
         elif isinstance(item, slice):
             step = 1 if item.step is None else int(item.step)

@@ -9,7 +9,9 @@ import inspect
 import sys
 import sysconfig
 import types
+from collections import OrderedDict, deque
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -53,7 +55,9 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def asks_identity(code: types.CodeType) -> bool:
-    """Whether the code compares a variable by ``is`` with something else than a constant."""
+    """Whether the code compares a variable by ``is`` with something else than a constant, or calls ``id``."""
+    if "id" in global_names(code):
+        return True
     for each in codes_in(code):
         steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
         for number, step in enumerate(steps):
@@ -108,6 +112,65 @@ def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def _chains(code: types.CodeType) -> tuple[tuple[tuple[str, ...], ...], dict[str, tuple[str, ...]]]:
+    """The dotted names in the code, each as its parts, and what it imports, by the names that it gives them: a module,
+    and the names that lead on from it."""
+    chains: set[tuple[str, ...]] = set()
+    imported: dict[str, tuple[str, ...]] = {}
+    for each in codes_in(code):
+        chain: tuple[str, ...] = ()
+        source: tuple[str, ...] = ()
+        for step in dis.get_instructions(each):
+            name = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain = (*chain, name) if chain else ()
+            elif step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")):
+                chain = (name,)
+            elif step.opname == "IMPORT_NAME":
+                source = (name,)
+            elif step.opname == "IMPORT_FROM":
+                source = (source[0], name)
+            elif step.opname in ("STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME") and source:
+                imported[name] = source
+                source = source[:1] if len(source) > 1 else ()
+            elif step.opname not in ("CACHE", "PUSH_NULL", "PRECALL", "SWAP", "POP_TOP"):
+                chain = ()
+            if chain:
+                chains.add(chain)
+    return tuple(chains), imported
+
+
+def named_functions(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """What the dotted names in the code of ``function`` lead to in modules, as ``np.random.seed``, with the name."""
+    code = function.__code__
+    chains, imported = _chains(code)
+    closed = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    found: list[tuple[str, Any]] = []
+    for chain in chains:
+        root, *rest = chain
+        if root in imported:
+            module, *names = imported[root]
+            value, rest = (
+                sys.modules.get(module if names or "." not in module else module.partition(".")[0]),
+                names + rest,
+            )
+        elif root in closed:
+            try:
+                value = closed[root].cell_contents
+            except ValueError:
+                continue
+        elif rest or root in global_names(code):
+            value = function.__globals__.get(root)
+        else:
+            continue
+        for name in rest:
+            value = getattr(value, name, None) if isinstance(value, types.ModuleType) else None
+        if value is not None and not isinstance(value, types.ModuleType):
+            found.append((".".join(chain), value))
+    return found
+
+
 def line_of(codes: Iterable[types.CodeType], name: str) -> str | None:
     """``"model.py:12"``: the first line of any of ``codes`` that mentions ``name``."""
     for code in codes:
@@ -118,6 +181,49 @@ def line_of(codes: Iterable[types.CodeType], name: str) -> str | None:
                 if step.argval == name:
                     return f"{each.co_filename}:{line}"
     return None
+
+
+_WRITES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
+_WRITES_ITEMS = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE")
+_CHANGES = frozenset(
+    name
+    for owner in (list, dict, set, bytearray, deque, OrderedDict, ContextVar, object)
+    for name in dir(owner)
+    if name.startswith(("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "discard", "sort"))
+    or name in ("reverse", "rotate", "move_to_end", "set", "setdefault", "__setitem__", "__delitem__", "__setattr__")
+) | {"fill", "setattr", "delattr"}
+"""Names of methods and functions that change an object."""
+
+
+def line_of_change(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """``"model.py:12"``: the line that changes ``name``, an attribute, a variable or what it refers to; else the first
+    one that mentions it."""
+    for code in codes:
+        for each in codes_in(code):
+            by_line: dict[int, list[dis.Instruction]] = {}
+            line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
+            for step in dis.get_instructions(each):
+                line = starts.get(step.offset) or line
+                by_line.setdefault(line, []).append(step)
+            for line, steps in by_line.items():
+                named = [
+                    step for step in steps if name in (step.argval if type(step.argval) is tuple else (step.argval,))
+                ]
+                if named and any(
+                    step.opname in _WRITES_ITEMS or step.argval in _CHANGES
+                    for step in steps
+                    if type(step.argval) is str or step.opname in _WRITES_ITEMS
+                ):
+                    return f"{each.co_filename}:{line}"
+                if any(step.opname in _WRITES for step in named):
+                    return f"{each.co_filename}:{line}"
+    return line_of(codes, name)
+
+
+def stored_globals(code: types.CodeType) -> frozenset[str]:
+    """The global variables that the code sets or deletes."""
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(step.argval for step in steps if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
 def plain_function(attribute: Any) -> types.FunctionType | None:

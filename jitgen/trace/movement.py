@@ -12,6 +12,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Node
+from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row
 from jitgen.trace.typing import broadcast_shapes, filled
@@ -71,7 +72,13 @@ def listed(sizes: tuple[Any, ...]) -> Any:
 @row("reshape", "view", view=True)
 def reshape(trace: Trace, input: Node, *shape: Any) -> Node:
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        raise UnsupportedError("view(dtype) reinterprets bits, which jitgen has no row for")
+        if shape[0] == DTYPES[input.dtype]:
+            return input
+        name = str(shape[0])
+        raise UnsupportedError(
+            f"view({name}) reinterprets bits, which kernels do not; pass x.view({name}) to the decorated function if "
+            f"x is its argument, or return the tensor and call .view({name}) on the result"
+        )
     return to_shape(trace, input, sizes_of(trace, listed(shape)))
 
 

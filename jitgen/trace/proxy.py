@@ -21,7 +21,20 @@ from jitgen.trace.replaced import Replaced
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-Aliases = list["weakref.ref[TensorProxy]"]
+
+class Memory:
+    """The memory of a tensor of the trace, which its views share.
+
+    Attributes:
+        base: the node of the whole tensor's current value, which the values of all views are views of.
+        proxies: the tensor and its views.
+        is_row_major: whether it is known to be contiguous, so that a reshape of it is a view.
+    """
+
+    def __init__(self, base: Node, is_row_major: bool = False):
+        self.base = base
+        self.proxies: list[weakref.ref[TensorProxy]] = []
+        self.is_row_major = is_row_major
 
 
 class TensorProxy(fx.Proxy):
@@ -31,19 +44,18 @@ class TensorProxy(fx.Proxy):
         value: the node of its current value; an update in place replaces it.
         owner: the trace.
         input: the index of the graph input that it is; None for any other tensor.
-        aliases: every proxy whose tensor would share memory with this one. As long as two of them are alive, neither
-            can be updated in place.
+        memory: which every proxy has whose tensor would share memory with this one.
     """
 
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
-    def __init__(self, node: Node, trace: Trace, aliases: Aliases | None = None, input: int | None = None):
+    def __init__(self, node: Node, trace: Trace, memory: Memory | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.value = node
         self.owner = trace
         self.input = input
-        self.aliases: Aliases = [] if aliases is None else aliases
-        self.aliases.append(weakref.ref(self))
+        self.memory = memory or Memory(node)
+        self.memory.proxies.append(weakref.ref(self))
         trace.guards.given.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +103,9 @@ class TensorProxy(fx.Proxy):
     def __repr__(self) -> str:
         return f"TensorProxy({self.value.dtype}, {self.value.shape})"
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        self.owner.guards.asks_identity = True
+        return object.__hash__(self)
 
 
 def _install_inplace_operators() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +14,24 @@ from torch.utils import _pytree as pytree
 from jitgen.errors import TraceError
 from jitgen.ir.graph import Graph, Node
 from jitgen.quant import weights
-from jitgen.trace import escapes
-from jitgen.trace.captured import Captured, default_dtype_guard, matmul_precision_guard
+from jitgen.trace import escapes, modes
+from jitgen.trace.captured import (
+    MISSING,
+    Captured,
+    call_leaves,
+    default_dtype_guard,
+    matmul_precision_guard,
+    same_value,
+)
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
+from jitgen.trace.journal import Change, Changes
 from jitgen.trace.location import quote, raised_at
 from jitgen.trace.look_ups import reported_to
+from jitgen.trace.mentions import line_of_change
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.stand_ins import stand_ins
 from jitgen.trace.traced import Output, Sizes, Traced
 from jitgen.trace.tracer import InterceptFunctions, Trace
 from jitgen.trace.transforms import transforms_are_refused
@@ -54,28 +66,59 @@ def trace(
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout, objects, runs, differentiable)
-    guards.given.clear()  # of the caller's own numbers
-    traced = _run(state, leaves, tree)
-    state.forget_tensors()
+    guards.asks_identity = False
+    state, traced, found = _undone(function, name, leaves, tree, guards, device, layout, objects, runs, differentiable)
+    if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
+        state, traced, found = _undone(
+            function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
+        )
+    journal = state.captures.journal
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
-    escapes.check(name, function, guards.given, others, state.captures.codes)
-    return traced
+    escapes.check(name, function, guards.given, others, state.captures.codes, found, journal.caches)
+    if not found:
+        return traced
+    changes = Changes(found)
+    # A trace that changed something is for one call alone: the next has to run the function, too.
+    never = Captured(changes.path, lambda: MISSING, None)
+    return replace(traced, guards=(*traced.guards, never), changes=changes)
+
+
+def _undone(
+    function: Callable[..., Any],
+    name: str,
+    leaves: Sequence[Any],
+    tree: pytree.TreeSpec,
+    guards: Guards,
+    *others: Any,
+) -> tuple[Trace, Traced, list[Change]]:
+    """A run of ``function``, and what it changed, which is as it was before."""
+    state = Trace(function, name, guards, *others)
+    guards.given.clear()  # of the caller's own numbers
+    journal = state.captures.journal
+    try:
+        traced = _run(state, leaves, tree)
+    except BaseException:
+        journal.undo()
+        raise
+    found = journal.undo()
+    state.forget_tensors()
+    return state, traced, found
 
 
 @contextmanager
 def _as_in_eager_torch(state: Trace) -> Iterator[None]:
     """A context in which user code meets proxies as tensors, and what it looks up is captured."""
-    with proxies_are_tensors(), transforms_are_refused(), reported_to(state.captures):
+    with proxies_are_tensors(), transforms_are_refused(), stand_ins(), reported_to(state.captures):
         yield
 
 
 def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     """Run the function of ``state``; see ``trace``."""
     guards = state.guards
+    known = {id(found.value): found.value for found in state.captures.tensors} if _asks_identity(state) else None
     arguments, keywords = pytree.tree_unflatten(
         [
-            state.input(leaf)
+            _tensor(state, leaf, known)
             if isinstance(leaf, torch.Tensor)
             else state.host_scalar(leaf)
             if isinstance(leaf, SymbolicScalar)
@@ -89,9 +132,10 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         (arguments, keywords),
         is_leaf=weights.is_unpacked,
     )
+    before = pytree.tree_flatten((arguments, keywords))
     token = tracing.set(guards)
     try:
-        with _as_in_eager_torch(state), InterceptFunctions(state):
+        with modes.kept(state.name), _as_in_eager_torch(state), InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
     except (TypeError, RuntimeError) as error:
         # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
@@ -106,6 +150,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         ) from error
     finally:
         tracing.reset(token)
+    _refuse_changed_arguments(state, (arguments, keywords), *before)
     # pytree takes a torch.Size for a tuple.
     flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
     outputs: list[Node] = []
@@ -122,6 +167,8 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
     state.captures.settle()
     captured_guards = list(state.captures.guards)
+    if known is not None:
+        captured_guards.append(_identities([found.read for found in state.captures.tensors]))
     if guards.default_dtype is not None:
         captured_guards.append(default_dtype_guard(guards.default_dtype))
     if guards.matmul_precision is not None:
@@ -129,4 +176,71 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     # The trace has refused each that is used while gradients are enabled.
     needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
     under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
-    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards), under_no_grad)
+    return Traced(
+        graph,
+        tuple(returned),
+        result_tree,
+        tuple(state.captured),
+        tuple(captured_guards),
+        under_no_grad,
+        follows_arguments=known is not None,
+    )
+
+
+def _asks_identity(state: Trace) -> bool:
+    return state.captures.asks_identity or state.guards.asks_identity
+
+
+def _tensor(state: Trace, tensor: torch.Tensor, known: dict[int, Any] | None) -> Any:
+    """What the function gets for an argument.
+
+    Args:
+        known: where the function compares by ``is``, what it gets for tensors so far, by their ids: for one tensor
+            always the same object, and for one that it also reaches by name that one.
+    """
+    proxy = state.input(tensor)
+    return proxy if known is None else known.setdefault(id(tensor), proxy)
+
+
+def _identities(captured: Sequence[Callable[[], Any]]) -> Captured:
+    """The guard on which arguments and captured tensors are one object."""
+
+    def read() -> tuple[int, ...]:
+        tensors = [leaf for leaf in call_leaves.get() if isinstance(leaf, torch.Tensor)]
+        ids = [*map(id, tensors), *(id(read()) for read in captured)]
+        return tuple(map(ids.index, ids))
+
+    return Captured("which tensors are one", read, read())
+
+
+def _refuse_changed_arguments(state: Trace, arguments: tuple[Any, Any], leaves: list[Any], tree: Any) -> None:
+    """TraceError where the function has changed a list, dict or other container among its arguments.
+
+    Args:
+        arguments: copies of the call's containers, as the function has left them.
+        leaves, tree: what they were.
+    """
+    now, structure = pytree.tree_flatten(arguments)
+    if structure == tree and all(map(same_value, now, leaves)):
+        return
+    positional, named = pytree.tree_unflatten(leaves, tree)
+    names = [*inspect.signature(state.function).parameters]
+    names += [f"number {index}" for index in range(len(names), len(positional))]
+    old = [*zip(names, positional, strict=False), *named.items()]
+    new = [*arguments[0], *arguments[1].values()]
+    name, value = next(
+        (name, value) for (name, value), other in zip(old, new, strict=True) if not _is_same(value, other)
+    )
+    kind = type(value).__name__
+    raise TraceError(
+        f"{state.name} changes its argument {name}, {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}: later calls "
+        f"launch kernels without running the function, and would change nothing"
+        f"{quote(line_of_change(state.captures.codes, name))}\n"
+        "  return what is new, and change the argument after the call"
+    )
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    leaves, tree = pytree.tree_flatten(value)
+    now, structure = pytree.tree_flatten(other)
+    return structure == tree and all(map(same_value, now, leaves))

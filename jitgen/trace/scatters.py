@@ -25,7 +25,7 @@ from jitgen.trace.gathers import (
     from_end,
     require_index,
 )
-from jitgen.trace.indexing import viewed_by
+from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
 from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
@@ -228,6 +228,7 @@ def index_put(trace: Trace, input: Node, indices: Any, values: Any, accumulate: 
 @row("setitem", "__setitem__", inplace=True)
 def setitem(trace: Trace, input: Node, key: Any, value: Any) -> Node:
     """The new value of ``input`` after ``input[key] = value``."""
+    refuse_nested(key)
     return _assigned(trace, input, key if isinstance(key, tuple) else (key,), value, "set")
 
 

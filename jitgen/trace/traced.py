@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.ir.graph import Graph
 from jitgen.trace.captured import Captured
+from jitgen.trace.journal import Changes
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Traced:
         captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
         guards: captured values, and torch settings that the trace depends on, which must not change.
         follows_arguments: whether captured tensors or guarded values are read from objects among the arguments.
+        changes: what the function changed outside of it, for the call that was traced to make; such a trace is for one
+            call alone.
         under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
     """
 
@@ -48,6 +51,7 @@ class Traced:
     guards: tuple[Captured, ...]
     under_no_grad: frozenset[int] = frozenset()
     follows_arguments: bool = False
+    changes: Changes | None = None
 
     @staticmethod
     def of(graph: Graph) -> Traced:

@@ -68,6 +68,9 @@ class InterceptFunctions(TorchFunctionMode):
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
 """Functions that read elements of a tensor as Python values."""
+_ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
+_ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
+"""Functions that make contiguous tensors, whatever their arguments are."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
 """Functions of complex numbers."""
 
@@ -110,7 +113,7 @@ class Trace:
         self.draws = 0
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
-        self._captured_nodes: dict[int, Node] = {}
+        self._captured_proxies: dict[int, TensorProxy] = {}
         self.quantized = QuantizedWeights(self, layout)
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
@@ -161,21 +164,26 @@ class Trace:
         return self._input_node(part.value)
 
     def captured_tensor(self, tensor: torch.Tensor) -> Node:
-        """The input node of a tensor that the function closes over."""
-        node = self._captured_nodes.get(id(tensor))
-        if node is None:
+        """The value of a tensor that the function closes over: an input, or what an update has made of it."""
+        return self.captured_proxy(tensor).value
+
+    def captured_proxy(self, tensor: torch.Tensor) -> TensorProxy:
+        """What stands for a tensor that the function closes over."""
+        proxy = self._captured_proxies.get(id(tensor))
+        if proxy is None:
             found = self._find_captured(tensor)
             unreadable = None if is_traced_tensor(tensor) and not self.runs else why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            node = self._captured_nodes[id(tensor)] = self.captured_input(self._on_device(found, tensor))
+            node = self.captured_input(self._on_device(found, tensor))
+            proxy = self._captured_proxies[id(tensor)] = TensorProxy(node, self, input=node.attrs[0])
         if tensor.requires_grad and torch.is_grad_enabled() and not self.differentiable:
             raise RequiresGrad(
                 f"{self.name}: {self._find_captured(tensor).path} requires grad, and neither a plan nor a call with "
                 f"out= computes gradients{quote(user_location())}\n  call the function itself, or this under "
                 "torch.no_grad()"
             )
-        return node
+        return proxy
 
     # -------------------------------------------------------------------------------------------------- calls
 
@@ -201,16 +209,22 @@ class Trace:
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
-        proxies = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, TensorProxy)]
+        standing = [self._proxy_of(value) for value in pytree.tree_leaves((args, kwargs))]
+        proxies = [proxy for proxy in standing if proxy is not None]
         result = self._result(row, name, positional, named, proxies)
         with torch._C.DisableTorchFunction():
             if self.differentiable and not torch.is_grad_enabled():
                 result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
+            first = self._proxy_of(args[0]) if args else None
             if row.inplace or kwargs.get("inplace"):
-                return updated(self, args[0], result, name)
+                updated(self, first, result, name)
+                return args[0]
             if row.is_view or row.composed:  # what a composition calls has made its copies
-                return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
-            return self._leave(self._unaliased(result), None)
+                return self._leave(result, first)
+            made = self._leave(self._unaliased(result), None)
+            if name.rpartition(".")[2] in _ROW_MAJOR:
+                made.memory.is_row_major = True
+            return made
 
     def _result(
         self,
@@ -301,6 +315,10 @@ class Trace:
             )
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
 
+    def _proxy_of(self, value: Any) -> TensorProxy | None:
+        """The proxy that ``value`` is, or that stands for it where it is a captured tensor which the trace has met."""
+        return value if isinstance(value, TensorProxy) else self._captured_proxies.get(id(value))
+
     def _enter(self, value: Any) -> Any:
         """An argument as a row sees it: tensors become nodes, anything else is unchanged."""
         if isinstance(value, TensorProxy):
@@ -341,7 +359,7 @@ class Trace:
             if given and id(value) in given:
                 return given[id(value)]
             shared = source is not None and memory_of(value) is memory_of(source.value)
-            return TensorProxy(value, self, source.aliases if shared and source is not None else None)
+            return TensorProxy(value, self, source.memory if shared and source is not None else None)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
@@ -350,6 +368,7 @@ class Trace:
 
     def forget_tensors(self) -> None:
         """Release all tensors of the trace."""
+        self._captured_proxies.clear()
         self._returned.clear()
         self.host_scalars.clear()
 

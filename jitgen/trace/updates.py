@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node, under_views
+from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
 from jitgen.spec import DTYPES
 from jitgen.trace.location import quote, user_location
-from jitgen.trace.proxy import TensorProxy
-from jitgen.trace.scatters import movements_from, scattered
+from jitgen.trace.proxy import Memory, TensorProxy
+from jitgen.trace.scatters import Movements, movements_from, scattered
 from jitgen.trace.typing import expand
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 
-def updated(trace: Trace, proxy: Any, value: Node, name: str) -> TensorProxy:
+def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> None:
     """An update in place by the function ``name``.
 
-    The value of ``proxy``, which is returned, becomes ``value``, and that of every view of the same memory follows.
+    The value of ``proxy`` becomes ``value``, and that of every view of the same memory follows.
 
     Raises:
-        UnsupportedError: it is a captured tensor, or shares memory with a view that cannot be followed.
+        UnsupportedError: it shares memory with a view that cannot be followed.
         TraceError: the update would change its shape or its kind of dtype.
     """
-    if not isinstance(proxy, TensorProxy):
+    if proxy is None:
         raise UnsupportedError(
-            f"{trace.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
+            f"{trace.name}: {name} updates what is no tensor of the trace{quote(user_location())}\n"
+            "  pass the tensor as an argument"
         )
     if any(proxy is scalar for scalar in trace.host_scalars):
         raise UnsupportedError(
             f"{trace.name}: {name} updates a 0-d CPU tensor in a kernel on {trace.device}{quote(user_location())}\n"
             "  move it there first, with .to(device)"
         )
-    sharing = [alias for alias in (alias() for alias in proxy.aliases) if alias is not None]
-    base = under_views(proxy.value)
-    if base.op == "input" and all(alias.input is None for alias in sharing):
+    sharing = [alias for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
+    memory = proxy.memory
+    base = memory.base
+    if memory_of(base).op == "input" and all(alias.input is None for alias in sharing):
         raise UnsupportedError(
-            f"{trace.name}: {name} updates a captured tensor through a view{quote(user_location())}\n"
-            "  pass it as an argument"
+            f"{trace.name}: {name} updates a view of which the trace does not know the tensor{quote(user_location())}\n"
+            "  update the tensor itself, or clone the view"
         )
     chains = [movements_from(base, alias.value) for alias in sharing]
-    if len(sharing) > 1 and not all(chain is not None and _is_writable(chain) for chain in chains):
+    if len(sharing) > 1 and not all(chain is not None and _is_writable(chain, memory) for chain in chains):
         raise UnsupportedError(
-            f"{trace.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
-            "  use the operation that returns a new tensor"
+            f"{trace.name}: {name} updates a tensor that shares memory with a view of it whose elements may be copies, "
+            f"as those of reshape, expand and contiguous are{quote(user_location())}\n"
+            "  clone the view where it is made, or use the operation that returns a new tensor"
         )
     shape = proxy.value.shape
     same = len(value.shape) == len(shape) and all(
@@ -65,23 +68,42 @@ def updated(trace: Trace, proxy: Any, value: Node, name: str) -> TensorProxy:
         )
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
     if len(sharing) == 1:
-        proxy.value = value
+        memory.base = proxy.value = value
     else:  # the tensor that they are views of changes, and with it all of them
-        movements = movements_from(base, proxy.value)
-        value = scattered(trace, base, value, (), range(len(shape)), movements=movements) if movements else value
+        memory.base = _written(trace, base, movements_from(base, proxy.value) or (), value)
         for alias, chain in zip(sharing, chains, strict=True):
-            alias.value = value
-            for attrs, sizes in chain or ():
-                alias.value = trace.make("view", (alias.value,), value.dtype, sizes, attrs)
+            alias.value = _moved(trace, memory.base, chain or ())
     for alias in sharing:
         if alias.input is not None:
             trace.mutated[alias.input] = alias.value
-    return proxy
 
 
-def _is_writable(movements: Any) -> bool:
+def _is_writable(movements: Movements, memory: Memory) -> bool:
     """Whether each element of the view that ``movements`` lead to is one of the tensor's, at strides that are known."""
-    return all(attrs[0] not in ("expand", "reshape") for attrs, _ in movements)
+    is_row_major = memory.is_row_major
+    for attrs, _ in movements:
+        if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):
+            return False
+        keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach") or attrs[:2] == ("slice", 0)
+        is_row_major = is_row_major and keeps and (attrs[0] != "slice" or attrs[3] == 1)
+    return True
+
+
+def _moved(trace: Trace, base: Node, movements: Movements) -> Node:
+    for attrs, sizes in movements:
+        base = trace.make("view", (base,), base.dtype, sizes, attrs)
+    return base
+
+
+def _written(trace: Trace, base: Node, movements: Movements, value: Node) -> Node:
+    """``base`` with the view of it that ``movements`` lead to replaced by ``value``."""
+    first = next((number for number, (attrs, _) in enumerate(movements) if attrs[0] == "reshape"), None)
+    if first is None:
+        return scattered(trace, base, value, (), range(len(value.shape)), movements=movements) if movements else value
+    before, after = movements[:first], movements[first + 1 :]
+    shape = before[-1][1] if before else base.shape
+    whole = _written(trace, _moved(trace, base, movements[: first + 1]), after, value)
+    return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, shape, ("reshape",)))
 
 
 def memory_of(node: Node) -> Node:

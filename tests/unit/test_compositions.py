@@ -142,9 +142,58 @@ def test_batch_norm_moves_running_statistics() -> None:
     assert not torch.equal(ours[0], start[0])
 
 
-def test_batch_norm_of_a_module_in_training_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="updates a captured tensor"), torch.no_grad():
-        jitgen.jit(torch.nn.BatchNorm1d(3))(torch.randn(4, 3))
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("momentum", [0.1, 0.0, None])
+def test_batch_norm_of_a_module_in_training(momentum: Any, grad: bool) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3, momentum=momentum)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x).relu() * 2
+
+    eager, module = Block().requires_grad_(grad), Block().requires_grad_(grad)
+    jitted = jitgen.jit(module)
+    for step in range(4):
+        if step == 2:
+            eager.eval(), module.eval()
+        elif step == 3:
+            eager.train(), module.train()
+        x, y = (torch.linspace(-1, 2 + step, 12).reshape(4, 3).requires_grad_(grad) for _ in range(2))
+        got, want = jitted(x), eager(y)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+        if grad:
+            (got**2).sum().backward(), (want**2).sum().backward()
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                [p.grad for p in module.parameters()], [p.grad for p in eager.parameters()], rtol=1e-4, atol=1e-5
+            )
+    assert int(module.norm.num_batches_tracked) == 3
+
+
+def test_updates_of_captured_tensors() -> None:
+    buffer, rows = torch.zeros(4, 3), torch.ones(4, 3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        nonlocal rows
+        buffer[1:3] += x[0]
+        rows += buffer
+        rows.mul_(2)
+        return x + rows[1] * buffer.sum(0)
+
+    x, jitted = torch.linspace(0, 1, 6).reshape(2, 3), jitgen.jit(function)
+    kept = buffer, rows
+    for _ in range(2):
+        before = buffer.clone(), rows.clone()
+        got, after = jitted(x), (buffer.clone(), rows.clone())
+        for tensor, value in zip(kept, before, strict=True):
+            tensor.copy_(value)
+        torch.testing.assert_close(got, function(x))
+        torch.testing.assert_close((buffer, rows), after)
+    assert kept[0] is buffer
+    assert kept[1] is rows
 
 
 # --------------------------------------------------------------------------------------------------------------- shapes

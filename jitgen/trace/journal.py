@@ -1,0 +1,350 @@
+"""What a traced function may change outside of it: objects, containers and variables, as they were before the trace.
+
+``Captures`` notes every object that it visits before the function runs. After the run the journal compares each with
+what it was, and puts it back. So a trace leaves no mark, whether it ends with a graph or with an error; what the
+function changed is in ``Changes``, which the call makes when it has succeeded.
+
+Neighbours: ``escapes.py`` refuses changes that hold a tensor of the trace; ``call/resolver.py`` keeps a trace with
+changes for one call alone, so that each call makes its own.
+"""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import functools
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.trace import contents
+from jitgen.trace.captured import MISSING, same_value
+from jitgen.trace.mentions import is_library
+
+LRU_CACHE = type(functools.cache(len))
+"""The type of functions that ``functools.lru_cache`` makes."""
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TABLES = ("_parameters", "_buffers", "_modules")
+"""The attributes in which a module has its members."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One thing that a function can change.
+
+    Attributes:
+        path: how the function reaches the owner, as a user would write it; empty for variables.
+        kind: ``"attribute"``, ``"variable"`` or ``"item"``: what its contents are.
+        owner: the object.
+        identity: what two places of one memory have in common.
+        read: returns its contents by name, key or index.
+        write: makes contents that ``read`` returned the contents again.
+        is_ordered: whether the order of keys matters.
+    """
+
+    path: str
+    kind: str
+    owner: Any
+    identity: tuple[Any, ...]
+    read: Callable[[], dict[Any, Any]]
+    write: Callable[[dict[Any, Any]], None]
+    is_ordered: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One place that the function changed.
+
+    Attributes:
+        new: its contents after the function had run.
+        keys: of what is new or gone.
+    """
+
+    place: Place
+    new: dict[Any, Any]
+    keys: tuple[Any, ...]
+
+    @property
+    def path(self) -> str:
+        """What was changed, as a user would write it."""
+        if self.place.kind == "item":
+            return self.place.path
+        return f"{self.place.path}.{self.keys[0]}".lstrip(".")
+
+    @property
+    def name(self) -> str:
+        """The name of it that the user's code has."""
+        return self.path.partition("[")[0].rpartition(".")[2]
+
+    def where(self, key: Any) -> str:
+        """A description of the place of the value at ``key``."""
+        owner = type(self.place.owner).__name__
+        owner = f"{'an' if owner[0] in 'aeiouAEIOU' else 'a'} {owner}"
+        if self.place.kind == "item":
+            return f"{self.place.path}, {owner}"
+        return f"variable {key!r}" if self.place.kind == "variable" else f"attribute {key!r} of {owner}"
+
+
+class Changes:
+    """What one run of a function changed, to be made by the call that the run was for."""
+
+    def __init__(self, changes: list[Change]):
+        self._changes = changes
+        self.path = changes[0].path
+
+    def make(self) -> None:
+        """Make the changes. A second time does nothing."""
+        changes, self._changes = self._changes, []
+        for change in changes:
+            change.place.write(change.new)
+
+
+class Journal:
+    """The objects that a function reaches, with their contents before it ran.
+
+    Attributes:
+        caches: the functions with a cache (``functools.lru_cache``) among them.
+    """
+
+    def __init__(self) -> None:
+        self.caches: list[Any] = []
+        self._noted: list[tuple[Place, dict[Any, Any]]] = []
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def note(self, path: str, value: Any) -> None:
+        """Note ``value``, which the function reaches by ``path``, and what it consists of."""
+        if isinstance(value, LRU_CACHE):
+            self.caches.append(value)
+        for place in _places(path, value):
+            self._add(place)
+        if isinstance(value, torch.nn.Module) and _is_users(value):
+            for name, module in torch.nn.Module.named_modules(value):
+                for place in _places(f"{path}.{name}" if name else path, module):
+                    self._add(place)
+
+    def note_variables(self, function: types.FunctionType, names: Iterable[str]) -> None:
+        """Note the variables around ``function``: its closure's, and the global ones called ``names``."""
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, cell in cells.items():
+            self._add(_cell(name, cell))
+        variables = function.__globals__
+        for name in names:
+            wanted = frozenset((name,))
+            self._add(_names("", "variable", variables, variables, wanted.__contains__, name))
+
+    def _add(self, place: Place) -> None:
+        if place.identity not in self._known:
+            self._known[place.identity] = place.owner  # whose id no other object then has
+            self._noted.append((place, place.read()))
+
+    def undo(self) -> list[Change]:
+        """Put everything back. Returns what was changed."""
+        found = []
+        for place, before in self._noted:
+            now = place.read()
+            keys = _changed(place, before, now)
+            if keys is not None:
+                found.append(Change(place, now, keys))
+                place.write(before)
+        return found
+
+
+def _changed(place: Place, before: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...] | None:
+    """The keys at which contents differ; None where nothing does."""
+    keys = [key for key in now if not (key in before and same_value(now[key], before[key]))]
+    keys = [key for key in keys if not _is_computed_once(place.owner, key, before, now)]
+    keys += [key for key in before if key not in now]
+    if keys or not place.is_ordered or [*now] == [*before]:
+        return tuple(keys) if keys else None
+    return tuple(now)
+
+
+def _is_computed_once(owner: Any, key: Any, before: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    """Whether a new attribute is the value of a ``functools.cached_property``, which any reader would have made."""
+    found = isinstance(getattr(type(owner), key, None), functools.cached_property) if isinstance(key, str) else False
+    return found and key not in before and not isinstance(now[key], torch.fx.Proxy)
+
+
+def _is_users(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] != "jitgen"
+
+
+# ------------------------------------------------------------------------------------------------------ what can change
+
+
+def _places(path: str, value: Any) -> Iterator[Place]:
+    """What of ``value`` a function can change."""
+    if not _is_users(value) or (isinstance(value, torch.Tensor) and type(value) not in _TENSORS):
+        return
+    if isinstance(value, types.ModuleType):
+        if not is_library(value.__name__):
+            yield _names(path, "attribute", value, vars(value), _is_plain)
+    elif isinstance(value, type):
+        if not is_library(value.__module__):
+            yield _names(path, "attribute", value, None, _is_plain)
+    else:
+        container = _container(path, value)
+        if container is not None:
+            yield container
+        try:
+            own = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            own = None
+        if isinstance(own, dict):
+            yield _names(path, "attribute", value, own, lambda name: True)
+        for name in _TABLES if isinstance(value, torch.nn.Module) else ():
+            table = vars(value).get(name)
+            if isinstance(table, dict):
+                yield _names(path, "attribute", value, table, lambda name: True)
+        slots = frozenset(_slots(type(value)))
+        if slots:
+            yield _names(path, "attribute", value, None, lambda name: name in slots)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name of a module or class is the user's, and not one by which Python describes it."""
+    return not name.startswith(("__", "_abc_"))
+
+
+def _slots(owner: type) -> list[str]:
+    users = [each for each in owner.__mro__ if not is_library(each.__module__)]
+    return [n for each in users for n, member in vars(each).items() if isinstance(member, types.MemberDescriptorType)]
+
+
+def _names(
+    path: str,
+    kind: str,
+    owner: Any,
+    variables: dict[str, Any] | None,
+    is_wanted: Callable[[str], bool],
+    name: str = "",
+) -> Place:
+    """Names and their values, which are written one by one.
+
+    Args:
+        variables: what has them; None for attributes of ``owner`` that ``setattr`` writes.
+        is_wanted: which of them.
+        name: of the only one, if it is one.
+    """
+    is_class = isinstance(owner, type)
+
+    def read() -> dict[str, Any]:
+        if variables is not None or is_class:
+            found: Mapping[str, Any] = variables if variables is not None else vars(owner)
+            return {name: value for name, value in [*found.items()] if is_wanted(name)}
+        return {name: value for name in _slots(type(owner)) if (value := getattr(owner, name, MISSING)) is not MISSING}
+
+    def write(new: dict[str, Any]) -> None:
+        now = read()
+        gone = [name for name in now if name not in new]
+        changed = {name: value for name, value in new.items() if now.get(name, MISSING) is not value}
+        if variables is not None:
+            for name in gone:
+                variables.pop(name, None)
+            variables.update(changed)
+            if [*read()] != [*new]:
+                variables.update({name: variables.pop(name) for name in new})  # in that order
+            return
+        remove, replace = (type.__delattr__, type.__setattr__) if is_class else (object.__delattr__, object.__setattr__)
+        for name in gone:
+            remove(owner, name)
+        for name, value in changed.items():
+            replace(owner, name, value)
+
+    memory = variables if variables is not None else owner
+    return Place(path, kind, owner, (id(memory), variables is None, name), read, write)
+
+
+def _cell(name: str, cell: types.CellType) -> Place:
+    """A variable of a closure."""
+
+    def read() -> dict[str, Any]:
+        try:
+            return {name: cell.cell_contents}
+        except ValueError:  # it has no value yet
+            return {}
+
+    def write(new: dict[str, Any]) -> None:
+        if new:
+            cell.cell_contents = new[name]
+        elif read():
+            del cell.cell_contents
+
+    return Place("", "variable", cell, (id(cell),), read, write)
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether it is an array whose elements can be compared and written."""
+    if contents.is_numpy(value):
+        is_array = not contents.is_numpy_number(value) and value.flags.writeable
+        return is_array and contents.snapshot(value) is not None
+    return isinstance(value, (bytearray, array.array)) and contents.snapshot(value) is not None
+
+
+def _container(path: str, value: Any) -> Place | None:
+    """The contents of a container of Python's, an array or a context variable; None of any other object."""
+    read: Callable[[], dict[Any, Any]]
+    write: Callable[[dict[Any, Any]], None]
+    if isinstance(value, (list, deque)):
+        kind: Any = list if isinstance(value, list) else deque
+
+        def read() -> dict[Any, Any]:
+            return dict(enumerate(kind.__iter__(value)))
+
+        def write(new: dict[Any, Any]) -> None:
+            kind.clear(value)
+            kind.extend(value, new.values())
+
+    elif isinstance(value, dict):
+        ordered: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+
+        def read() -> dict[Any, Any]:
+            return {key: dict.__getitem__(value, key) for key in ordered.__iter__(value)}
+
+        def write(new: dict[Any, Any]) -> None:
+            ordered.clear(value)
+            for key, item in new.items():
+                ordered.__setitem__(value, key, item)
+
+    elif isinstance(value, set):
+
+        def read() -> dict[Any, Any]:
+            return dict.fromkeys(set.__iter__(value), True)
+
+        def write(new: dict[Any, Any]) -> None:
+            set.clear(value)
+            set.update(value, new)
+
+    elif isinstance(value, contextvars.ContextVar):
+
+        def read() -> dict[Any, Any]:
+            return {"value": value.get(MISSING)}
+
+        def write(new: dict[Any, Any]) -> None:
+            if new["value"] is not MISSING:
+                value.set(new["value"])
+
+    elif _is_writable(value):
+
+        def read() -> dict[Any, Any]:
+            return {"elements": contents.snapshot(value)}
+
+        def write(new: dict[Any, Any]) -> None:
+            elements = new["elements"][-1]
+            if contents.is_numpy(value):
+                shaped = type(value)(value.shape, value.dtype, elements)
+                value[...] = shaped
+            elif isinstance(value, bytearray):
+                value[:] = elements
+            else:
+                del value[:]
+                value.frombytes(elements)
+
+    else:
+        return None
+    return Place(path, "item", value, (id(value), "contents"), read, write, isinstance(value, dict))

@@ -1,0 +1,167 @@
+"""Updates of a part of a tensor that the function itself has made, and of views of it, in every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.errors import UnsupportedError
+
+
+def zeros_like(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    y[:, 0] += x[:, 1]
+    return y
+
+
+def whole_row(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(4, 3)
+    y[1] += 1
+    return y + x
+
+
+def element(x: torch.Tensor) -> torch.Tensor:
+    y = x.new_zeros(4, 3)
+    y[0, 1] += 5
+    y[0][2] = 7
+    return y + x
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    y = torch.ones(4, 3)
+    y[1:] *= 2
+    y[1:][1:] -= x[1:3]
+    return y * x
+
+
+def of_full(x: torch.Tensor) -> torch.Tensor:
+    y = torch.full((4, 3), 2.0)
+    y[0][1] = 5
+    y.t()[2] += x[:, 0]
+    return y + x
+
+
+def of_empty(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty(8, 3)
+    y[:4].copy_(x)
+    y[4:] = x.flip(0) * 2
+    return y
+
+
+def of_arange(x: torch.Tensor) -> torch.Tensor:
+    y = torch.arange(12, dtype=torch.float32).view(4, 3)
+    y[2] = x[0]
+    y[:, 1].mul_(3)
+    return y + x
+
+
+def by_flat_view(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(4, 3)
+    y.view(-1)[2:5] = 3
+    y.view(2, 6)[1, 1:3] += x[0, :2]
+    return y * x
+
+
+def reshaped_slices(x: torch.Tensor) -> torch.Tensor:
+    y = x.new_ones(6, 4)
+    rows = y[2:].view(2, 8)
+    rows[0] += 2
+    rows.view(2, 2, 4)[1, 0] = x[0, :1]
+    return y.sum(1) * x.sum()
+
+
+def chained(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    first, rest = y[0], y[1:]
+    first.add_(x[0])
+    rest[1:].add_(first)
+    y *= 2
+    return y + first + rest.sum(0)
+
+
+def alone(x: torch.Tensor) -> torch.Tensor:
+    row = torch.zeros(4, 3)[1]
+    row += 1
+    row[:2] *= 4
+    return row + x
+
+
+def unbound(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(4, 3)
+    for index, row in enumerate(y):
+        row.add_(x[index].detach() * index)
+    return y * x
+
+
+def of_clone(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, 0] += x[:, 1]
+    y[1, 1:] = 0
+    return y
+
+
+def of_result(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[:, :2].mul_(x[:, 1:])
+    y[0] -= 1
+    return y.tanh()
+
+
+def two_of_a_kind(x: torch.Tensor) -> torch.Tensor:
+    left, right = torch.zeros(4, 3), torch.zeros(4, 3)
+    left[0] += 1
+    return left * x + right
+
+
+FUNCTIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    *(zeros_like, whole_row, element, scaled, of_full, of_empty, of_arange, by_flat_view, reshaped_slices, chained),
+    *(alone, unbound, of_clone, of_result, two_of_a_kind),
+]
+
+
+def operand() -> torch.Tensor:
+    return torch.linspace(-1, 2, 12).reshape(4, 3)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_values_and_gradients(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x, jitted = operand(), jitgen.jit(function)
+    torch.testing.assert_close(jitted(x), function(x))
+    leaf, other = operand().requires_grad_(), operand().requires_grad_()
+    result, expected = jitted(leaf), function(other)
+    torch.testing.assert_close(result, expected)
+    if expected.requires_grad:
+        weights = torch.linspace(0.5, 1, expected.numel()).reshape(expected.shape)
+        (found,) = torch.autograd.grad((result * weights).sum(), leaf)
+        (wanted,) = torch.autograd.grad((expected * weights).sum(), other)
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("function", [zeros_like, element, reshaped_slices, chained, of_clone, of_result])
+def test_other_dialects(function: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
+    lowered = jitgen.jit(function).lower(jitgen.TensorSpec((4, 3), torch.float32), target="sm_90a", backend=backend)
+    assert all(kernel.source for kernel in lowered.kernels)
+
+
+def test_a_view_that_may_be_a_copy_is_refused_with_the_cause() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        flat = y.t().reshape(-1)
+        flat += 1
+        return y
+
+    with pytest.raises(UnsupportedError, match="elements may be copies") as refused:
+        jitgen.jit(function)(operand())
+    assert f"{__file__}:{function.__code__.co_firstlineno + 3}" in str(refused.value)
+
+    def remedied(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        flat = y.t().reshape(-1).clone()
+        flat += 1
+        return y + flat.sum()
+
+    torch.testing.assert_close(jitgen.jit(remedied)(operand()), remedied(operand()))
