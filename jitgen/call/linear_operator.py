@@ -80,7 +80,7 @@ def _batched(
     """``torch.vmap`` over the activation, of which a batch is further rows, and over the bias."""
     of_x, of_weight, of_bias, _ = dims
     if any(dim is not None for dim in of_weight):
-        raise UnsupportedError("vmap over a quantised weight: dequantise it, or map over the activation alone")
+        raise UnsupportedError("vmap over a quantised weight; dequantise it, or map over the activation alone")
     x = x.expand(info.batch_size, *x.shape) if of_x is None else x.movedim(of_x, 0)
     if of_bias is None or bias is None:
         return torch.ops.jitgen.linear(x, weight, bias, token), 0

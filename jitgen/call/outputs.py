@@ -50,7 +50,9 @@ def described_results(name: str, lowered: Lowered) -> list[Described] | None:
     """
     program = lowered.program
     if program.mutated:
-        raise UnsupportedError(f"{name}: out= with a function that updates an argument is not supported")
+        raise UnsupportedError(
+            f"{name}: out= with a function that updates an argument is not supported; call it without"
+        )
     if list(program.outputs) != list(range(len(program.outputs))):
         return None
     first = len(program.inputs) + len(program.temporaries)

@@ -46,9 +46,18 @@ def refuse(func: Any, args: Any) -> NoReturn:
     name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
     weight = next((arg for arg in args if isinstance(arg, StoredWeight)), None)
     raise UnsupportedError(
-        f"{name} of a quantised weight" + (f", {weight!r}," if weight is not None else "") + " is not supported; "
-        "call .dequantize() on it first"
+        f"{name} of a quantised weight"
+        + (f", {weight!r}," if weight is not None else "")
+        + f" is not supported; {_remedy(name.rpartition('.')[2])}"
     )
+
+
+def _remedy(name: str) -> str:
+    """What to do instead of the function ``name`` of torch."""
+    is_update = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
+    if is_update or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")):
+        return "change what .dequantize() returns, and quantise that, with jitgen.quantize"
+    return "call .dequantize() on it first"
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:

@@ -146,7 +146,10 @@ def bind(
         elif parameters.sizes and name in SIZES:
             sizes = (value,)
         elif not _is_neutral(name, value):
-            raise UnsupportedError(f"the argument {name}={value!r:.80} is not supported")
+            raise UnsupportedError(
+                f"the argument {name}={value!r:.80} is not supported; leave it out, or call the function outside the "
+                "decorated one"
+            )
     return (*args, *sizes), named
 
 

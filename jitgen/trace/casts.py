@@ -67,7 +67,10 @@ def to(
         elif isinstance(value, (torch.device, str, int)) and not isinstance(value, bool):
             wanted = torch.device(value)
             if wanted.type != trace.device.type or wanted.index not in (None, trace.device.index):
-                raise UnsupportedError(f"moving a tensor from {trace.device} to {wanted} is not a kernel's work")
+                raise UnsupportedError(
+                    f"moving a tensor from {trace.device} to {wanted} is not a kernel's work; move arguments before "
+                    "the call, and results after it"
+                )
     flags = [value for value in target if isinstance(value, bool)]
     if copy or flags[1:2] == [True]:
         return ordered(trace, trace.copy(input, dtype_name(dtype) if dtype else input.dtype), memory_format)
@@ -77,7 +80,9 @@ def to(
 @row("type", view=True)
 def type_(trace: Trace, input: Node, dtype: torch.dtype | str | None = None, non_blocking: bool = False) -> Node:
     if not isinstance(dtype, torch.dtype):
-        raise UnsupportedError("Tensor.type takes a torch.dtype here")
+        raise UnsupportedError(
+            "Tensor.type takes a torch.dtype here; write x.to(torch.float32), or x.dtype for its dtype"
+        )
     return trace.cast(input, dtype_name(dtype))
 
 

@@ -246,7 +246,7 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     expand_to(trace, input, product.shape, "the added tensor")
     if product.dtype in INTEGERS and any(symbols.kind_of(unwrap(factor)) == "float" for factor in (beta, alpha)):
-        raise UnsupportedError(f"alpha and beta of a product of {product.dtype} have to be integers")
+        raise UnsupportedError(f"alpha and beta of a product of {product.dtype} have to be integers; pass integers")
     if alpha != 1:
         product = pointwise(trace, "mul", product, alpha)
     if beta == 0:  # then torch ignores input, NaN in it included

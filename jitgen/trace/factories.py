@@ -11,7 +11,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.guards import default_dtype
-from jitgen.trace.indexing import cat
+from jitgen.trace.indexing import cat, listed_numbers
 from jitgen.trace.movement import listed, new_shape, to_shape
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, device: Any = None) -> Node:
     if device is not None and torch.device(device).type != trace.device.type:
-        raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
+        raise UnsupportedError(
+            f"a tensor on {device} in a function whose arguments are on {trace.device}; write device=x.device "
+            "of an argument x"
+        )
     name = dtype_name(dtype or default_dtype())
     shape = new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
     require_range(trace, value, name)
@@ -91,32 +94,10 @@ def tensor(trace: Trace, data: Any, *, dtype: Any = None, device: Any = None) ->
         return trace.cast(data, dtype_name(dtype)) if dtype else data
     if not isinstance(data, (list, tuple)):
         return number(trace, data, dtype_name(dtype) if dtype else result_dtype(data))
-    numbers, shape = _listed_numbers(data)
+    numbers, shape = listed_numbers(data)
     name = dtype_name(dtype) if dtype else result_dtype(*numbers) if numbers else dtype_name(default_dtype())
     ones = [filled(trace, number(trace, value, name), (1,)) for value in numbers]
     return to_shape(trace, cat(trace, ones), shape) if ones else filled(trace, number(trace, 0, name), shape)
-
-
-MOST_NUMBERS = 64
-"""Numbers of a ``torch.tensor`` inside a function, at most; a kernel selects among them."""
-
-
-def _listed_numbers(data: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """The numbers of nested lists, and the shape that torch makes of them."""
-    if not isinstance(data, (list, tuple)):
-        if not isinstance(data, (bool, int, float, SymbolicNumber)):
-            raise UnsupportedError(f"torch.tensor of a {type(data).__name__}; torch.stack makes a tensor of tensors")
-        return [data], ()
-    pieces = [_listed_numbers(item) for item in data]
-    if len({shape for _, shape in pieces}) > 1:
-        raise ValueError("the lists of torch.tensor must have equal lengths")
-    numbers = [value for values, _ in pieces for value in values]
-    if len(numbers) > MOST_NUMBERS:
-        raise UnsupportedError(
-            f"torch.tensor of more than {MOST_NUMBERS} numbers inside a decorated function; make it outside and close "
-            "over it"
-        )
-    return numbers, (len(data), *(pieces[0][1] if pieces else ()))
 
 
 @row("as_tensor", "asarray", view=True)

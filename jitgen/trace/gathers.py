@@ -84,7 +84,7 @@ def embedding(
     """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
     require_index(indices)
     if is_weight(indices):
-        raise UnsupportedError("a quantised weight is no index")
+        raise UnsupportedError("a quantised weight is no index; pass a tensor of integers")
     if is_weight(weight):
         return trace.quantized.rows(weight, indices)
     if len(weight.shape) != 2:
@@ -95,7 +95,7 @@ def embedding(
     if not trace.differentiable:
         return result
     if scale_grad_by_freq or sparse:
-        raise UnsupportedError("gradients are dense and not scaled: scale_grad_by_freq and sparse are not supported")
+        raise UnsupportedError("gradients are dense and not scaled; leave out scale_grad_by_freq and sparse")
     if int(padding_idx) < 0:
         return result
     is_padding = pointwise(trace, "eq", unsqueeze(trace, indices, rank), int(padding_idx), result="bool")

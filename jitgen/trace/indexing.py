@@ -11,18 +11,16 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import MASKED, indexed, require_index
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
-from jitgen.trace.numbers import unwrap
+from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
-from jitgen.trace.typing import element, expand, filled, result_dtype
+from jitgen.trace.typing import element, expand, filled, operand, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -75,6 +73,28 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     return view(trace, one, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
 
 
+MOST_NUMBERS = 64
+"""Numbers of a list that becomes a tensor inside a function, at most; a kernel selects among them."""
+
+
+def listed_numbers(data: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """The numbers of nested lists, and the shape that torch makes of them."""
+    if not isinstance(data, (list, tuple)):
+        if not isinstance(data, (bool, int, float, SymbolicNumber)):
+            raise UnsupportedError(f"torch.tensor of a {type(data).__name__}; torch.stack makes a tensor of tensors")
+        return [data], ()
+    pieces = [listed_numbers(item) for item in data]
+    if len({shape for _, shape in pieces}) > 1:
+        raise ValueError("the lists of torch.tensor must have equal lengths")
+    numbers = [value for values, _ in pieces for value in values]
+    if len(numbers) > MOST_NUMBERS:
+        raise UnsupportedError(
+            f"more than {MOST_NUMBERS} numbers in a list inside a decorated function; make a tensor of it outside and "
+            "close over it"
+        )
+    return numbers, (len(data), *(pieces[0][1] if pieces else ()))
+
+
 @dataclass(frozen=True)
 class Listed:
     """An index that is a list of numbers.
@@ -89,11 +109,13 @@ class Listed:
 
     def index(self, trace: Trace, size: Any) -> Node:
         """The list as a tensor of indices along a dimension of ``size``."""
-        from jitgen.trace.factories import tensor  # which is made of this module's functions
-
         if self.size is not None and not trace.guards.decide(symbols.compare("eq", size, self.size)):
             raise IndexError(f"a list of {self.size} bools indexes a dimension of size {trace.guards.hint(size)}")
-        return tensor(trace, self.numbers, dtype=torch.int64)
+        numbers, shape = listed_numbers(self.numbers)
+        if not all(symbols.kind_of(unwrap(number)) == "int" for number in numbers):
+            raise IndexError("the numbers of a list that is an index are integers")
+        ones = [filled(trace, operand(trace, number, "int64"), (1,)) for number in numbers]
+        return to_shape(trace, cat(trace, ones), shape) if ones else filled(trace, operand(trace, 0, "int64"), shape)
 
 
 def refuse_nested(key: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from jitgen.trace import contents
-from jitgen.trace.captured import MISSING, same_value
+from jitgen.trace.captured import GUARDED, MISSING, same_value
 from jitgen.trace.mentions import is_library
 
 LRU_CACHE = type(functools.cache(len))
@@ -114,18 +114,21 @@ class Journal:
     def __init__(self) -> None:
         self.caches: list[Any] = []
         self._noted: list[tuple[Place, dict[Any, Any]]] = []
+        self._whole: dict[int, Any] = {}
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def note(self, path: str, value: Any) -> None:
         """Note ``value``, which the function reaches by ``path``, and what it consists of."""
+        if (isinstance(value, GUARDED) and not isinstance(value, type)) or id(value) in self._whole:
+            return
+        self._whole[id(value)] = value  # whose id no other object then has
         if isinstance(value, LRU_CACHE):
             self.caches.append(value)
         for place in _places(path, value):
             self._add(place)
-        if isinstance(value, torch.nn.Module) and _is_users(value):
-            for name, module in torch.nn.Module.named_modules(value):
-                for place in _places(f"{path}.{name}" if name else path, module):
-                    self._add(place)
+        members = vars(value).get("_modules") if isinstance(value, torch.nn.Module) and _is_users(value) else None
+        for name, module in (members or {}).items():
+            self.note(f"{path}.{name}", module)
 
     def note_variables(self, function: types.FunctionType, names: Iterable[str]) -> None:
         """Note the variables around ``function``: its closure's, and the global ones called ``names``."""

@@ -23,6 +23,7 @@ import torch
 from jitgen.errors import TraceError
 from jitgen.trace import autocast
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _BEFORE = "call it before the decorated function"
 RANDOM = "draws a random number", "draw it before the call, and pass it as an argument"
 _SEEDS = "seeds random numbers", _BEFORE
@@ -69,7 +70,7 @@ def reader(function: Any) -> Callable[[], Any] | None:
 
 
 @cache
-def _torch_functions() -> dict[Any, tuple[str, str]]:
+def _functions() -> dict[Any, tuple[str, str]]:
     found: dict[Any, tuple[str, str]] = {}
     for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
         for name, why in (
@@ -92,25 +93,22 @@ def _torch_functions() -> dict[Any, tuple[str, str]]:
 
 def refusal(value: Any) -> tuple[str, str] | None:
     """(what is wrong, what to do) of a function that seeds, draws, or sets a mode; None of any other value."""
-    if isinstance(value, random.Random) or isinstance(getattr(value, "__self__", None), random.Random):
-        return _seeding(getattr(value, "__name__", ""))
-    if isinstance(value, types.ModuleType):
-        return None
+    if isinstance(value, random.Random):
+        return RANDOM
     numpy_random: Any = sys.modules.get("numpy.random")
+    numpys: tuple[type, ...] = ()
     if numpy_random is not None:
-        kinds = numpy_random.RandomState, numpy_random.Generator, numpy_random.BitGenerator
-        if value is numpy_random.default_rng or isinstance(value, kinds):
-            return RANDOM
-        if isinstance(getattr(value, "__self__", None), kinds):
-            return _seeding(value.__name__)
-        name = getattr(value, "__name__", "")
-        is_function = callable(value) and not isinstance(value, type) and name in numpy_random.__all__
-        if is_function and value is getattr(numpy_random, name, None):
-            return _seeding(name)
-    try:
-        return _torch_functions().get(value)
-    except TypeError:  # it cannot be hashed
+        numpys = numpy_random.RandomState, numpy_random.Generator, numpy_random.BitGenerator
+    if isinstance(value, numpys):
+        return RANDOM
+    if not isinstance(value, _FUNCTIONS) and type(value).__name__ != "cython_function_or_method":
         return None
+    owner, name = getattr(value, "__self__", None), value.__name__
+    if isinstance(owner, (random.Random, *numpys)):
+        return _seeding(name)
+    if numpy_random is not None and name in numpy_random.__all__ and value is getattr(numpy_random, name):
+        return _seeding(name)
+    return _functions().get(value)
 
 
 def _seeding(name: str) -> tuple[str, str]:

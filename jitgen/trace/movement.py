@@ -273,7 +273,9 @@ def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
 @row("repeat_interleave")
 def repeat_interleave(trace: Trace, input: Node, repeats: Any, dim: Any = None, *, output_size: Any = None) -> Node:
     if isinstance(repeats, Node):
-        raise UnsupportedError("repeat_interleave by a tensor has a result whose size depends on data")
+        raise UnsupportedError(
+            "repeat_interleave by a tensor has a result whose size depends on data; pass a number, or call it outside"
+        )
     if dim is None:
         input, dim = flatten(trace, input), 0
     dim, count = dimension(input, dim), unwrap(repeats)

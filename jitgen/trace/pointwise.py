@@ -153,7 +153,9 @@ def _register() -> None:
         def bits(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
             dtype = result_dtype(input, other)
             if DTYPES[dtype].is_floating_point or (dtype == "bool" and op in SHIFTS):
-                raise UnsupportedError(f"{op} is not defined for {dtype}")
+                raise UnsupportedError(
+                    f"{op} is not defined for {dtype}, as in torch; convert to integers, with .long() say"
+                )
             return pointwise(trace, op, input, other)
 
         row(*names)(bits)
@@ -247,7 +249,7 @@ def detach(trace: Trace, input: Node) -> Node:
 @row("requires_grad_", view=True)
 def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
     if requires_grad:
-        raise UnsupportedError("call requires_grad_ outside the decorated function, on its arguments")
+        raise UnsupportedError("requires_grad_ inside a decorated function; call it outside, on the arguments")
     return input
 
 
@@ -371,7 +373,9 @@ def addcmul(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
 @row("addcdiv")
 def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: Value = 1) -> Node:
     if not DTYPES[result_dtype(tensor1, tensor2)].is_floating_point:
-        raise UnsupportedError("integer division with addcdiv is not supported, as in torch")
+        raise UnsupportedError(
+            "integer division with addcdiv is not supported, as in torch; convert with .float(), or write a // b"
+        )
     dtype = result_dtype(input, tensor1, tensor2)
     scaled = _scaled(trace, tensor1, value, dtype)
     return pointwise(trace, "add", input, pointwise(trace, "div", scaled, tensor2, dtype=dtype), dtype=dtype)

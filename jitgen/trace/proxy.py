@@ -68,7 +68,7 @@ class TensorProxy(fx.Proxy):
 
     def __len__(self) -> int:
         if not self.value.shape:
-            raise TraceError(f"len() of a 0-d tensor{quote(user_location())}")
+            raise TraceError(f"len() of a 0-d tensor, as in torch{quote(user_location())}\n  ask for .numel()")
         return int(wrap(self.value.shape[0], self.owner.guards))
 
     def __bool__(self) -> bool:

@@ -78,7 +78,9 @@ class QuantizedWeights:
         """
         token = self._tokens.get(id(weight))
         if token is None:
-            raise UnsupportedError("an embedding takes a quantised weight as it is, not a view of it")
+            raise UnsupportedError(
+                "an embedding takes a quantised weight as it is; pass the weight itself, not a view of it"
+            )
         proxies: list[Any] = [TensorProxy(node, self._trace) for node in (*weight.inputs, index)]
         return self._trace.composed(
             lambda *tensors: lookup.rows(tensors[:-1], token.replace(device=self._trace.device), tensors[-1]), proxies

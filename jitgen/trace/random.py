@@ -91,7 +91,10 @@ def _plain(trace: Trace, generator: Any, device: Any) -> None:
             "a generator of one's own is not supported; torch.manual_seed seeds the one that is used"
         )
     if device is not None and torch.device(device).type != trace.device.type:
-        raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
+        raise UnsupportedError(
+            f"a tensor on {device} in a function whose arguments are on {trace.device}; write device=x.device "
+            "of an argument x"
+        )
 
 
 def _sizes(trace: Trace, sizes: Any) -> Shape:

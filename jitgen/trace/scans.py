@@ -32,7 +32,7 @@ def _accumulated(trace: Trace, kind: str, input: Node, dim: Any, dtype: torch.dt
     else:
         to = input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
     if to == "bool" or to.startswith("float8"):
-        raise UnsupportedError(f"{name} of {to} is not implemented, in torch neither")
+        raise UnsupportedError(f"{name} of {to} is not implemented, in torch neither; convert it, with .float() say")
     along = dimension(input, dim)
     return scan(trace, kind, trace.cast(input, to), along) if input.shape else trace.copy(input, to)
 
@@ -50,7 +50,9 @@ def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) ->
 def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
     """(values, indices)."""
     if input.dtype.startswith("float8"):
-        raise UnsupportedError(f"cum{kind} of {input.dtype} is not implemented, in torch neither")
+        raise UnsupportedError(
+            f"cum{kind} of {input.dtype} is not implemented, in torch neither; convert it, with .float() say"
+        )
     along = dimension(input, dim)
     if not input.shape:
         return trace.copy(input, input.dtype), operand(trace, 0, "int64")
@@ -72,7 +74,9 @@ def cummin(trace: Trace, input: Node, dim: Any) -> Any:
 @row("logcumsumexp")
 def logcumsumexp(trace: Trace, input: Node, dim: Any) -> Node:
     if not DTYPES[input.dtype].is_floating_point or input.dtype.startswith("float8"):
-        raise UnsupportedError(f"logcumsumexp of {input.dtype} is not implemented, in torch neither")
+        raise UnsupportedError(
+            f"logcumsumexp of {input.dtype} is not implemented, in torch neither; convert it, with .float() say"
+        )
     along = dimension(input, dim)
     return scan(trace, "logsumexp", input, along) if input.shape else trace.copy(input, input.dtype)
 

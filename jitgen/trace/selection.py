@@ -129,14 +129,19 @@ def logical_xor(trace: Trace, input: Node, other: Node) -> Node:
 @row("bitwise_not")
 def bitwise_not(trace: Trace, input: Node) -> Node:
     if is_float(input):
-        raise UnsupportedError(f"bitwise_not is not defined for {input.dtype}")
+        raise UnsupportedError(
+            f"bitwise_not is not defined for {input.dtype}, as in torch; convert to integers, with .long() say"
+        )
     return pointwise(trace, "bitwise_not", input)
 
 
 @row("where")
 def where(trace: Trace, condition: Node, input: Value = None, other: Value = None) -> Node:
     if input is None or other is None:
-        raise UnsupportedError("torch.where with one argument has a result whose size depends on data")
+        raise UnsupportedError(
+            "torch.where with one argument has a result whose size depends on data; keep the shape, with "
+            "torch.where(condition, a, b), or call it outside of the decorated function"
+        )
     if condition.dtype not in ("bool", "uint8"):
         raise TypeError(f"where expects a bool condition, got {condition.dtype}")
     dtype = result_dtype(input, other)

@@ -59,7 +59,8 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     )
     if not same:
         raise TraceError(
-            f"{trace.name}: {name} would change the shape {shape} to {value.shape}{quote(user_location())}"
+            f"{trace.name}: {name} would change the shape {shape} to {value.shape}{quote(user_location())}\n"
+            "  use the operation that returns a new tensor"
         )
     if not torch.can_cast(DTYPES[value.dtype], DTYPES[proxy.value.dtype]):
         raise TraceError(

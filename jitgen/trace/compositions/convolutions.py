@@ -204,5 +204,5 @@ def col2im(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any, pad
             piece = F.pad(piece, amounts)
             total = piece if total is None else total + piece
     if total is None:
-        raise UnsupportedError("windows of no elements are not supported")
+        raise UnsupportedError("windows of no elements are not supported; write torch.zeros of the result's shape")
     return total.squeeze(0) if input.dim() == 2 else total

@@ -44,7 +44,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, device: Any = None) -> Tensor:
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
-        raise UnsupportedError("logspace of integers is not supported")
+        raise UnsupportedError("logspace of integers is not supported; write torch.logspace(...).to(dtype)")
     exponents = linspace(start, end, steps, dtype=torch.float64)
     return torch.pow(base, exponents).to(dtype)
 

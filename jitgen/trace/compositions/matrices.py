@@ -127,7 +127,9 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
         raise ValueError("a power is of square matrices")
     if n < 0:
-        raise UnsupportedError("negative powers of matrices are not supported")
+        raise UnsupportedError(
+            "negative powers of matrices are not supported; invert the matrix outside, with torch.linalg.inv"
+        )
     if n == 0:
         return torch.eye(A.shape[-1], dtype=A.dtype).expand(A.shape).clone()
     result, square, left = None, A, int(n)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_one_dtype, require_rank, require_shape
-from jitgen.trace.factories import MOST_NUMBERS
+from jitgen.trace.indexing import MOST_NUMBERS
 from jitgen.trace.table import composition
 
 
@@ -106,11 +106,13 @@ def embedding_bag(
         offsets: the first element of each bag, where ``input`` has one dimension.
     """
     if max_norm is not None:
-        raise UnsupportedError("max_norm, which rescales the weight itself, is not supported")
+        raise UnsupportedError(
+            "max_norm, which rescales the weight itself, is not supported; rescale it before the call, and pass None"
+        )
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"mode must be sum, mean or max, not {mode!r}")
     if per_sample_weights is not None and mode != "sum":
-        raise UnsupportedError("weights of samples need mode='sum'")
+        raise UnsupportedError("weights of samples need mode='sum', as in torch; pass that")
     if per_sample_weights is not None:
         require_shape(per_sample_weights, input.shape, "the weights of samples")
         require_one_dtype(per_sample_weights, weight)

@@ -134,7 +134,7 @@ def sym_float(a: Any) -> float:
 
 def _degree(n: Any) -> int:
     if isinstance(n, Tensor):
-        raise UnsupportedError("the degree of a polynomial must be a number")
+        raise UnsupportedError("the degree of a polynomial must be a number; pass an int")
     if int(n) > 64:
         raise UnsupportedError(f"a polynomial of degree {int(n)} is not supported; up to 64 are")
     return int(n)
@@ -143,7 +143,7 @@ def _degree(n: Any) -> int:
 def _recurrence(x: Any, n: Any, first: Any, step: Any) -> Tensor:
     """The polynomial of degree ``n`` by its three-term recurrence; 0 for negative degrees."""
     if not isinstance(x, Tensor):
-        raise UnsupportedError("the argument of a polynomial must be a tensor")
+        raise UnsupportedError("the argument of a polynomial must be a tensor; write torch.tensor(x)")
     x, degree = floating(x), _degree(n)
     if degree < 0:
         return torch.zeros_like(x)

@@ -161,7 +161,10 @@ def matrix_norm(
     if ord == "fro":
         return torch.linalg.vector_norm(A, 2, (rows, columns), keepdim)
     if ord in ("nuc", 2, -2):
-        raise UnsupportedError(f"the matrix norm {ord!r} needs singular values, which are not supported")
+        raise UnsupportedError(
+            f"the matrix norm {ord!r} needs singular values, which no kernel computes; "
+            "compute it outside of the decorated function, or take ord='fro'"
+        )
     if ord not in (1, -1, math.inf, -math.inf):
         raise ValueError(f"{ord!r} is not a matrix norm")
     summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)

@@ -60,7 +60,9 @@ def tensor_split(
 ) -> tuple[Tensor, ...]:
     cuts = next(given for given in (indices_or_sections, sections, indices) if given is not None)
     if isinstance(cuts, Tensor):
-        raise UnsupportedError("tensor_split by a tensor has results whose sizes depend on data")
+        raise UnsupportedError(
+            "tensor_split by a tensor has results whose sizes depend on data; pass a list of numbers"
+        )
     size = int(input.shape[valid_dim(input, dim)])
     if isinstance(cuts, int):
         if cuts <= 0:
