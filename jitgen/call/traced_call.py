@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
@@ -26,7 +28,7 @@ from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
-from jitgen.errors import UnsupportedError
+from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.runtime import overlap
@@ -61,6 +63,12 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
         found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
     inputs = [*tensors, *captured]
     refuse_tangents(resolver.name, captured)
+    changes = found.traced.changes
+    if changes is not None and any(isinstance(tensor, (FakeTensor, FunctionalTensor)) for tensor in tensors):
+        raise TraceError(
+            f"{resolver.name} changes {changes.path} at every call, and a program that torch records would not; return "
+            "the new value, and store it after the call"
+        )
     _refuse_shared(found.traced.graph, inputs)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
@@ -338,6 +339,13 @@ def test_a_look_inside_changes_nothing(name: str) -> None:
     with contextlib.suppress(JitgenError, RuntimeError):
         jitgen.jit(function).source(X, state)
     assert described(state) == before
+
+
+def test_a_program_that_torch_records_would_not_change_it_again() -> None:
+    state, jitted = State(), jitgen.jit(number)
+    with pytest.raises(TraceError, match=r"changes s\.n at every call, and a program that torch records would not"):
+        make_fx(lambda x: jitted(x, state), tracing_mode="fake")(X)
+    assert state.n == 0
 
 
 @pytest.mark.parametrize("grad", [False, True])
