@@ -86,7 +86,8 @@ def _refuse_shared(graph: Graph, inputs: Sequence[Any]) -> None:
         updated, start, end = _memory_range(inputs[index])
         for other in graph.inputs_used - {index}:
             tensor, first, last = _memory_range(inputs[other])
-            if torch._C._is_alias_of(tensor, updated) and first < end and start < last:
+            shares = torch._C._is_alias_of(tensor, updated)  # type: ignore[attr-defined]
+            if shares and first < end and start < last:
                 raise UnsupportedError(overlap.message(graph.name, node.location))
 
 

@@ -108,7 +108,7 @@ def refusal(value: Any) -> tuple[str, str] | None:
         return _seeding(name)
     if numpy_random is not None and name in numpy_random.__all__ and value is getattr(numpy_random, name):
         return _seeding(name)
-    return _functions().get(value)
+    return _functions().get(value) or _functions().get(getattr(value, "__wrapped__", None))  # as Dynamo wraps some
 
 
 def _seeding(name: str) -> tuple[str, str]:
