@@ -73,8 +73,8 @@ def notices(directory: Path, root: Path = CHECKOUT) -> Iterator[str]:
         if found:
             shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
             yield (
-                f"{path.name} was recorded at commit {record['commit']}; since then {len(found)} files that decide "
-                f"what runs on a GPU have changed: {shown}"
+                f"{path.name} was recorded at commit {record['commit']}; files that decide what runs on a "
+                f"GPU have changed since ({len(found)}): {shown}"
             )
 
 

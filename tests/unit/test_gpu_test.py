@@ -171,8 +171,8 @@ def test_a_record_says_what_was_tested_and_what_has_changed_since(tmp_path: Path
     (tmp_path / "jitgen/spec.py").unlink()
     (notice,) = gpu_code.notices(tmp_path / "records", tmp_path)
     assert notice == (
-        "device-tests-h100.json was recorded at commit 1a2b3c4; since then 3 files that decide what runs on a GPU have "
-        "changed: jitgen/ir.py, jitgen/spec.py, templates/common/include/jitgen/ptx.cuh"
+        "device-tests-h100.json was recorded at commit 1a2b3c4; files that decide what runs on a GPU have changed "
+        "since (3): jitgen/ir.py, jitgen/spec.py, templates/common/include/jitgen/ptx.cuh"
     )
 
 
