@@ -34,6 +34,7 @@ from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.specialization import Specialization
 from jitgen.codegen.text import function_name
+from jitgen.errors import UnsupportedError
 from jitgen.inspect import Lowered
 from jitgen.lowering import Route
 from jitgen.quant import eager, weights
@@ -191,6 +192,25 @@ class JitFunction(Generic[P, R]):
         if found is self:
             return self.__wrapped__.__qualname__
         return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name, self.batch_invariant)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` asks a function that it is given: UnsupportedError."""
+        raise UnsupportedError(
+            f"{self.name}: torch.jit.script compiles no generated kernels; use torch.export.export or torch.compile, "
+            "or script the original, which is the function's .function"
+        )
+
+    @property
+    def _torchscript_modifier(self) -> Any:
+        """What ``torch.jit.script`` asks a function that a scripted one calls: UnsupportedError."""
+        return self.__prepare_scriptable__()
+
+    @property
+    def __globals__(self) -> Any:
+        """What ``torch.jit.script`` asks the methods of a module: UnsupportedError. For others there is none."""
+        if sys._getframe(1).f_globals.get("__name__") == "torch._jit_internal":
+            self.__prepare_scriptable__()
+        raise AttributeError("__globals__")
 
     def layout_of(self, weight: Any) -> str:
         """The layout in which its kernels read a quantised weight, where that is now."""

@@ -31,6 +31,7 @@ from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.quant.fakes import with_fakes
 from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
@@ -47,6 +48,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     Raises:
         TraceError, UnsupportedError: as a call with memory would.
     """
+    leaves = with_fakes(leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS or isinstance(leaf, torch.SymInt)]
     refuse_tangents(resolver.name, tensors)  # as within torch.func.jvp
@@ -61,7 +63,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
         shapes = [leaf for leaf in described if isinstance(leaf, torch.Tensor)]
         hints = [leaf for leaf in described if type(leaf) in NUMBERS]
         found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
-    inputs = [*tensors, *captured]
+    inputs = with_fakes([*tensors, *captured])
     refuse_tangents(resolver.name, captured)
     changes = found.traced.changes
     if changes is not None and any(isinstance(tensor, (FakeTensor, FunctionalTensor)) for tensor in tensors):

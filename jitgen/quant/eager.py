@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from jitgen.errors import UnsupportedError
+from jitgen.quant.fakes import with_fakes
+
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
 
@@ -63,6 +66,10 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
             return plain(x, weight) if bias is None else biased(x, weight, bias)
         if _is_fake(x):
             return operator(x, weight, bias)
+        if x.is_floating_point() and x.itemsize == 1:
+            raise UnsupportedError(
+                f"a product with a quantised weight: {'; '.join(obstacle)}. The weight would be rounded to {x.dtype}"
+            )
         result = F.linear(x, weight.dequantize(x.dtype), bias)
         fallback(*obstacle)
         return result
@@ -84,10 +91,12 @@ def _autocast(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
 
 def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
-    if not torch.compiler.is_exporting():
-        return torch.ops.jitgen.linear(x, list(weight.stored.tensors), bias, weight.stored.token.text)
-    tensors = [getattr(weight, name) for name in weight.portable_names]
-    return torch.ops.jitgen.linear(x, tensors, bias, weight.token.replace(layout="portable").text)
+    tensors, text = list(weight.stored.tensors), weight.stored.token.text
+    if torch.compiler.is_exporting():
+        tensors = [getattr(weight, name) for name in weight.portable_names]
+        text = weight.token.replace(layout="portable").text
+    x, bias, *tensors = with_fakes([x, bias, *tensors])
+    return torch.ops.jitgen.linear(x, tensors, bias, text)
 
 
 def fallback(reason: str, remedy: str) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from jitgen.errors import UnsupportedError
 from jitgen.quant import eager
 from jitgen.quant.qtensor import QTensor
 
@@ -31,6 +32,12 @@ class QuantizedLinear(nn.Linear):
         """Make a Linear, and no subclass that computes something else, one whose calls go to the kernel."""
         if type(module) is nn.Linear:
             module.__class__ = QuantizedLinear
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` asks a module: UnsupportedError."""
+        raise UnsupportedError(
+            "torch.jit.script compiles no layer with a quantised weight; use torch.export.export or torch.compile"
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         try:

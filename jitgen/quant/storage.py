@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import eager, layouts, slices
+from jitgen.quant import eager, fakes, layouts, slices
 from jitgen.quant.formats import TENSOR_NAMES, Format, find
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
@@ -282,7 +282,7 @@ class StoredWeight(torch.Tensor):
             tensors = self._copies.converted.get(layout)
             if tensors is None:
                 facts = find(token.format), token.group_size, token.weight_shape
-                with _lasting():
+                with _lasting(), fakes.real(self.tensors):
                     tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))
                 if keep:
                     self._copies.converted.setdefault(token.layout, self.tensors)

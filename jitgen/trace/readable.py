@@ -59,6 +59,11 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
     Some tensors of torch have no address, or one that is 0: those within ``torch.func.vmap``, zero tensors of forward
     derivatives, tensors whose storage has been freed.
     """
+    if isinstance(tensor, FakeTensor):
+        return (
+            "a fake tensor has no memory, which a plan (bind) and out= need; call the function itself. lower() and "
+            "source() take jitgen.TensorSpec(x.shape, x.dtype) in its place"
+        )
     if type(tensor) not in TENSORS:
         return f"tensors of type {type(tensor).__name__} are not supported"
     if is_functorch_wrapped_tensor(tensor):

@@ -23,6 +23,7 @@ from jitgen.trace.captured import (
     matmul_precision_guard,
     same_value,
 )
+from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.journal import Change, Changes
@@ -109,7 +110,18 @@ def _undone(
 def _as_in_eager_torch(state: Trace) -> Iterator[None]:
     """A context in which user code meets proxies as tensors, and what it looks up is captured."""
     with proxies_are_tensors(), transforms_are_refused(), stand_ins(), reported_to(state.captures):
+from jitgen.trace.checkpoints import checkpoints_are_calls
         yield
+
+
+def _autograd_function_of(error: BaseException) -> str | None:
+    """The name of the ``torch.autograd.Function`` whose ``apply`` raised ``error``; None where none did."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code is torch.autograd.Function.apply.__func__.__code__:
+            return str(entry.tb_frame.f_locals["cls"].__name__)
+        entry = entry.tb_next
+    return None
 
 
 def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
@@ -141,6 +153,14 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
         if TensorProxy.__name__ not in str(error) and "tuple is not a Tensor" not in str(error):
             raise
+        autograd_function = _autograd_function_of(error)
+        if autograd_function is not None:
+            raise TraceError(
+                f"{state.name}: {autograd_function}, a torch.autograd.Function, within a decorated function is not "
+                f"supported: a trace does not follow its backward{quote(raised_at(error))}\n"
+                "  call it outside of the decorated function, or write its forward with torch functions, of which "
+                "jitgen derives the gradients"
+            ) from error
         why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(
             f"{state.name}: a function that a trace cannot follow was called with a tensor: {why}"

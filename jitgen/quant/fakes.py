@@ -1,0 +1,47 @@
+"""Real tensors among fake ones: weights and captured tensors of a call under torch's ``FakeTensorMode``.
+
+Such a mode refuses real tensors unless it was made with ``allow_non_fake_inputs``. A call under it asks for shapes and
+dtypes alone, and the tensors that a function closes over, or a quantised weight consists of, are real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+_KEYS = torch._C._TorchDispatchModeKey
+
+
+def with_fakes(values: Sequence[Any]) -> list[Any]:
+    """``values`` with a fake tensor for each real one, where a mode demands that; elsewhere as they are.
+
+    Whoever records (``make_fx``, AOTAutograd) has real tensors as constants, so nothing changes there.
+    """
+    mode = _mode(values)
+    if mode is None or mode.allow_non_fake_inputs:
+        return list(values)
+    return [mode.from_tensor(value) if type(value) in (torch.Tensor, torch.nn.Parameter) else value for value in values]
+
+
+def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """A context in which operations on ``tensors``, if they are real, are done and have real results: what is converted
+    in place outlives the mode."""
+    is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not _is_recorded()
+    return unset_fake_temporarily() if is_real else nullcontext()
+
+
+def _is_recorded() -> bool:
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))
+
+
+def _mode(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The mode that is active, or that made a fake tensor among ``values``; None where a recorder is active."""
+    if _is_recorded():
+        return None
+    active: FakeTensorMode | None = torch._C._get_dispatch_mode(_KEYS.FAKE)
+    return active or next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
