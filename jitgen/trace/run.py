@@ -116,9 +116,10 @@ from jitgen.trace.checkpoints import checkpoints_are_calls
 
 def _autograd_function_of(error: BaseException) -> str | None:
     """The name of the ``torch.autograd.Function`` whose ``apply`` raised ``error``; None where none did."""
+    apply: Any = torch.autograd.Function.apply
     entry = error.__traceback__
     while entry is not None:
-        if entry.tb_frame.f_code is torch.autograd.Function.apply.__func__.__code__:
+        if entry.tb_frame.f_code is apply.__func__.__code__:
             return str(entry.tb_frame.f_locals["cls"].__name__)
         entry = entry.tb_next
     return None
