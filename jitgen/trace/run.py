@@ -109,8 +109,13 @@ def _undone(
 @contextmanager
 def _as_in_eager_torch(state: Trace) -> Iterator[None]:
     """A context in which user code meets proxies as tensors, and what it looks up is captured."""
-    with proxies_are_tensors(), transforms_are_refused(), stand_ins(), reported_to(state.captures):
-from jitgen.trace.checkpoints import checkpoints_are_calls
+    with (
+        proxies_are_tensors(),
+        transforms_are_refused(),
+        stand_ins(),
+        checkpoints_are_calls(),
+        reported_to(state.captures),
+    ):
         yield
 
 
