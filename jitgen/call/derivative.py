@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,6 +88,7 @@ class Derivative:
         self._viewed = [under_views(found) for found in self.outputs if isinstance(found, Node)]
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
+        self._weight_dtypes = [_dtype_of_products(graph, weight) for weight in self.plan.weights]
         self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
         program, self._launched = launched(graph, self.results, len(set(computed)))
         if keeps_marks:
@@ -152,11 +154,11 @@ class Derivative:
             return list(kept)
         weights_from = len(kept) - sum(len(weight.inputs) for weight in self.plan.weights)
         found, rest = list(kept[:weights_from]), list(kept[weights_from:])
-        for weight in self.plan.weights:
+        for weight, dtype in zip(self.plan.weights, self._weight_dtypes, strict=True):
             tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
             format, group_size, layout = weight.attrs
             shape: Any = weight.shape
-            found.append(dense(tuple(tensors), format, group_size, layout, shape, DTYPES[weight.dtype]))
+            found.append(dense(tuple(tensors), format, group_size, layout, shape, dtype))
         return found
 
     def backward(
@@ -277,6 +279,16 @@ class _Backward:
 
 def _inputs_of(graph: Graph) -> list[Node]:
     return [node for node in topological(graph.outputs) if node.op == "input"]
+
+
+def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
+    """The dtype in which a backward multiplies with a quantised weight: the widest of the operands that meet it.
+
+    The weight's own dtype is what it is dequantised to where nothing says otherwise, and says nothing here.
+    """
+    products = (node for node in topological(graph.outputs) if node.op == "contract")
+    dtypes = [DTYPES[node.inputs[0].dtype] for node in products if under_views(node.inputs[1]) is weight]
+    return reduce(torch.promote_types, dtypes)
 
 
 def _dtype(plan: Plan, index: int) -> torch.dtype:

@@ -17,6 +17,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.gradients import structured
 from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.weights import Weighted, recognised
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW, differentiated
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES
@@ -29,6 +30,11 @@ _OPERANDS = ("a", "b", "c")
 def is_detached(node: Node) -> bool:
     """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
     return node.op == "view" and node.attrs == ("detach",)
+
+
+def is_saved(node: Node) -> bool:
+    """Whether the forward saves the value of ``node`` where the backward reads it."""
+    return node.op in SAVED or (node.op == "view" and node.attrs == SAVED_VIEW)
 
 
 def differentiable(node: Node) -> bool:
@@ -86,7 +92,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
             inputs[node.attrs[0]] = None
         elif node.op == "dequantize":
             weights[id(node)] = node
-        elif (node.op in SAVED and id(node) not in again) or id(node) in random:
+        elif (is_saved(node) and id(node) not in again) or id(node) in random:
             saved[id(node)] = node
         else:
             stack.extend(reversed(node.inputs))
@@ -108,7 +114,7 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
         if node.op == "input":
             flows = node.attrs[0] in wanted
         else:
-            flows = not is_detached(node) and any(id(child) in active for child in node.inputs)
+            flows = not is_detached(node) and bool(active_operands(node, active))
         if flows and differentiable(node):
             active.add(id(node))
     return frozenset(active)
@@ -122,7 +128,7 @@ def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> li
         node = stack.pop()
         if id(node) in active and id(node) not in zero and id(node) not in met:
             met.add(id(node))
-            stack.extend(node.inputs)
+            stack.extend(node.inputs[position] for position in differentiated(node))
     return [node for node in topological(graph.outputs) if id(node) in met and node.op != "input"]
 
 
@@ -147,7 +153,7 @@ def _random(graph: Graph) -> frozenset[int]:
 
 def active_operands(node: Node, active: Collection[int]) -> list[int]:
     """The positions of the operands of ``node`` that a gradient flows to."""
-    return [position for position, child in enumerate(node.inputs) if id(child) in active]
+    return [position for position in differentiated(node) if id(node.inputs[position]) in active]
 
 
 def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
@@ -185,7 +191,7 @@ def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
         seen.add(id(node))
         if node.op == "input":
             found.add(node.attrs[0])
-        stack.extend(child for child in node.inputs if id(child) in plan.active)
+        stack.extend(node.inputs[position] for position in active_operands(node, plan.active))
     return frozenset(found)
 
 
@@ -207,10 +213,20 @@ def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Grap
 
 
 def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
-    """``graph`` with ``results`` as its results, and without the marks where no gradient flows."""
+    """``graph`` with ``results`` as its results, and without the marks that are for its gradients."""
     builder = Builder()
     replaced: dict[int, Node] = {}
-    for node in topological(results):
-        children = [replaced[id(child)] for child in node.inputs]
-        replaced[id(node)] = children[0] if is_detached(node) else builder.like(node, children)
+    stack = list(results)
+    while stack:
+        node = stack[-1]
+        is_mark = is_detached(node) or node.op == CUSTOM_GRADIENT or (node.op, node.attrs) == ("view", SAVED_VIEW)
+        read = node.inputs[:1] if is_mark else node.inputs
+        waiting = [child for child in read if id(child) not in replaced]
+        if waiting:
+            stack.extend(reversed(waiting))
+            continue
+        stack.pop()
+        if id(node) not in replaced:
+            children = [replaced[id(child)] for child in read]
+            replaced[id(node)] = children[0] if is_mark else builder.like(node, children)
     return replace(graph, outputs=tuple(replaced[id(node)] for node in results), mutated=())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from jitgen.ir import symbols
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW, with_gradient
 from jitgen.ir.graph import Node, under_views
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
@@ -101,6 +102,8 @@ class Replay:
             return torch.cat(operands, node.attrs[0])
         if node.op == "contract":
             return torch.einsum(node.attrs[0], *operands).to(DTYPES[node.dtype])
+        if node.op == CUSTOM_GRADIENT:
+            return with_gradient(*operands)
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is computed again; the forward should have saved it")
         return self._pointwise(node, operands)
@@ -132,6 +135,8 @@ class Replay:
             return source.expand(tuple(map(self.size, shape)))
         if kind == "reshape":
             return source.reshape(tuple(map(self.size, shape)))
+        if attrs == SAVED_VIEW:
+            return source
         if kind == "detach":  # for the derivative of what reads it
             return source.detach()
         _, dim, start, step = attrs

@@ -44,7 +44,8 @@ def _power(g: Any, a: Any, b: Any) -> Any:
 def _exponent(g: Any, a: Any, b: Any, out: Any) -> Any:
     """The gradient of the exponent: out * log(a), and 0 for a = 0 with a non-negative exponent."""
     if isinstance(a, (int, float)):
-        return torch.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * math.log(a)
+        logarithm = math.log(a) if a > 0 else math.nan
+        return torch.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * logarithm
     exponent = torch.full_like(g, b) if isinstance(b, (int, float)) else b
     return torch.where((a == 0) & (exponent >= 0), 0.0, g * out * torch.log(a))
 
@@ -58,11 +59,11 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "mul": (lambda g, b: g * b, lambda g, a: g * a),
     "div": (lambda g, b: g / b, lambda g, b, out: -g * (out / b)),
     "floor_divide": (None, None),
-    "fmod": (lambda g: g, lambda g, a, b: -g * torch.trunc(a / b)),
-    "remainder": (lambda g: g, lambda g, a, b: -g * torch.floor(a / b)),
+    "fmod": (lambda g: g, lambda g, a, b: -g * torch.div(a, b, rounding_mode="trunc")),
+    "remainder": (lambda g: g, lambda g, a, b: -g * torch.div(a, b, rounding_mode="floor")),
     "pow": (_power, _exponent),
     "atan2": (lambda g, a, b: _over_square(g * b, a, b), lambda g, a, b: _over_square(-g * a, a, b)),
-    "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * torch.sign(a) * torch.sign(out)), None),
+    "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * (out / a)), None),
     "minimum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
     "maximum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
     "fmin": (

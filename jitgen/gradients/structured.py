@@ -1,4 +1,5 @@
-"""The derivatives of operations that have attributes: views, reductions, products, gathers, scans.
+"""The derivatives of operations that have attributes (views, reductions, products, gathers, scans), and of values whose
+gradients are stated.
 
 ``READS[op](node, positions)`` are the nodes whose values the gradients of the operands at ``positions`` read, and
 ``GRADIENTS[op](node, g, positions, at)`` are these gradients, where ``at`` answers for the forward: ``at.value(node)``
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.equations import axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
@@ -98,6 +100,24 @@ def _unsliced(node: Node, g: Any, at: Forward) -> Any:
     return zeros.index_copy(dim, index, g)
 
 
+def _slopes(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return [node.inputs[position + 1] for position in positions]
+
+
+@_register(CUSTOM_GRADIENT, _slopes)
+def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    found = {}
+    for position in positions:
+        slope = at.value(node.inputs[position + 1])
+        if isinstance(slope, torch.Tensor):
+            found[position] = g * slope.to(g.dtype)
+        else:
+            found[position] = g * slope if slope else torch.zeros_like(g)
+        if node.inputs[position].shape != node.shape:
+            found[position] = found[position].expand(at.shape(node.inputs[position]))
+    return found
+
+
 @_register("cat", _nothing)
 def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     (dim,), begin, found = node.attrs, 0, {}
@@ -154,9 +174,7 @@ def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
 
 
 def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    if node.attrs[0] not in ("sum", "max", "min"):
-        raise _refused(f"a cumulative {node.attrs[0]}", "cumulative sums, maxima and minima", node)
-    return () if node.attrs[0] == "sum" else node.inputs
+    return {"sum": (), "prod": (node, *node.inputs), "logsumexp": (node, *node.inputs)}.get(node.attrs[0], node.inputs)
 
 
 @_register("scan", _scan_reads)
@@ -165,12 +183,39 @@ def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
     kind, dim, reverse = node.attrs
     if kind == "sum":
         return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
+    if kind in ("prod", "logsumexp"):
+        rule = _cumulative_product if kind == "prod" else _cumulative_logsumexp
+        a, out = (at.value(each).to(g.dtype) for each in (node.inputs[0], node))
+        if reverse:
+            return {0: rule(g.flip(dim), a.flip(dim), out.flip(dim), dim).flip(dim)}
+        return {0: rule(g, a, out, dim)}
     a = at.value(node.inputs[0])
     extremum = torch.cummax if kind == "max" else torch.cummin
     chosen = extremum(a.flip(dim), dim).indices.flip(dim) if reverse else extremum(a, dim).indices
     if reverse:
         chosen = at.size(node.shape[dim]) - 1 - chosen
     return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+
+
+def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
+    """Up to the first zero, the sum of ``g * out`` from an element on, divided by the element. The zero has a gradient
+    by the products without it, and the elements behind it have none."""
+    zero = a == 0
+    zeros = zero.long().cumsum(dim)
+    first = zero & (zeros == 1)
+    total = (g * out).flip(dim).cumsum(dim).flip(dim) / torch.where(zero, 1.0, a)
+    without = (g * torch.where(first, 1.0, a).cumprod(dim)).flip(dim).cumsum(dim).flip(dim)
+    return torch.where(zeros == 0, total, torch.where(first, without, 0.0))
+
+
+def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:
+    """The sum of ``g * exp(a - out)`` from an element on, of positive and of negative ``g``, by their logarithms."""
+
+    def total(g: Any) -> Any:
+        logarithm = torch.where(g > 0, torch.where(g > 0, g, 1.0).log(), torch.finfo(g.dtype).min)
+        return (a + (logarithm - out).flip(dim).logcumsumexp(dim).flip(dim)).exp()
+
+    return total(g) - total(-g)
 
 
 def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jitgen.gradients.shifts import changes_nothing
 from jitgen.ir.analysis import is_pointwise, varies
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Graph, Node, topological
@@ -183,7 +184,7 @@ def _product_of(scores: Node) -> Node | None:
         if node.op == "contract":
             if len(axes(node.attrs[0]).contracted) == 1:
                 return node
-        elif is_pointwise(node) or node.op == "view":
+        elif is_pointwise(node) or node.op in ("view", CUSTOM_GRADIENT):
             stack.extend(reversed(node.inputs))
     return None
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.ir import symbols
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import CHANNELS_LAST, Builder, Graph, Guard, InputSpec, Node, Shape, is_weight, topological
 from jitgen.ir.ops import OPS
@@ -131,6 +132,10 @@ def _pointwise(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operan
     return [of.whole_or_number(each) for each in operands], () if attrs == CHANNELS_LAST else attrs
 
 
+def _custom_gradient(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
+    return [of.whole(each) for each in operands], attrs
+
+
 def moved(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A movement (``ir/views.py``) of what has a dimension before those that it moves."""
     if attrs[0] == "permute":
@@ -185,6 +190,7 @@ def _scatter(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands
 
 _RULES: dict[str, Callable[[_Batch, Node, tuple[Any, ...], _Operands], Found]] = {
     "view": _view,
+    CUSTOM_GRADIENT: _custom_gradient,
     "cat": _cat,
     "reduce": _reduce,
     "scan": _along,

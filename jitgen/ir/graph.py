@@ -23,6 +23,7 @@ Node operations:
                their indices, as many as the node's shape has; see ``ir/sorts.py``
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
+``custom_gradient``  the first input, whose gradients the other inputs state (``ir/custom_gradients.py``)
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
                asks for row-major memory where the value is returned, ``CHANNELS_LAST`` for dimension 1 innermost
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one compute dtype among themselves

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
+from jitgen.trace.derivatives import derived
 from jitgen.trace.indexing import chunk
 from jitgen.trace.movement import dimension
 from jitgen.trace.pointwise import div
@@ -67,7 +68,14 @@ def elu(
     scaled = input if input_scale == 1.0 else pointwise(trace, "mul", input, input_scale)
     negative = pointwise(trace, "mul", pointwise(trace, "expm1", scaled), alpha * scale)
     positive = input if scale == 1.0 else pointwise(trace, "mul", input, scale)
-    return where(trace, _compare(trace, "gt", input, 0), positive, negative)
+    is_positive = _compare(trace, "gt", input, 0)
+    value = where(trace, is_positive, positive, negative)
+
+    def slopes(value: Node) -> list[Node]:
+        power = pointwise(trace, "exp", where(trace, _compare(trace, "ge", input, 0), 0, scaled))
+        return [where(trace, is_positive, scale, pointwise(trace, "mul", power, alpha * scale * input_scale))]
+
+    return derived(trace, value, [input], slopes)
 
 
 @row("selu")
@@ -89,7 +97,9 @@ def celu(trace: Trace, input: Node, alpha: float = 1.0, inplace: bool = False) -
 def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
     scaled = pointwise(trace, "mul", input, beta)
     smooth = pointwise(trace, "div", pointwise(trace, "log1p", pointwise(trace, "exp", scaled)), beta)
-    return where(trace, _compare(trace, "gt", scaled, threshold), input, smooth)
+    is_linear = _compare(trace, "gt", scaled, threshold)
+    value = where(trace, is_linear, input, smooth)
+    return derived(trace, value, [input], lambda _: [where(trace, is_linear, 1.0, pointwise(trace, "sigmoid", scaled))])
 
 
 @row("softsign")
@@ -109,13 +119,26 @@ def logsigmoid(trace: Trace, input: Node) -> Node:
 @floats_only
 def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
     """x * sigmoid(x): a dialect may have a better sigmoid than a division (``Dialect.coarse``)."""
-    return pointwise(trace, "mul", input, pointwise(trace, "sigmoid", input))
+    gate = pointwise(trace, "sigmoid", input)
+
+    def slopes(value: Node) -> list[Node]:
+        rest = pointwise(trace, "mul", input, pointwise(trace, "sub", 1.0, gate))
+        return [pointwise(trace, "mul", gate, pointwise(trace, "add", 1.0, rest))]
+
+    return derived(trace, pointwise(trace, "mul", input, gate), [input], slopes)
 
 
 @row("mish")
 @floats_only
 def mish(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    return pointwise(trace, "mul", input, pointwise(trace, "tanh", softplus(trace, input)))
+    factor = pointwise(trace, "tanh", softplus(trace, input))
+
+    def slopes(value: Node) -> list[Node]:
+        rest = pointwise(trace, "sub", 1.0, pointwise(trace, "mul", factor, factor))
+        rest = pointwise(trace, "mul", pointwise(trace, "sigmoid", input), rest)
+        return [pointwise(trace, "add", factor, pointwise(trace, "mul", input, rest))]
+
+    return derived(trace, pointwise(trace, "mul", input, factor), [input], slopes)
 
 
 @row("gelu")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jitgen.ir.body import compute_dtype
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.graph import Builder, Node, topological
 
 _NARROW = ("float16", "bfloat16")
@@ -38,6 +39,9 @@ def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments
         operands = [(own if stored else wide)[id(child)] for child in node.inputs]
         if node.op == "view":
             own[id(node)] = builder.like(node, [own[id(child)] for child in node.inputs])
+            wide[id(node)] = _retyped(builder, node, operands, operands[0].dtype)
+        elif node.op == CUSTOM_GRADIENT:
+            own[id(node)] = builder.like(node, [own[id(node.inputs[0])], *operands[1:]])
             wide[id(node)] = _retyped(builder, node, operands, operands[0].dtype)
         elif node.op == "cast" and not stored and operands[0].dtype == node.dtype:
             own[id(node)] = wide[id(node)] = operands[0]

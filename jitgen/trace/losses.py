@@ -14,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jitgen.ir.custom_gradients import with_gradient
 from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_shape
 from jitgen.trace.table import composition
 
 NONE, MEAN, SUM = 0, 1, 2
+LEAST_DENOMINATOR = 9.999999960041972e-13
+"""What ``binary_cross_entropy`` divides its gradient by, at least: 1e-12 in float32, as ATen has it."""
 
 
 def reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -49,7 +52,8 @@ def _huber(difference: Tensor, delta: Any) -> Tensor:
     """Half the square of a difference up to ``delta``, and beyond it a line of slope ``delta``."""
     size = difference.abs()
     near, far = difference * difference * 0.5, (size - 0.5 * delta) * delta
-    return torch.where(size < delta, near, far)
+    limited = torch.where(difference >= delta, delta, torch.where(difference <= -delta, -delta, difference))
+    return with_gradient(torch.where(size < delta, near, far), difference, limited)
 
 
 @composition("_nn.huber_loss")
@@ -78,7 +82,10 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
     """NaN where ``input`` is no probability."""
     require_float(input)
     require_one_dtype(input, target)
-    loss = (target - 1) * (-input).log1p().clamp(min=-100) - target * input.log().clamp(min=-100)
+    hit, missed = input.log(), (1 - input).log()
+    loss = (target - 1) * (-input).log1p().clamp(min=-100) - target * hit.clamp(min=-100)
+    slope = (input - target) / ((1 - input) * input).clamp(min=LEAST_DENOMINATOR)
+    loss = with_gradient(loss, input, slope, target, missed - hit)
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
@@ -138,7 +145,7 @@ def gaussian_nll_loss(
         raise ValueError("the variances have an incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")
-    bounded = torch.where(var < 0, math.nan, var.clamp(min=eps))
+    bounded = with_gradient(torch.where(var < 0, math.nan, var.clamp(min=eps)), var, 1.0)
     loss = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
@@ -352,7 +359,7 @@ def multi_margin_loss(
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
     picked = torch.where(known, _of_class(mask, input, dim), math.nan)
-    missed = (margin - picked.unsqueeze(dim) + input).clamp(min=0)
+    missed = (margin - picked.unsqueeze(dim) + input).relu()  # which has no gradient at 0
     missed = torch.where(mask, 0.0, missed if p == 1 else missed * missed)
     loss = missed.mean(dim)
     if weight is not None:
@@ -372,7 +379,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
     chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
     other = ~chosen.any(-2, keepdim=True)
     picked = torch.where(chosen, input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
-    missed = (1 - picked + input.unsqueeze(-2)).clamp(min=0)
+    missed = (1 - picked + input.unsqueeze(-2)).relu()  # which has no gradient at 0
     loss = torch.where(other & named.unsqueeze(-1), missed, 0.0).sum((-2, -1)) / classes
     return reduced(loss, reduction)
 

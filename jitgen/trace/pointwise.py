@@ -17,6 +17,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DIVISION, DTYPES
 from jitgen.trace.casts import ordered
+from jitgen.trace.derivatives import derived
 from jitgen.trace.location import user_location
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import clamp, isinf, isnan, where
@@ -301,12 +302,18 @@ def power(trace: Trace, input: Value, exponent: Value) -> Node:
         if not DTYPES[dtype].is_floating_point and exponent < 0:
             raise ValueError("integers to negative integer powers are not allowed")
         if DTYPES[dtype].is_floating_point:
-            roots = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+            roots = {0.5: "sqrt", -1: "reciprocal"}
             if exponent in roots:
                 return pointwise(trace, roots[exponent], input, dtype=dtype)
-            if exponent == -2:
-                return pointwise(trace, "reciprocal", pointwise(trace, "mul", input, input, dtype=dtype), dtype=dtype)
+            if exponent in (-0.5, -2):
+                base = input if exponent == -0.5 else pointwise(trace, "mul", input, input, dtype=dtype)
+                value = pointwise(trace, "rsqrt" if exponent == -0.5 else "reciprocal", base, dtype=dtype)
+                return derived(trace, value, [input], lambda _: [_power_slope(trace, input, exponent, dtype)])
     return pointwise(trace, "pow", input, exponent, dtype=dtype)
+
+
+def _power_slope(trace: Trace, input: Node, exponent: float, dtype: str) -> Node:
+    return pointwise(trace, "mul", pointwise(trace, "pow", input, exponent - 1, dtype=dtype), exponent, dtype=dtype)
 
 
 @row("round")
@@ -342,8 +349,17 @@ def rad2deg(trace: Trace, input: Node) -> Node:
 def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
     dtype = float_dtype(input.dtype)
     value = input if eps is None else clamp(trace, trace.cast(input, dtype), eps, 1 - eps)
-    odds = pointwise(trace, "div", value, pointwise(trace, "sub", 1.0, value, dtype=dtype), dtype=dtype)
-    return pointwise(trace, "log", odds)
+    rest = pointwise(trace, "sub", 1.0, value, dtype=dtype)
+    found = pointwise(trace, "log", pointwise(trace, "div", value, rest, dtype=dtype))
+
+    def slopes(value_: Node) -> list[Node]:
+        low, high = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+        low, high = (stored(trace, bound, dtype) for bound in (low, high))
+        below, above = (pointwise(trace, op, input, end, result="bool") for op, end in (("lt", low), ("gt", high)))
+        slope = pointwise(trace, "reciprocal", pointwise(trace, "mul", value, rest, dtype=dtype))
+        return [where(trace, pointwise(trace, "bitwise_or", below, above), math.nan if eps is None else 0.0, slope)]
+
+    return derived(trace, found, [input], slopes)
 
 
 @row("lerp")
@@ -392,7 +408,13 @@ def hypot(trace: Trace, input: Node, other: Node) -> Node:
     plain = pointwise(trace, "eq", large, 0.0, result="bool")
     infinite = pointwise(trace, "eq", large, math.inf, result="bool")
     either = pointwise(trace, "bitwise_or", plain, infinite)
-    return where(trace, either, large, pointwise(trace, "mul", large, root))
+    value = where(trace, either, large, pointwise(trace, "mul", large, root))
+    return derived(
+        trace,
+        value,
+        [input, other],
+        lambda value: [pointwise(trace, "div", each, value, dtype=dtype) for each in (input, other)],
+    )
 
 
 @row("logaddexp")
@@ -412,4 +434,12 @@ def xlogy(trace: Trace, input: Value, other: Value) -> Node:
     product = pointwise(trace, "mul", input, pointwise(trace, "log", as_node(trace, other), dtype=dtype), dtype=dtype)
     zero = pointwise(trace, "eq", input, 0, result="bool")
     nan = isnan(trace, as_node(trace, other))
-    return where(trace, nan, math.nan, where(trace, zero, 0.0, product))
+    value = where(trace, nan, math.nan, where(trace, zero, 0.0, product))
+
+    def slopes(value: Node) -> list[Node]:
+        below = pointwise(trace, "le", as_node(trace, other), 0, result="bool")
+        logarithm = pointwise(trace, "log", as_node(trace, other), dtype=dtype)
+        of_input = where(trace, pointwise(trace, "bitwise_and", zero, below), 0.0, logarithm)
+        return [of_input, pointwise(trace, "div", input, other, dtype=dtype)]
+
+    return derived(trace, value, [input, other], slopes)

@@ -17,9 +17,11 @@ import torch
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.derivatives import derived, with_gradient
 from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
+from jitgen.trace.pointwise import power
 from jitgen.trace.selection import truth, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import as_node, expand, operand, pointwise, require_float
@@ -316,14 +318,32 @@ def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
     if p == -math.inf:
         return reduce(trace, "min", size, dims)
     if p == 0:
-        return reduce(trace, "sum", trace.cast(truth(trace, input), input.dtype), dims)
+        count = reduce(trace, "sum", trace.cast(truth(trace, input), input.dtype), dims)
+        return with_gradient(trace, count, input, 0.0)
     if p == 1:
         return reduce(trace, "sum", size, dims)
     if p == 2:
         total = reduce(trace, "sum", pointwise(trace, "mul", input, input), dims)
         return _root(trace, total)
     total = reduce(trace, "sum", pointwise(trace, "pow", size, p), dims)
-    return pointwise(trace, "pow", total, 1.0 / p)
+    value = pointwise(trace, "pow", total, 1.0 / p)
+    return derived(trace, value, [input], lambda norm: [_norm_slope(trace, input, norm, p)])
+
+
+def _norm_slope(trace: Trace, input: Node, norm: Node, p: float) -> Node:
+    """The derivative of a norm: ``sign(x) |x|^(p - 1) norm^(1 - p)``, and 0 where the norm is 0.
+
+    Below p = 1 it is 0 where x is 0, too, as eager torch has it.
+    """
+    is_zero = pointwise(trace, "eq", input, 0, result="bool")
+    size = where(trace, is_zero, 1.0, pointwise(trace, "abs", input))
+    if p < 2:
+        scaled = pointwise(trace, "mul", pointwise(trace, "sign", input), power(trace, size, p - 1))
+    else:
+        scaled = pointwise(trace, "mul", input, power(trace, size, p - 2))
+    without = pointwise(trace, "eq", norm, 0, result="bool")
+    factor = where(trace, without, 0.0, power(trace, where(trace, without, 1.0, norm), 1 - p))
+    return pointwise(trace, "mul", scaled, broadcast_like(trace, factor, input))
 
 
 @row("norm")

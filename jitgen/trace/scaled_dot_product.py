@@ -127,6 +127,10 @@ def _safe_softmax(trace: Trace, scores: Node) -> Node:
     hidden = pointwise(trace, "eq", top, -math.inf, result="bool")
     base = where(trace, hidden, 0.0, top)
     powers = pointwise(trace, "exp", pointwise(trace, "sub", scores, broadcast_like(trace, base, scores)))
-    total = pointwise(trace, "reciprocal", reduce(trace, "sum", powers, dims))
-    share = where(trace, hidden, 0.0, total)
+    total = reduce(trace, "sum", powers, dims)
+    if trace.differentiable:  # the reciprocal of 0 would have gradients that are NaN
+        empty = pointwise(trace, "eq", total, 0, result="bool")
+        share = pointwise(trace, "reciprocal", where(trace, empty, 1.0, total))
+    else:
+        share = where(trace, hidden, 0.0, pointwise(trace, "reciprocal", total))
     return pointwise(trace, "mul", powers, broadcast_like(trace, share, scores))

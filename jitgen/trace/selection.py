@@ -188,6 +188,8 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     value = input
     if trace.differentiable and any(isinstance(each, Node) and is_float(each) for each in (input, min, max)):
         # A minimum or maximum would give half the gradient to an element that is equal to a bound.
+        if isinstance(min, Node) and isinstance(max, Node) and is_float(min):  # of equal bounds, neither has a gradient
+            min = where(trace, pointwise(trace, "lt", min, max, result="bool"), min, trace.detached(min))
         for bound, beyond in ((min, "le" if flat_ends else "lt"), (max, "ge" if flat_ends else "gt")):
             if bound is not None:
                 chosen = pointwise(trace, beyond, value, bound, result="bool")

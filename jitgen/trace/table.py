@@ -128,6 +128,8 @@ def _find(target: Any) -> tuple[Row | None, str]:
         packet: Any = getattr(target, "overloadpacket", target)
         name = packet._qualified_op_name.replace("::", ".")
         return ROWS.get(name), f"torch.ops.{name}"
+    if (getattr(target, "__module__", None) or "").startswith("jitgen."):
+        return ROWS.get(f"jitgen.{name}"), name
     name = name.removeprefix("special_")  # torch.special.xlogy calls itself special_xlogy
     for space, prefix in _spaces():
         if getattr(space, name, None) is target:
@@ -201,6 +203,7 @@ ROW_MODULES: tuple[str, ...] = (
     "scaled_dot_product",
     "casts",
     "contractions",
+    "derivatives",
     "factories",
     "gathers",
     "indexing",

@@ -106,6 +106,8 @@ CASES: dict[str, tuple[Function, Callable[[], Sequence[torch.Tensor]]]] = {
     "views": (lambda x: (x.flip(0)[1:].mT.reshape(-1)[::2] ** 2, x[1:, -1]), lambda: [randn(4, 5)]),
     "cat": (lambda x, y: (torch.cat([x, y * y], 1) ** 2)[:, 1:8], lambda: [randn(3, 4), randn(3, 6)]),
     "cumsum": (lambda x: x.cumsum(1).sin(), lambda: [randn(3, 5)]),
+    "cumprod": (lambda x: x.cumprod(1).sin(), lambda: [randn(4, 6) * torch.tensor([1, 1, 0, 1, 0, 1])]),
+    "logcumsumexp": (lambda x: x.logcumsumexp(1).sin(), lambda: [randn(3, 5)]),
     "cummax": (lambda x: x.cummax(0).values ** 2, lambda: [randn(5, 4)]),
     "topk": (lambda x: x.topk(3).values ** 2, lambda: [randn(4, 7)]),
     "gather": (lambda x, t: x.gather(1, t).sin(), lambda: [randn(4, 7), torch.randint(0, 7, (4, 3))]),
@@ -414,7 +416,10 @@ def test_a_second_backward_is_refused_by_torch_and_a_changed_input_is_noticed() 
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
-    "cumprod": (lambda x: x.cumprod(0), "cumulative prod"),
+    "scatter by product": (
+        lambda x: x.scatter_reduce(0, torch.zeros(3, 4, dtype=torch.long), x, "prod"),
+        "combines by prod",
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_float, require_rank
+from jitgen.trace.compositions.reductions import distance
 from jitgen.trace.table import composition
 
 
@@ -110,4 +111,4 @@ def pdist(input: Tensor, p: float = 2) -> Tensor:
     if p < 0:
         raise ValueError("pdist only supports non-negative p values")
     first, second = triu_indices(int(input.shape[0]), int(input.shape[0]), 1)
-    return torch.linalg.vector_norm(input[first] - input[second], p, -1)
+    return distance(input[first] - input[second], p)

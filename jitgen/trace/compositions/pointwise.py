@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import with_gradient
 from jitgen.trace.compositions.checks import require_float
 from jitgen.trace.table import composition
 
@@ -62,26 +63,32 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
 @composition("sinc")
 def sinc(input: Tensor) -> Tensor:
     x = floating(input) * math.pi
-    return torch.where(x == 0, 1.0, x.sin() / torch.where(x == 0, 1.0, x))  # whose derivative is no NaN
+    is_zero = x == 0
+    value = torch.where(is_zero, 1.0, x.sin() / x)
+    square = x * floating(input)
+    slope = torch.where(square == 0, 0.0, (x * x.cos() - x.sin()) / torch.where(square == 0, 1.0, square))
+    return with_gradient(value, input, slope)
 
 
 @composition("xlog1py")
 def xlog1py(input: Any, other: Any) -> Tensor:
-    product = input * torch.log1p(floating(other) if isinstance(other, Tensor) else torch.tensor(float(other)))
-    known = torch.where(torch.as_tensor(input) == 0, 0.0, product)
-    return torch.where(torch.isnan(other), math.nan, known) if isinstance(other, Tensor) else known
+    y = floating(other) if isinstance(other, Tensor) else torch.tensor(float(other))
+    logarithm, is_zero = torch.log1p(y), torch.as_tensor(input) == 0
+    value = torch.where(is_zero, 0.0, input * logarithm)
+    value = torch.where(torch.isnan(other), math.nan, value) if isinstance(other, Tensor) else value
+    return with_gradient(value, input, torch.where(is_zero & (y <= -1), 0.0, logarithm), other, input / (y + 1))
 
 
 @composition("entr")
 def entr(input: Tensor) -> Tensor:
     x = floating(input)
     inside = torch.where(x > 0, -x * x.log(), torch.where(x == 0, 0.0, -math.inf))
-    return torch.where(x.isnan(), x, inside)
+    return with_gradient(torch.where(x.isnan(), x, inside), x, -1 - x.log())
 
 
 @composition("ndtr")
 def ndtr(input: Tensor) -> Tensor:
-    return (1 + torch.erf(floating(input) * math.sqrt(0.5))) * 0.5
+    return torch.erfc(floating(input) * -math.sqrt(0.5)) * 0.5
 
 
 @composition("__rdiv__")
@@ -116,7 +123,7 @@ def angle(input: Tensor) -> Tensor:
     """0 or pi, or NaN."""
     x = input if input.is_floating_point() else input.to(torch.get_default_dtype())
     result = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
-    return torch.where(x.isnan(), x, result)
+    return with_gradient(torch.where(x.isnan(), x, result), x, 0.0)
 
 
 @composition("sym_int")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import saved, with_gradient
 from jitgen.trace.compositions.checks import require_float, require_rank
 from jitgen.trace.compositions.shapes import MOST_PIECES
 from jitgen.trace.table import composition
@@ -150,23 +151,29 @@ def avg_pool3d(
 # --------------------------------------------------------------------------------------------------------------- maxima
 
 
-def _maximum(input: Tensor, count: int, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its index in the flattened dimensions. NaN is larger than all."""
+def _maximum(input: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+    """The largest element of each window, and its index in the flattened dimensions.
+
+    Of equal elements the first is taken, and of several NaN the last, as in torch. It has the gradient.
+
+    The forward saves which of its elements every window chose, in a byte, so that a backward need not read the windows.
+    """
     padded = windows.padded(input, -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min)
-    best, index = None, None
-    for offset in windows.offsets():
-        piece = windows.piece(padded, offset)
-        where = _flat_indices(windows, offset)
-        if best is None or index is None:
-            best, index = piece, where.expand(piece.shape)
-            inside = _inside(windows, offset)
-            continue
-        valid = _inside(windows, offset)
-        larger = valid & (~inside | (piece > best) | (piece.isnan() & ~best.isnan()))
-        best, index, inside = torch.where(larger, piece, best), torch.where(larger, where, index), inside | valid
-    assert best is not None
-    assert index is not None
-    return best, index
+    offsets = list(windows.offsets())
+    pieces = [windows.piece(padded, offset) for offset in offsets]
+    best, index, inside = pieces[0], _flat_indices(windows, offsets[0]).expand(pieces[0].shape), None
+    choice = torch.zeros_like(best, dtype=torch.uint8)
+    for number, (piece, offset) in enumerate(zip(pieces, offsets, strict=True)):
+        chosen = (piece > best) | piece.isnan()
+        if any(windows.padding):  # elements before the first are never chosen
+            valid = _inside(windows, offset)
+            chosen, inside = (valid & (~inside | chosen), inside | valid) if inside is not None else (valid, valid)
+        if number:
+            best, index = torch.maximum(best, piece), torch.where(chosen, _flat_indices(windows, offset), index)
+            choice = torch.where(chosen, number, choice)
+    choice = saved(choice)
+    slopes = (torch.where(choice == number, 1.0, 0.0) for number in range(len(pieces)))
+    return with_gradient(best, *itertools.chain(*zip(pieces, slopes, strict=True))), index
 
 
 def _grid(windows: Windows, offset: Sequence[int]) -> list[Tensor]:
@@ -211,7 +218,7 @@ def _max_pools() -> None:
             count: int = count,
         ) -> tuple[Tensor, Tensor]:
             windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
-            return _maximum(input, count, windows)
+            return _maximum(input, windows)
 
         def largest(
             input: Tensor,
@@ -225,12 +232,7 @@ def _max_pools() -> None:
             count: int = count,
         ) -> Tensor:
             windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
-            padded = windows.padded(input, -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min)
-            pieces = [windows.piece(padded, offset) for offset in windows.offsets()]
-            result = pieces[0]
-            for piece in pieces[1:]:
-                result = torch.maximum(result, piece)
-            return result
+            return _maximum(input, windows)[0]
 
         composition(f"max_pool{count}d")(largest)
         composition(f"max_pool{count}d_with_indices")(with_indices)
@@ -327,21 +329,21 @@ def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
     return (total / windows.lengths()).to(input.dtype)
 
 
-def _largest(input: Tensor, windows: _Adaptive) -> Tensor:
+def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
+    """The largest element of each window, and which of the window's elements (``windows.of``) it is: the first of equal
+    ones, and the last NaN, as in torch."""
     values = windows.of(input)
     if not windows.even:
         least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
         values = torch.where(windows.inside(), values, least)
-    return values.amax(windows.dim + 1)
-
-
-def _first_index(input: Tensor, indices: Tensor, windows: _Adaptive) -> Tensor:
-    """The smallest index in each window at which the largest element is."""
-    window = windows.of(input)
-    found = (window == _largest(input, windows).unsqueeze(windows.dim + 1)) | window.isnan()
+    largest = values.amax(windows.dim + 1, keepdim=True)
+    length = values.shape[windows.dim + 1]
+    place = torch.arange(length).reshape(-1, *[1] * windows.after)
+    rank = torch.where(values.isnan(), length + place, torch.where(values == largest, length - 1 - place, -1))
     if not windows.even:
-        found = found & windows.inside()
-    return torch.where(found, windows.of(indices), torch.iinfo(torch.int64).max).amin(windows.dim + 1)
+        rank = torch.where(windows.inside(), rank, -1)
+    chosen = rank == rank.amax(windows.dim + 1, keepdim=True)
+    return with_gradient(largest, values, torch.where(chosen, 1.0, 0.0)).squeeze(windows.dim + 1), chosen
 
 
 def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
@@ -349,7 +351,9 @@ def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tens
     sizes = [int(size) for size in input.shape[-count:]]
     indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
     for windows in _adaptive(input, output_size, count):
-        input, indices = _largest(input, windows), _first_index(input, indices, windows)
+        within = windows.of(indices)
+        input, chosen = _largest(input, windows)
+        indices = torch.where(chosen, within, -1).amax(windows.dim + 1)
     return input, indices
 
 
@@ -369,7 +373,7 @@ def _adaptive_pools() -> None:
 
         def largest(input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count) -> Tensor:
             for windows in _adaptive(input, output_size, count):
-                input = _largest(input, windows)
+                input, _ = _largest(input, windows)
             return input
 
         composition(f"torch.adaptive_avg_pool{count}d", f"_nn.adaptive_avg_pool{count}d")(average)

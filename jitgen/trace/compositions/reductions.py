@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import with_gradient
 from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
 from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
@@ -52,7 +53,15 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> T
         raise ValueError("cdist takes (..., rows, columns) tensors of equally many columns")
     if p < 0:
         raise ValueError("p must not be negative")
-    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+    return distance(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def distance(difference: Tensor, p: float) -> Tensor:
+    """The norm of the last dimension. For p = inf every element that has the largest size gets all of the gradient."""
+    norm = torch.linalg.vector_norm(difference, p, -1, True)
+    if p == math.inf:
+        norm = with_gradient(norm, difference, torch.where(difference.abs() == norm, difference.sign(), 0.0))
+    return norm.squeeze(-1)
 
 
 # -------------------------------------------------------------------------------------------- differences and integrals

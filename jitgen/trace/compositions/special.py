@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import with_gradient
 from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
@@ -48,7 +49,7 @@ def _is_pole(x: Tensor) -> Tensor:
     return (x <= 0) & (x == x.floor()) & x.isfinite()
 
 
-@composition("lgamma")
+@composition("lgamma", "gammaln")
 def lgamma(input: Tensor) -> Tensor:
     """Stirling's series; arguments below ``SHIFT`` by the recurrence, negative ones by the reflection formula.
 
@@ -69,7 +70,8 @@ def lgamma(input: Tensor) -> Tensor:
     sine, _ = _sine_of_pi(x)
     reflected = math.log(math.pi) - sine.abs().log() - value
     value = torch.where(x < 0.5, reflected, value)
-    return torch.where(x.isinf() | _is_pole(x), math.inf, value).to(floating(input).dtype)
+    value = torch.where(x.isinf() | _is_pole(x), math.inf, value)
+    return with_gradient(value, x, digamma(x)).to(floating(input).dtype)
 
 
 @composition("digamma", "psi")
@@ -88,7 +90,7 @@ def digamma(input: Tensor) -> Tensor:
     value = torch.where(x < 0.5, value - math.pi * cosine / sine, value)
     value = torch.where(_is_pole(x), math.nan, torch.where(x == math.inf, math.inf, value))
     value = torch.where(x == 0, torch.copysign(torch.full_like(x, math.inf), -x), value)
-    return value.to(floating(input).dtype)
+    return with_gradient(value, x, _polygamma(1, x)).to(floating(input).dtype)
 
 
 MOST_DERIVATIVES = 16
@@ -97,11 +99,7 @@ MOST_DERIVATIVES = 16
 
 @composition("polygamma")
 def polygamma(n: Any, input: Any) -> Tensor:
-    """``torch.polygamma(n, x)`` and ``x.polygamma(n)``: the derivative of order ``n`` of ``digamma``.
-
-    The sum of ``(x + k)^-(n + 1)``: ``SHIFT`` terms, and Euler and Maclaurin's series for the rest. Below 1/2 by the
-    reflection formula, whose derivatives are polynomials in the cotangent.
-    """
+    """``torch.polygamma(n, x)`` and ``x.polygamma(n)``: the derivative of order ``n`` of ``digamma``."""
     order, x = (int(input), n) if isinstance(n, Tensor) else (int(n), input)
     if order < 0:
         raise ValueError("polygamma(n, x) does not support negative n")
@@ -110,6 +108,12 @@ def polygamma(n: Any, input: Any) -> Tensor:
     if order == 0:
         return digamma(x)
     x = floating(x)
+    return with_gradient(_polygamma(order, x), x, _polygamma(order + 1, x))
+
+
+def _polygamma(order: int, x: Tensor) -> Tensor:
+    """The sum of ``(x + k)^-(order + 1)``: ``SHIFT`` terms, and Euler and Maclaurin's series for the rest. Below 1/2 by
+    the reflection formula, whose derivatives are polynomials in the cotangent."""
     mirrored = torch.where(x < 0.5, 1 - x, x)
     power, shift = order + 1, SHIFT + order
     total: Any = 0
@@ -197,7 +201,15 @@ def erfinv(input: Tensor) -> Tensor:
     for _ in range(2):
         small = _improved(small, torch.erf(small) - near)
     large = torch.copysign(_inverse_erfc(torch.where(inside & ~central, 1 - size, 0.5)), y)
-    return torch.where(inside, torch.where(central, small, large), _at_the_ends(y, inside))
+    value = torch.where(inside, torch.where(central, small, large), _at_the_ends(y, inside))
+    return _inverse(value, y, 0.5 * math.sqrt(math.pi), 1.0)
+
+
+def _inverse(value: Tensor, operand: Tensor, factor: float, rate: float) -> Tensor:
+    """``value`` of an operand by which its derivative is ``factor * exp(rate * value^2)``."""
+    for _ in range(2):  # the second derivative reads a value with this derivative
+        value = with_gradient(value, operand, (value * value * rate).exp() * factor)
+    return value
 
 
 @composition("ndtri")
@@ -209,7 +221,8 @@ def ndtri(input: Tensor) -> Tensor:
     outer = torch.copysign(_inverse_erfc(2 * tail), p - 0.5)
     inner = erfinv(torch.where(central, 2 * p - 1, 0.0))
     ends = _at_the_ends(2 * p - 1, inside)
-    return torch.where(inside, torch.where(central, inner, outer) * math.sqrt(2), ends)
+    value = torch.where(inside, torch.where(central, inner, outer) * math.sqrt(2), ends)
+    return _inverse(value, p, math.sqrt(2 * math.pi), 0.5)
 
 
 FAR = 7.0
@@ -230,7 +243,10 @@ def erfcx(input: Tensor) -> Tensor:
         series.append(-series[-1] * (2 * k - 1))
     asymptotic = _polynomial(inverse, series) / (far * math.sqrt(math.pi))
     value = torch.where(x < FAR, direct, asymptotic)
-    return torch.where(x < -30, math.inf, value)
+    value = torch.where(x < -30, math.inf, value)
+    falling = [-(2 * k + 1) * term for k, term in enumerate(series)]
+    slope = _polynomial(inverse, falling) / (far * far * math.sqrt(math.pi))
+    return with_gradient(value, x, torch.where(x < FAR, 2 * near * value - 2 / math.sqrt(math.pi), slope))
 
 
 @composition("log_ndtr")
@@ -240,7 +256,7 @@ def log_ndtr(input: Tensor) -> Tensor:
     scaled = x * math.sqrt(0.5)
     low = (erfcx(-scaled.clamp(max=0)) * 0.5).log() - scaled * scaled
     high = torch.log1p(-0.5 * torch.erfc(torch.where(x < -1, 0.0, scaled)))
-    return torch.where(x < -1, low, high)
+    return with_gradient(torch.where(x < -1, low, high), x, math.sqrt(2 / math.pi) / erfcx(-scaled))
 
 
 # ----------------------------------------------------------------------------------------------------- Bessel functions
@@ -393,8 +409,13 @@ def _scaled_bessel(x: Tensor, order: int) -> Tensor:
 def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
     def function(input: Tensor) -> Tensor:
         x = floating(input)
-        value = _scaled_bessel(x, order)
-        return value if scaled else value * x.abs().exp()
+        factor: Any = 1.0 if scaled else x.abs().exp()
+        value, other = (_scaled_bessel(x, each) * factor for each in (order, 1 - order))
+        slope = other - value * x.sign() if scaled else other
+        if order:
+            is_apart = x.abs() > torch.finfo(x.dtype).eps
+            slope = torch.where(is_apart, slope - value / torch.where(is_apart, x, 1.0), 0.5)
+        return with_gradient(value, x, slope)
 
     return function
 

@@ -1,0 +1,47 @@
+"""Values whose gradients a formula states, where the derivative of what computes them is another.
+
+torch differentiates many functions by a formula of their own. Where they are composed here, the derivative of the
+composition is the same number at most points, but not at all of them: it is NaN where a branch that was not chosen
+overflows, or where 0 is divided by 0. So a ``custom_gradient`` node states the formula.
+
+Its inputs are the value, and then pairs of an operand and a slope: the gradient of the operand is that of the node
+times the slope. No gradient flows to the value, nor to a slope, unless the backward itself is differentiated, which
+reads the slopes. A reduction's value has sizes of 1 where its operands and slopes have elements.
+
+Only graphs that are differentiated have such nodes; the value takes their place where a graph is lowered
+(``gradients/plan.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.overrides import handle_torch_function, has_torch_function
+
+from jitgen.ir.graph import Node
+
+CUSTOM_GRADIENT = "custom_gradient"
+SAVED_VIEW = ("saved",)
+"""Attrs of a view that is its operand: a mark that the forward saves this value for its backward."""
+
+
+def differentiated(node: Node) -> range:
+    """The positions of the inputs of ``node`` that a gradient may flow to."""
+    if node.op == CUSTOM_GRADIENT:
+        return range(1, len(node.inputs), 2)
+    return range(len(node.inputs))
+
+
+def with_gradient(value: Any, *pairs: Any) -> Any:
+    """``value``, in a trace. ``pairs`` are operands that it is computed from, each followed by its slope.
+
+    A slope may be a number. An operand that is a number has no gradient.
+    """
+    assert has_torch_function((value, *pairs)), "with_gradient is a function of traced tensors"
+    return handle_torch_function(with_gradient, (value, *pairs), value, *pairs)
+
+
+def saved(value: Any) -> Any:
+    """``value``, in a trace, which a backward is given; other pointwise values it computes again."""
+    assert has_torch_function((value,)), "saved is a function of traced tensors"
+    return handle_torch_function(saved, (value,), value)

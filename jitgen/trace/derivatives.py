@@ -1,0 +1,51 @@
+"""Derivatives of composed functions by torch's formulas; see ``ir/custom_gradients.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW
+from jitgen.ir.graph import Node
+from jitgen.trace.table import row
+from jitgen.trace.typing import Value, broadcast_shapes, expand, is_float, operand
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+@row("jitgen.with_gradient")
+def with_gradient(trace: Trace, value: Node, *pairs: Value) -> Node:
+    """The row of ``ir.custom_gradients.with_gradient``."""
+    operands, slopes = pairs[::2], pairs[1::2]
+    active = [
+        (each, slope if isinstance(slope, Node) else operand(trace, slope, value.dtype))
+        for each, slope in zip(operands, slopes, strict=True)
+        if isinstance(each, Node) and is_float(each)
+    ]
+    if not (trace.differentiable and active and is_float(value)):
+        return value
+    inputs = [value]
+    for each, slope in active:
+        shape = broadcast_shapes(trace, value.shape, each.shape, slope.shape)
+        inputs += [expand(trace, each, shape), expand(trace, slope, shape)]
+    return trace.make(CUSTOM_GRADIENT, inputs, value.dtype, value.shape)
+
+
+@row("jitgen.saved")
+def saved(trace: Trace, value: Node) -> Node:
+    """The row of ``ir.custom_gradients.saved``."""
+    return trace.make("view", (value,), value.dtype, value.shape, SAVED_VIEW) if trace.differentiable else value
+
+
+def derived(trace: Trace, value: Node, operands: Sequence[Value], slopes: Callable[[Node], Sequence[Value]]) -> Node:
+    """``value`` with the slope of each of ``operands``, which ``slopes`` makes of the value.
+
+    In a second derivative the value that a slope reads has these slopes again.
+    """
+    if not trace.differentiable:
+        return value
+    for _ in range(2):
+        pairs = zip(operands, slopes(value), strict=True)
+        value = with_gradient(trace, value, *(each for pair in pairs for each in pair))
+    return value
