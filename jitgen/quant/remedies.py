@@ -38,7 +38,7 @@ def remedy(name: str, token: Token) -> str:
         return "make it from the facts: torch.zeros(w.shape, dtype=w.dtype, device=w.device), and so on"
     match _KIND_OF.get(leaf):
         case "product" | "contraction" | "piece" if token.experts is not None:
-            return "use its matrices one by one, as x @ w[i]"
+            return "use its matrices one by one, as F.linear(x, w[i])"
         case "join":
             return f"join the dense weights and quantise the result: {quantize} of torch.{leaf}([w.dequantize(), ...])"
         case "piece" if token.transposed:
