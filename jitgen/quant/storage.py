@@ -304,7 +304,7 @@ class StoredWeight(torch.Tensor):
             if tensors is None:
                 facts = find(token.format), token.group_size, token.weight_shape
                 with _lasting(), fakes.real(self.tensors):
-                    if not self._copies.is_checked:
+                    if not self._copies.is_checked and _have_numbers(self.tensors):
                         portable.check_finite(facts[0], self.tensors)
                         self._copies.is_checked = True
                     tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))
@@ -411,6 +411,11 @@ def _write(copies: Copies, format: Format, group_size: int | None, shape: tuple[
         for tensor, values in zip(tensors, packed, strict=True):
             tensor.copy_(values)
         settled(tensors)
+
+
+def _have_numbers(tensors: Tensors) -> bool:
+    """Whether these are tensors of numbers, which no mode of torch's records."""
+    return type(tensors[0]) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def _lasting() -> AbstractContextManager[Any]:
