@@ -129,5 +129,4 @@ def _register_products() -> None:
 
 
 if not _is_the_command():
-    _eager: Any = importlib.import_module("jitgen.quant.eager")
-    _eager.register_products = _register_products
+    importlib.import_module("jitgen.quant.eager").register_products = _register_products

@@ -135,6 +135,11 @@ def host_compiler_name() -> str | None:
     return get("JITGEN_CXX") or os.environ.get("CXX") or None
 
 
+def cuda_home() -> str | None:
+    """The CUDA toolkit that the user names: ``CUDA_HOME``, else ``CUDA_PATH``."""
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or None
+
+
 def interpreting_triton() -> bool:
     """Whether Triton kernels are to run under Triton's interpreter (``TRITON_INTERPRET=1``)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -154,13 +157,44 @@ def _cute() -> Iterator[Row]:
 def _load_inline() -> Iterator[Row]:
     from torch.utils import cpp_extension
 
-    home = cpp_extension.CUDA_HOME
-    nvcc = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None
-    remedy = "install a CUDA toolkit and set CUDA_HOME; only compiler='load_inline' on GPUs needs it"
-    yield _found("tools", "nvcc", nvcc, remedy)
+    nvcc = find_nvcc(cpp_extension.CUDA_HOME)
+    purpose = "only compiler='load_inline' on GPUs needs it"
+    if nvcc is None:
+        yield Row("tools", "nvcc", MISSING, "not found", f"install a CUDA toolkit and set CUDA_HOME; {purpose}")
+    else:
+        home = Path(os.path.realpath(nvcc)).parents[1]
+        named = f"={home}" if (home / "include" / "cuda_runtime.h").is_file() else " to its toolkit"  # nvcc is a script
+        hint = "" if cpp_extension.CUDA_HOME else f"torch's extensions do not use it: set CUDA_HOME{named}; {purpose}"
+        yield Row("tools", "nvcc", OK, nvcc, hint)
     ninja = _distribution("ninja") if cpp_extension.is_ninja_available() else None
     remedy = "pip install ninja; only compiler='load_inline' needs it"
     yield _found("tools", "ninja", ninja or shutil.which("ninja"), remedy)
+
+
+def find_nvcc(home: str | None, usual: Path = Path("/usr/local")) -> str | None:
+    """An ``nvcc``: of ``home``, of CUDA_HOME or CUDA_PATH, on PATH, of a toolkit below ``usual``, or of a package.
+
+    Args:
+        home: where torch looks, which is nowhere if it is built without CUDA.
+    """
+    homes = [found for found in (home, settings.cuda_home()) if found]
+    toolkits = [usual / "cuda", *sorted(usual.glob("cuda-*"), key=_version, reverse=True)]
+    packages = [Path(entry, "nvidia", name) for entry in sys.path for name in ("cu13", "cuda_nvcc")]
+    return (
+        shutil.which("nvcc", path=_path_of(*map(Path, homes)))
+        or shutil.which("nvcc")
+        or shutil.which("nvcc", path=_path_of(*toolkits, *packages))
+    )
+
+
+def _path_of(*homes: Path) -> str:
+    """A search path of toolkits' programs; one that leads nowhere without any."""
+    return os.pathsep.join(str(home / "bin") for home in homes) or os.devnull
+
+
+def _version(toolkit: Path) -> list[int]:
+    """The version in the name of a toolkit's directory, such as cuda-13.0."""
+    return [int(number) for number in re.findall(r"\d+", toolkit.name)]
 
 
 def _disassembler() -> Iterator[Row]:

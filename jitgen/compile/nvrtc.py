@@ -56,7 +56,7 @@ def missing(packages: tuple[str, ...] = ()) -> str | None:
         return f"the NVRTC library was not found; {INSTALL}"
     for package in packages:
         if find_headers(package) is None:
-            how = f"{INSTALL}, or set CUDA_HOME to a toolkit" if package == "cuda" else f"pip install {package}"
+            how = f"{INSTALL}, or set CUDA_HOME to a toolkit" if package == "cuda" else INSTALL
             return f"the headers of {package!r} were not found; {how}"
     return None
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jitgen import settings
-from jitgen.cli import show
+from jitgen.cli import doctor, show
 from jitgen.cli.group import COMMANDS, jitgen
 from jitgen.spec import Artifact
 from jitgen.store import Store, layout
@@ -169,9 +169,38 @@ def test_doctor_reports_what_is_broken_too(store: Store, monkeypatch: pytest.Mon
     store.root.chmod(0o777)
     broken = {row["name"]: row for row in run_json("doctor")["checks"]}
     store.root.chmod(0o700)
-    assert "0 to 4" in broken["JITGEN_DEBUG"]["value"]
+    assert "0 to 5" in broken["JITGEN_DEBUG"]["value"]
     assert "chmod 700" in broken["store"]["value"]
     assert "runs: cpu" in run("doctor").stdout
+
+
+def test_doctor_finds_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*parts: str) -> str:
+        path = tmp_path.joinpath(*parts)
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        path.chmod(0o755)
+        return str(path)
+
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    usual = tmp_path / "usual"
+    assert doctor.find_nvcc(None, usual) is None
+    package = made("packages", "nvidia", "cu13", "bin", "nvcc")
+    assert doctor.find_nvcc(None, usual) == package
+    made("usual", "cuda-9.2", "bin", "nvcc")
+    newest = made("usual", "cuda-13.0", "bin", "nvcc")
+    assert doctor.find_nvcc(None, usual) == newest
+    on_path = made("path", "nvcc")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert doctor.find_nvcc(None, usual) == on_path
+    named = made("named", "bin", "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
+    assert doctor.find_nvcc(None, usual) == named
+    torchs = made("torch", "bin", "nvcc")
+    assert doctor.find_nvcc(str(tmp_path / "torch"), usual) == torchs
 
 
 def test_doctor_knows_bundles(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
