@@ -129,4 +129,5 @@ def _register_products() -> None:
 
 
 if not _is_the_command():
-    importlib.import_module("jitgen.quant.eager").register_products = _register_products
+    _eager: Any = importlib.import_module("jitgen.quant.eager")
+    _eager.register_products = _register_products

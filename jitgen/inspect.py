@@ -40,12 +40,15 @@ class Lowered:
     """A function lowered for one signature and target; made by ``JitFunction.lower``, which needs no device.
 
     Attributes:
-        kernels: the kernels a call launches, in order.
+        kernels: the kernels a call launches, in order; of a call that computes gradients, those of its forward.
         source: all their sources.
+        backward: the same of its backward, for gradients that lie in memory as the results do; None where the call
+            computes no gradients.
     """
 
-    def __init__(self, lowered: lowering.Lowered):
+    def __init__(self, lowered: lowering.Lowered, backward: lowering.Lowered | None = None):
         self._lowered = lowered
+        self.backward = None if backward is None else Lowered(backward)
 
     @property
     def lowered(self) -> lowering.Lowered:

@@ -251,6 +251,12 @@ class BuiltKernel:
         """The artifact key."""
         return self.artifact.key
 
+    @property
+    def source(self) -> str:
+        """The generated source, as the store has it."""
+        (name,) = (name for name in self.artifact.files if name in ("kernel.cpp", "kernel.cu", "kernel.py"))
+        return self.artifact.text(name)
+
 
 def _known_artifact(source: KernelSource, store: Store) -> StoredArtifact | None:
     """The stored artifact of exactly this source, if a kernel of another plan rendered to the same text."""

@@ -178,7 +178,7 @@ class Derivative:
         given = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
         key = wanted, given
         if key not in self._backwards:
-            self._backwards[key] = self._launch_of(wanted, given)
+            self._backwards[key] = self.launch_of(wanted, given)
         launch, reached = self._backwards[key]
         if not reached:
             return [None] * len(wanted)
@@ -190,7 +190,7 @@ class Derivative:
         by_index = dict(zip(reached, found, strict=True))
         return [by_index.get(index) for index in wanted]
 
-    def _launch_of(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
+    def launch_of(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
         """The launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
         flows = inputs_reached(self.plan, [self.results[index] for index in given])
         reached = tuple(index for index in wanted if index in flows)

@@ -29,6 +29,7 @@ from jitgen.trace.readable import TENSORS, refuse_tangents
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative, GradientCall, Launch
+    from jitgen.call.specialization import Specialization
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
@@ -52,6 +53,8 @@ class Dispatchers:
         self._parameters = parameters
         self._derivatives: dict[tuple[int, tuple[int, ...]], Derivative] = {}
         """By the specialisation and the inputs that require grad."""
+        self._resolvers: list[Resolver] = []
+        """Of the forwards and backwards of these."""
         resolver.when_numbers_become_static = self.table.clear
 
     def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
@@ -109,8 +112,8 @@ class Dispatchers:
             derivative = Derivative(
                 specialization,
                 wanted,
-                lambda traced: _launch(ResolverOfGraph(traced, resolver.routing)),
-                lambda function, name: _launch(
+                lambda traced: self._launch(ResolverOfGraph(traced, resolver.routing)),
+                lambda function, name: self._launch(
                     ResolverOfBackward(function, dataclasses.replace(resolver.routing, name=name))
                 ),
             )
@@ -119,9 +122,20 @@ class Dispatchers:
         result = specialization.returned(derivative(inputs, numbers), environment)
         return GradientCall(specialization, derivative, captured), result
 
+    def _launch(self, resolver: Resolver) -> Launch:
+        """Runs what ``resolver``, of a forward or a backward, resolves."""
+        self._resolvers.append(resolver)
+        return _launch(resolver)
+
+    @property
+    def of_gradients(self) -> tuple[Specialization, ...]:
+        """The specialisations of forwards and backwards of calls that compute gradients."""
+        return tuple(found for resolver in self._resolvers for found in resolver.specializations)
+
     def forget(self) -> None:
         """Release everything resolved."""
         self.table.clear()
+        self._resolvers.clear()
         self._derivatives.clear()
 
     def _add_unnested(self, args: tuple[Any, ...], kwargs: dict[str, Any], dispatcher: Dispatcher) -> None:

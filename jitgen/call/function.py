@@ -221,7 +221,8 @@ class JitFunction(Generic[P, R]):
     def lower(
         self, *args: Any, target: str | Target | None = None, backend: str | None = None, **kwargs: Any
     ) -> Lowered:
-        """Lower for these arguments without running or compiling anything.
+        """Lower for these arguments without running or compiling anything. Where a call would compute gradients, the
+        result has its backward too.
 
         Args:
             args: tensors or ``TensorSpec``s (no device is needed), numbers and whatever else a call takes.
@@ -231,7 +232,7 @@ class JitFunction(Generic[P, R]):
         Raises:
             TraceError, UnsupportedError: as a call would.
         """
-        return Lowered(lower(self._resolver, self._parameters, args, kwargs, target, backend))
+        return Lowered(*lower(self._resolver, self._parameters, args, kwargs, target, backend))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The generated source that a call with these arguments runs."""
@@ -247,8 +248,9 @@ class JitFunction(Generic[P, R]):
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        """What this process has resolved, in the order it met them."""
-        return self._resolver.specializations
+        """What this process has resolved, in the order it met them; then the forwards and backwards of calls that
+        compute gradients."""
+        return (*self._resolver.specializations, *self._dispatchers.of_gradients)
 
     def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
         """The launch plan of these arguments' signature. ``plan(*args, out=...)`` skips the look-up.

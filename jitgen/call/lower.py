@@ -15,6 +15,7 @@ from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, check
 from jitgen.call.specialization import memory_of
+from jitgen.errors import RequiresGrad
 from jitgen.ir.views import Memory, Strided
 from jitgen.lowering import Route
 from jitgen.quant import weights
@@ -30,9 +31,11 @@ def lower(
     kwargs: dict[str, Any],
     target: str | Target | None,
     backend: str | None,
-) -> lowering.Lowered:
-    """What a call with these arguments would run. Nothing is compiled, and quantised weights keep their layout. With a
-    ``target``, tensors that the function closes over may be on any device: like specs, they stand for tensors there.
+) -> tuple[lowering.Lowered, lowering.Lowered | None]:
+    """What a call with these arguments would run, and its backward where it computes gradients.
+
+    Nothing is compiled, and quantised weights keep their layout. With a ``target``, tensors that the function closes
+    over may be on any device: like specs, they stand for tensors there.
 
     Raises:
         TraceError, UnsupportedError: as a call would.
@@ -47,17 +50,31 @@ def lower(
     specs = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorSpec))]
     for spec in specs:
         if isinstance(spec, torch.Tensor):
-            check(resolver.name, [spec])
+            check(resolver.name, [spec], gradients=True)
     numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
     device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
-    found, captured, environment = resolver.specialize(concrete, tree, tensors, numbers, device, route, target is None)
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def specialized(differentiable: bool) -> Any:
+        facts = concrete, tree, tensors, numbers, device, route
+        return resolver.specialize(*facts, target is None, differentiable)
+
+    try:
+        found, captured, environment = specialized(needs_grad)
+    except RequiresGrad:  # a tensor that the function closes over does
+        needs_grad = True
+        found, captured, environment = specialized(needs_grad)
     memory = [
         _memory(tensor, spec, route) for tensor, spec in zip([*tensors, *captured], [*specs, *captured], strict=True)
     ]
+    if needs_grad:
+        from jitgen.call.lower_gradients import lower_both
+
+        return lower_both(resolver, found, [*tensors, *captured], numbers, environment, memory, device, route)
     lowered = found.lower(environment, memory, ())
     if recording.active():
         recording.note(found.traced.graph, lowered, environment, memory, resolver.routing)
-    return lowered
+    return lowered, None
 
 
 def _route(routing: Routing, arguments: Any, target: str | Target | None, backend: str | None) -> Route:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline
+from jitgen import inspect, pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import OVERLAPS
 from jitgen.families.operands import item_size
@@ -49,6 +49,7 @@ class Specialization:
     route: Route
     partitions: list[Partitioned] = field(default_factory=list)
     _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
+    _lowered: dict[str, Lowered] = field(default_factory=dict, repr=False)
     _functions: dict[tuple[str, int | None, str], Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -63,6 +64,11 @@ class Specialization:
         More than one call needs where sizes, strides or alignment asked for several variants.
         """
         return tuple({kernel.key: kernel for built in self._built.values() for kernel in built}.values())
+
+    @property
+    def lowered(self) -> tuple[inspect.Lowered, ...]:
+        """What its calls have launched so far, to be read: ``source`` and ``explain()``, once for each variant."""
+        return tuple(map(inspect.Lowered, self._lowered.values()))
 
     @property
     def signature(self) -> str:
@@ -112,6 +118,7 @@ class Specialization:
 
             with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
                 found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
+            self._lowered[lowered.key] = lowered
         return found
 
     # ------------------------------------------------------------------------------------------------ launching

@@ -163,8 +163,8 @@ class _Head:
         version = self._number("<I")
         if version not in (2, 3):
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3)
-            found = "it is big-endian" if swapped else f"version {version} of GGUF"
-            raise FormatError(f"{self._path}: {found}; versions 2 and 3, little-endian, are read")
+            problem = "it is big-endian" if swapped else f"version {version} of GGUF"
+            raise FormatError(f"{self._path}: {problem}; versions 2 and 3, little-endian, are read")
         tensors, keys = self._count("tensors"), self._count("metadata keys")
         metadata: dict[str, Any] = {}
         for _ in range(keys):

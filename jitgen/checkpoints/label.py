@@ -44,8 +44,8 @@ class Label:
         )
         named = [group for group in described if any(_names(target, prefix) for target in _targets(group))]
         # Where no group names the module, one that names its class has it, and classes are not in files.
-        weights = [group.get("weights") for group in named or described]
-        weights = [weight for weight in weights if isinstance(weight, Mapping)]
+        stated = [group.get("weights") for group in named or described]
+        weights = [weight for weight in stated if isinstance(weight, Mapping)]
 
         def told(fact: str, *kinds: type) -> frozenset[Any]:
             return frozenset(weight[fact] for weight in weights if type(weight.get(fact)) in kinds)

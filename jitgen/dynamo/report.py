@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from jitgen.call.specialization import Specialization
 from jitgen.dynamo import backend
 from jitgen.dynamo.flops import flops
+from jitgen.pipeline import BuiltKernel
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,45 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
+class KernelReport:
+    """One kernel that calls of a compiled model have launched.
+
+    Attributes:
+        name: its entry symbol; that of a backward's kernel has ``_backward`` in it.
+        program: the program that launches it, named after the class of a layer.
+        layers: the numbered layers of the model that are this program; empty for what belongs to none.
+        target: what it was compiled for.
+        key: the artifact key, by which the store has it.
+        source: its generated source.
+    """
+
+    built: BuiltKernel = field(repr=False)
+    program: str
+    layers: tuple[str, ...]
+    target: str
+
+    @property
+    def name(self) -> str:
+        return self.built.name
+
+    @property
+    def key(self) -> str:
+        return self.built.key
+
+    @property
+    def source(self) -> str:
+        return self.built.source
+
+
+@dataclass(frozen=True)
 class Report:
     """What became of a model; ``str`` of it is a summary.
 
     Attributes:
         graphs: how many graphs Dynamo made of it.
         nodes: of all of them, those of checkpointed regions among them and arithmetic of sizes not.
+        kernels: that its calls and their backwards have launched so far, each once, by the order of the programs.
+        explanations: of these kernels, in words: how many each program has and why, what each reads and writes.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
     """
 
@@ -48,6 +83,8 @@ class Report:
     nodes: tuple[NodeReport, ...]
     seconds_in_kernels: float | None = None
     seconds_in_torch: float | None = None
+    kernels: tuple[KernelReport, ...] = ()
+    explanations: tuple[str, ...] = ()
 
     @property
     def share_of_nodes(self) -> float:
@@ -117,7 +154,26 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         if part.reason not in backend.UNCOUNTED
         for node in part.segment.nodes
     ]
-    return Report(len(graphs), tuple(nodes), *seconds)
+    programs = list(_programs(graphs))
+    kernels = [
+        KernelReport(kernel, found.name, layers, str(found.route.target))
+        for found, layers in programs
+        for kernel in found.kernels
+    ]
+    explanations = [lowered.explain() for found, _ in programs for lowered in found.lowered]
+    return Report(len(graphs), tuple(nodes), *seconds, tuple(kernels), tuple(explanations))
+
+
+def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:
+    """What calls of ``graphs`` and their backwards have resolved, each once, with the layers that it is for."""
+    layers: dict[Any, list[str]] = {}
+    for graph in graphs:
+        for part in graph.steps():
+            if part.program is not None:
+                layers.setdefault(part.program.function, []).append(part.segment.layer)
+    for function, names in layers.items():
+        for specialization in function.specializations:
+            yield specialization, tuple(dict.fromkeys(filter(None, names)))
 
 
 def _belongs(graph: backend.CompiledGraph, subject: Any) -> bool:

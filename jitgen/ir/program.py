@@ -133,6 +133,15 @@ class Program:
     decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
 
+    def __post_init__(self) -> None:
+        """Checks that every kernel writes elements of the size that its buffers have."""
+        buffers = self.buffers
+        for kernel in self.kernels:
+            for operand in (operand for body in kernel.bodies for operand in body.operands):
+                if operand.kind == "store" and operand.buffer is not None:
+                    wanted = buffers[operand.buffer].dtype
+                    assert operand.dtype == wanted, f"{kernel.name} stores {operand.dtype} in a buffer of {wanted}"
+
     @property
     def returns_temporaries(self) -> bool:
         """Whether an output is a temporary or a view of one; the caller cannot pass ``out=`` for such an output."""

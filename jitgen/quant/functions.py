@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch.overrides import resolve_name
+from torch.utils import _pytree as pytree
 
 from jitgen.errors import UnsupportedError
 from jitgen.quant import eager
 from jitgen.quant.formats import find
+from jitgen.quant.remedies import remedy
 from jitgen.quant.storage import StoredWeight
 
 _GETTERS = (
@@ -41,23 +43,13 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 FUNCTIONS: dict[Any, Handler] = {}
 
 
-def refuse(func: Any, args: Any) -> NoReturn:
-    """UnsupportedError naming the function."""
+def refuse(func: Any, args: Any, kwargs: Any = None) -> NoReturn:
+    """UnsupportedError naming the function, the first weight among its arguments, and what to do instead."""
     name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
-    weight = next((arg for arg in args if isinstance(arg, StoredWeight)), None)
-    raise UnsupportedError(
-        f"{name} of a quantised weight"
-        + (f", {weight!r}," if weight is not None else "")
-        + f" is not supported; {_remedy(name.rpartition('.')[2])}"
-    )
-
-
-def _remedy(name: str) -> str:
-    """What to do instead of the function ``name`` of torch."""
-    is_update = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
-    if is_update or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")):
-        return "change what .dequantize() returns, and quantise that, with jitgen.quantize"
-    return "call .dequantize() on it first"
+    weight = next((leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StoredWeight)), None)
+    if weight is None:
+        raise UnsupportedError(f"{name} of a quantised weight is not supported; use w.dequantize()")
+    raise UnsupportedError(f"{name} of a quantised weight, {weight!r}, is not supported; {remedy(name, weight.token)}")
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:

@@ -7,13 +7,14 @@ wherever a weight is: in a ``Parameter``, a state dict, a checkpoint, ``F.linear
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 
 from jitgen.errors import FormatError
-from jitgen.quant import eager, exported, layouts, pickling
+from jitgen.quant import distributed, eager, exported, layouts, pickling
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
 from jitgen.quant.layouts import Tensors, portable
@@ -47,8 +48,12 @@ class QTensor(StoredWeight):
         layout: str = "portable",
         transposed: bool = False,
         experts: int | None = None,
+        filled: bool = True,
     ) -> QTensor:
         """A weight of tensors that exist: ``weight_shape`` is (N, K), ``dtype`` what ``dequantize`` returns by default.
+
+        ``filled``: whether the tensors have their numbers already. Otherwise these are checked when the weight is first
+        converted to another layout.
 
         Raises:
             FormatError: the tensors do not fit the format, the group size or the shape.
@@ -58,7 +63,8 @@ class QTensor(StoredWeight):
         shape = (int(weight_shape[0]), int(weight_shape[1]))
         if layout == "portable":
             portable.check(row, group_size, shape, tensors)
-            portable.check_finite(row, tensors)
+            if filled:
+                portable.check_finite(row, tensors)
         else:
             layouts.find(layout)
         if any(tensor.device != tensors[0].device for tensor in tensors):
@@ -68,7 +74,9 @@ class QTensor(StoredWeight):
         if experts is not None and (experts < 0 or shape[0] % max(experts, 1)):
             raise FormatError(f"{shape[0]} rows are not divided among {experts} matrices")
         token = intern(row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed, experts)
-        return QTensor._of(settled(tuple(tensors)), token)
+        made = QTensor._of(settled(tuple(tensors)), token)
+        made._copies.is_checked = filled
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
         if id(self) not in memo:
@@ -117,7 +125,7 @@ class QTensor(StoredWeight):
             return handler(func, args, kwargs or {})
         if str(func) == _INNER_TENSOR:
             return getattr(args[0], args[1])
-        return refuse(func, args)
+        return refuse(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -127,7 +135,7 @@ class QTensor(StoredWeight):
             return args[0]._alias()
         if func is torch.ops.aten.clone.default:  # torch.export keeps copies of what it traced with
             return args[0]._map(torch.clone)
-        return refuse(func, args)
+        return refuse(func, args, kwargs)
 
 
 def rebuild(
@@ -141,9 +149,30 @@ def rebuild(
     experts: int | None = None,
 ) -> QTensor:
     """A ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
-    made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, transposed=transposed, experts=experts)
+    # torch.save's older format has the numbers after the pickle: torch.load reads them when this has returned.
+    facts = {"transposed": transposed, "experts": experts, "filled": False}
+    made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, **facts)  # type: ignore[arg-type]
     exported.loaded()
     return _as_parameter(made, parameter)
+
+
+def reduce_shared(weight: QTensor) -> tuple[Any, ...]:
+    """How a weight travels to another process of this machine: its tensors as they are, in shared memory or on the GPU.
+
+    They are those that the weight keeps. A copy in the portable layout, which other pickles have, would be freed, and
+    its shared memory with it, before the other process has opened it.
+    """
+    stored = weight.stored
+    return rebuild_shared, (stored.tensors, stored.token, getattr(weight, "_is_param", False))
+
+
+def rebuild_shared(tensors: Tensors, token: Token, parameter: bool) -> QTensor:
+    """The weight that ``reduce_shared`` has sent."""
+    return _as_parameter(QTensor._of(tensors, token.replace(device=tensors[0].device)), parameter)
+
+
+ForkingPickler.register(QTensor, reduce_shared)
+distributed.let_be_broadcast()
 
 
 def _as_parameter(tensor: QTensor, parameter: bool) -> QTensor:

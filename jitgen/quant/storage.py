@@ -18,7 +18,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.quant import eager, fakes, layouts, slices
 from jitgen.quant.formats import TENSOR_NAMES, Format, find
-from jitgen.quant.layouts import Tensors
+from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.token import Token
 
 W = TypeVar("W", bound="StoredWeight")
@@ -65,9 +65,10 @@ class Copies:
         living: the copies that these tensors read, as long as they live.
         parts: by index, what the tensors of such a matrix share, as long as it lives.
         is_part: whether these tensors are such a matrix.
+        is_checked: whether the numbers are known to be finite; otherwise they are checked when they are converted.
     """
 
-    __slots__ = ("__weakref__", "converted", "experts", "is_part", "living", "parts")
+    __slots__ = ("__weakref__", "converted", "experts", "is_checked", "is_part", "living", "parts")
 
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
@@ -75,12 +76,28 @@ class Copies:
         self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
         self.parts: dict[int, weakref.WeakSet[Copies]] = {}
         self.is_part = False
+        self.is_checked = True
 
     def every(self) -> list[tuple[str, Tensors]]:
         """(layout, tensors) of every copy: converted, and in the tensors of this weight that live."""
         living = [(copy.layout, copy.tensors) for copy in self.living]
         found = [*self.converted.items(), *living]
         return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
+
+
+class LayoutName(str):
+    """The name of a layout. It equals ``torch.strided`` too, by which other programs tell that a tensor is not sparse:
+    safetensors then asks for its memory, and meets the error that says how a weight is written."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other is torch.strided or str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
 
 class StoredWeight(torch.Tensor):
@@ -134,8 +151,8 @@ class StoredWeight(torch.Tensor):
         return self.token.group_size
 
     @property
-    def layout(self) -> str:  # type: ignore[override]
-        return self.token.layout
+    def layout(self) -> LayoutName:  # type: ignore[override]
+        return LayoutName(self.token.layout)
 
     @property
     def transposed(self) -> bool:
@@ -253,6 +270,10 @@ class StoredWeight(torch.Tensor):
             row = find(token.format)
             return slices.dense_rows(row, token.group_size, token.weight_shape, tensors, index, token.dtype)
 
+    def portable_tensors(self) -> Tensors:
+        """Its tensors in the portable layout; those that it has itself, where that is its layout."""
+        return self._tensors_in("portable", keep=False)
+
     def with_layout(self: W, layout: str) -> W:
         """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
         with _lock:
@@ -283,6 +304,9 @@ class StoredWeight(torch.Tensor):
             if tensors is None:
                 facts = find(token.format), token.group_size, token.weight_shape
                 with _lasting(), fakes.real(self.tensors):
+                    if not self._copies.is_checked and _have_numbers(self.tensors):
+                        portable.check_finite(facts[0], self.tensors)
+                        self._copies.is_checked = True
                     tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))
                 if keep:
                     self._copies.converted.setdefault(token.layout, self.tensors)
@@ -387,6 +411,11 @@ def _write(copies: Copies, format: Format, group_size: int | None, shape: tuple[
         for tensor, values in zip(tensors, packed, strict=True):
             tensor.copy_(values)
         settled(tensors)
+
+
+def _have_numbers(tensors: Tensors) -> bool:
+    """Whether these are tensors of numbers, which no mode of torch's records."""
+    return type(tensors[0]) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def _lasting() -> AbstractContextManager[Any]:

@@ -98,7 +98,7 @@ def test_biases_slopes_and_sinks() -> None:
     args = heads(200, 300, 128, 128, (2, 3))
     check(biased, *args, *tensors((3, 200, 300), dtype=torch.float32), fused=False)
     check(sloped, *args, *tensors((3,), dtype=torch.float32), fused=False)
-    check(sunk, *args, *tensors((3,), dtype=torch.float32))
+    check(sunk, *args, *tensors((3,)))
 
 
 def test_documents_and_masks_in_memory() -> None:

@@ -99,6 +99,10 @@ def test_operands_of_the_rule() -> None:
     check(functions.biased, q, k, v, sample((3, 40, 50)), fused=False)
 
 
+def test_numbers_of_a_row_are_saved_in_the_dtype_of_16_bit_scores() -> None:
+    check(functions.sunk, *operands((2, 3), 40, 50, 16, 16, torch.bfloat16), sample((3,), torch.bfloat16))
+
+
 @pytest.mark.slow
 def test_what_a_user_writes() -> None:
     """By hand with a maximum, its logarithm of the sum beside it, and without a division."""

@@ -263,3 +263,14 @@ def test_sizes_that_depend_on_data_stay_with_torch() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", jitgen.FallbackWarning)
         torch.testing.assert_close(torch.compile(positive, backend="jitgen", fullgraph=True)(x), positive(x))
+
+
+def test_a_report_lists_the_kernels_of_forward_and_backward() -> None:
+    model = Model(layers=2)
+    compiled = torch.compile(model, backend="jitgen")
+    compiled(torch.tensor([[1, 2, 3]])).sum().backward()
+    report = jitgen.report(model)
+    layer = [kernel for kernel in report.kernels if len(kernel.layers) == 2]
+    assert {kernel.program for kernel in layer} == {"Layer", "Layer_backward"}
+    assert all(kernel.name in kernel.source and kernel.key for kernel in report.kernels)
+    assert any(text.startswith("Layer_backward: ") and "bytes moved" in text for text in report.explanations)

@@ -43,3 +43,43 @@ def test_text_of_several_kernels_is_joined_and_their_binaries_are_not() -> None:
         code["cubin"]
     with pytest.raises(KeyError):
         code["hsaco"]
+
+
+def silu_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.nn.functional.silu(x @ w), -1)
+
+
+def test_the_backward_of_a_call_with_gradients_is_lowered_as_it_runs() -> None:
+    function = jitgen.jit(silu_product)
+    x, w = torch.randn(8, 64, requires_grad=True), torch.randn(64, 32, requires_grad=True)
+    lowered = function.lower(x, w)
+    y = function(x, w)
+    torch.autograd.grad(y, (x, w), torch.randn_like(y))
+    of_name = {found.name: found for found in function.specializations if found.kernels}
+    assert lowered.backward is not None
+    for name, wanted in (("silu_product", lowered), ("silu_product_backward", lowered.backward)):
+        assert [kernel.key for kernel in of_name[name].kernels] == [kernel.key for kernel in wanted.kernels]
+        assert [kernel.source for kernel in of_name[name].kernels] == [kernel.source for kernel in wanted.kernels]
+        (explained,) = of_name[name].lowered
+        assert explained.explain() == wanted.explain()
+    assert function.source(x, w) == lowered.source
+    with torch.no_grad():
+        assert function.lower(x, w).backward is None
+    assert jitgen.jit(lambda x: x.detach() + 1).lower(x).backward is None
+
+
+def test_the_backward_is_lowered_for_other_targets_captured_tensors_and_quantised_weights() -> None:
+    function = jitgen.jit(silu_product)
+    x, w = torch.randn(8, 64, requires_grad=True), torch.randn(64, 32, requires_grad=True)
+    for backend in ("cuda", "triton"):
+        lowered = function.lower(x, w, target="sm_90a", backend=backend).backward
+        assert lowered is not None
+        assert {kernel.backend for kernel in lowered.kernels} == {backend}
+    layer = torch.nn.Linear(64, 8)
+    closed = jitgen.jit(lambda x: layer(x).exp()).lower(x.detach())
+    assert closed.backward is not None
+    assert closed.backward.kernels
+    weight = jitgen.quantize(torch.randn(64, 64), "int4", 32)
+    quantised = jitgen.jit(lambda x, w: torch.nn.functional.linear(x, w).relu()).lower(x, weight)
+    assert quantised.backward is not None
+    assert "matrix product" in quantised.backward.explain()

@@ -161,7 +161,7 @@ def test_cond() -> None:
 
 def test_remedies_for_quantised_weights() -> None:
     weight = jitgen.quantize(torch.ones(4, 64), "int4", group_size=32)
-    with pytest.raises(UnsupportedError, match=r"call \.dequantize\(\) on it first"):
+    with pytest.raises(UnsupportedError, match=r"use w\.dequantize\(\)"):
         torch.exp(weight)
-    with pytest.raises(UnsupportedError, match=r"quantise that, with jitgen\.quantize"):
+    with pytest.raises(UnsupportedError, match=r"quantise the new ones, w\.copy_\(jitgen\.quantize"):
         weight.mul_(2)

@@ -126,6 +126,9 @@ class _Builder:
         return Region("attention", axes_, tuple(found), STAGES)
 
     def _store(self, store: Store, value: Node) -> Store:
+        """``store`` with ``value``, which is computed for its own value, in the dtype of the result."""
+        if value.dtype != store.value.dtype:  # a number of a row that the kernel has in its compute dtype
+            value = self.make("cast", (value,), store.value.dtype, value.shape)
         if self.split is None:
             return Store(store.result, value, store.movements)
         return Store(store.result, value, (*store.movements, (("reshape",), value.shape)))
