@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.chips import Chip
 from jitgen.device import Device
-from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
 from jitgen.families.family import Arguments, Call, Choice, LaunchShape, Work
@@ -196,11 +195,7 @@ def _memories(
         owned = out[position] if position < len(out) else None
         if position in updated:
             owned = memory[updated[position]]
-            if overlap.is_repeated(owned.view.sizes, owned.view.strides):
-                raise UnsupportedError(
-                    f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
-                    "share memory (an expanded tensor, say); clone it first"
-                )
+            overlap.refuse_repeated(program.name, updated[position], owned.view.sizes, owned.view.strides)
         like = ordered_like(sizes, buffer.contiguous, buffer.channels_last, inputs)
         memories.append(owned or Memory(Strided(sizes, output_strides(sizes, like))))
     return memories

@@ -127,8 +127,10 @@ class Derivative:
         return _Function.apply(self, tuple(numbers), *read)
 
     def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
-        """UnsupportedError if an argument that is updated shares memory with another input, as launchers raise it."""
+        """UnsupportedError, as launchers raise it, if an argument that is updated shares memory with another input or
+        among its own elements."""
         for index, line in self._lines.items():
+            overlap.refuse_repeated(self.name, index, tensors[index].shape, tensors[index].stride())
             for other in self._inputs_used - {index}:
                 overlap.refuse(self.name, tensors[index], tensors[other], line)
 

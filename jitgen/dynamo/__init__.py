@@ -5,6 +5,7 @@
     torch.compile(f)                          a decorated function within it is an operator           region.py
     torch.compile(model, backend="jitgen")    the model's graph is cut into programs of kernels       backend.py
         Dynamo's graph -> segments            what has rows, and what stays with torch, by layer      cut.py
+        fake storages of values               what is new, and what a view, which torch makes         aliasing.py
         segment -> Program                    a decorated function; equal layers share one            program.py
         report                                shares of nodes, FLOPs and time in generated kernels    report.py
 

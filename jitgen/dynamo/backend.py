@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +25,16 @@ from torch.utils import _pytree as pytree
 
 from jitgen import console, settings
 from jitgen.dynamo import checkpoint, cut
-from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
+from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
+from jitgen.dynamo.program import Program, called, hint, program_of, value_of, with_values
 from jitgen.dynamo.region import inline, region
+from jitgen.dynamo.updates import updates, written
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
 from jitgen.quant import weights
+from jitgen.runtime.overlap import SharedMemoryError
 from jitgen.spec import TensorSpec
 
-UNCOUNTED = (cut.SIZES, cut.ITEMS)
+UNCOUNTED = (cut.SIZES, cut.ITEMS, cut.VIEWS)
 """Reasons of nodes that compute no elements."""
 MAX_ATTEMPTS = 64
 """Nodes of one graph that are tried and turn out to be none that a kernel computes; then the rest stays with torch."""
@@ -42,18 +45,27 @@ class Part:
     """One step of a compiled graph.
 
     Attributes:
-        segment: its nodes.
+        segment: the run of nodes that it belongs to.
+        nodes: those that it runs.
         inputs, outputs: the values that it reads from elsewhere, and of its own those that are read elsewhere.
         program: what runs it; None where torch does.
         checkpointed: of activation checkpointing, the compiled graph that is run and that the backward runs again.
+        conflict: a node that cannot be in a program, and why.
+        same: of nodes that torch would call, those whose value is that of another node.
+        overwritten_inputs, overwritten_outputs: positions of tensors of a program whose memory later steps write to.
         failures: why calls of the program ran in torch after all.
     """
 
     segment: cut.Segment
+    nodes: Sequence[fx.Node]
     inputs: list[fx.Node]
     outputs: list[fx.Node]
     program: Program | None = None
     checkpointed: CompiledGraph | None = None
+    conflict: tuple[fx.Node, str] | None = None
+    same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    overwritten_inputs: tuple[int, ...] = ()
+    overwritten_outputs: tuple[int, ...] = ()
     failures: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -81,13 +93,15 @@ class Part:
         if self.program is None or self.failures:
             return self.in_torch(values)
         try:
+            if (self.overwritten_inputs or self.overwritten_outputs) and _needs_grad(values):
+                return self._kept(self.program, values)
             return self.program(*values)
         except CacheMissError:
             raise
         except JitgenError as error:
             if settings.is_strict():
                 raise
-            self._note(str(error))
+            self._note(error)
         return self.in_torch(values)
 
     @property
@@ -103,19 +117,35 @@ class Part:
         args, kwargs = with_values(node.args, known), with_values(node.kwargs, known)
         return checkpoint.run(graph, checkpoint.policy_of(graph.module), args[1:], kwargs)
 
+    def _kept(self, program: Program, values: Sequence[Any]) -> tuple[Any, ...]:
+        """A call whose backward may read any input or result of it, of which later steps overwrite some.
+
+        A backward in eager torch reads what each function saved, which is less; so these are copies here.
+        """
+        given = [value.clone() if i in self.overwritten_inputs else value for i, value in enumerate(values)]
+        results = program(*given)
+        return tuple(result.clone() if i in self.overwritten_outputs else result for i, result in enumerate(results))
+
     def in_torch(self, values: Sequence[Any]) -> tuple[Any, ...]:
         known = dict(zip(self.inputs, values, strict=True))
-        for node in self.segment.nodes:
-            known[node] = called(node, known)
+        for node in self.nodes:
+            same = self.same.get(node)
+            known[node] = called(node, known) if same is None else known[same]
         return tuple(known[node] for node in self.outputs)
 
-    def _note(self, reason: str) -> None:
-        self.failures[reason] = self.failures.get(reason, 0) + 1
+    def _note(self, reason: JitgenError) -> None:
+        """Say why this call runs in torch; later ones do as well, but for a reason that is of its arguments alone."""
+        if not isinstance(reason, SharedMemoryError):
+            self.failures[str(reason)] = self.failures.get(str(reason), 0) + 1
         console.warn(
             f"{len(self.segment.nodes)} nodes of a compiled model run in torch, not in generated kernels: {reason}",
             FallbackWarning,
             stacklevel=3,
         )
+
+
+def _needs_grad(values: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 class CompiledGraph:
@@ -200,13 +230,18 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
 
 def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None) -> CompiledGraph:
     """``module`` in steps; ``stays_with_torch`` is the reason, where all of it does."""
-    if stays_with_torch is None:  # else decorated functions are operators, which a policy may choose
-        inline(module)
-    graph = module.graph
-    rejected: dict[fx.Node, str] = dict.fromkeys(graph.nodes, stays_with_torch) if stays_with_torch else {}
+    # Where all of it does, decorated functions are operators, which a policy may choose.
+    aliasing = Aliasing(module.graph, inline(module) if stays_with_torch is None else ())
+    rejected: dict[fx.Node, str] = dict.fromkeys(module.graph.nodes, stays_with_torch) if stays_with_torch else {}
     for _ in range(MAX_ATTEMPTS):
-        parts = [_part(segment) for segment in cut.segments(graph, rejected)]
-        found = {part.segment: failure for part in parts if part.program is not None and (failure := _tried(part))}
+        parts = [
+            part for segment in cut.segments(module.graph, rejected, aliasing) for part in _parts(segment, aliasing)
+        ]
+        found = {
+            part.segment: failure
+            for part in parts
+            if part.program is not None and (failure := part.conflict or _tried(part))
+        }
         if not found:
             break
         rejected.update(found.values())
@@ -219,15 +254,43 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
             inner = checkpoint.graph_of(part.segment.nodes[0])
             reason = stays_with_torch or (checkpoint.POLICY if checkpoint.policy_of(inner) is not None else None)
             part.checkpointed = _compiled_graph(inner, reason)
+    _note_overwritten(parts, aliasing)
     return CompiledGraph(module, parts)
 
 
-def _part(segment: cut.Segment) -> Part:
-    inputs, outputs = cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes)
-    part = Part(segment, inputs, outputs)
-    if segment.reason is None:
-        part.program = program_of(cut.extracted(segment.nodes, inputs, outputs), _name(segment))
-    return part
+def _parts(segment: cut.Segment, aliasing: Aliasing) -> list[Part]:
+    """The steps of ``segment``: a program, if it computes anything, and the views of its results."""
+    if segment.reason is not None:
+        return [Part(segment, segment.nodes, cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes))]
+    found = crossing(segment.nodes, aliasing)
+    parts = []
+    if found.live:
+        inputs = cut.inputs_of(found.live)
+        graph = cut.extracted(found.live, inputs, found.outputs)
+        program = program_of(graph, _name(segment), claims(inputs, found, aliasing))
+        parts = [Part(segment, found.live, inputs, found.outputs, program, conflict=conflict(found, aliasing))]
+    if found.views:
+        same = {node: other for node, other in found.views.items() if other is not None}
+        inputs = cut.inputs_of([node for node in found.views if node not in same])
+        inputs = [node for node in dict.fromkeys([*inputs, *same.values()]) if node not in found.views]
+        views = cut.Segment(list(found.views), cut.VIEWS, segment.layer)
+        parts.append(Part(views, views.nodes, inputs, views.nodes, same=same))
+    return parts
+
+
+def _note_overwritten(parts: Sequence[Part], aliasing: Aliasing) -> None:
+    """Note of each program which of its tensors later steps write to."""
+    later: frozenset[int] = frozenset()
+    for part in reversed(parts):
+        here = aliasing.of_all(each for node in part.nodes if updates(node) for each in written(node))
+        if part.program is not None:
+            part.overwritten_inputs = tuple(
+                index
+                for index, node in enumerate(part.inputs)
+                if aliasing.of(node) & later and not aliasing.of(node) & here
+            )
+            part.overwritten_outputs = tuple(i for i, node in enumerate(part.outputs) if aliasing.of(node) & later)
+        later |= here
 
 
 def _name(segment: cut.Segment) -> str:
@@ -240,7 +303,7 @@ def _name(segment: cut.Segment) -> str:
 
 
 def _tried(part: Part) -> tuple[fx.Node, str] | None:
-    """The node of ``part`` that cannot be traced, and why; None where all can."""
+    """The node of ``part`` that cannot be in its program, and why; None where all can."""
     program = part.program
     assert program is not None
     if not program.tried:
@@ -252,7 +315,7 @@ def _tried(part: Part) -> tuple[fx.Node, str] | None:
     if program.failed is None:
         return None
     number, reason = program.failed
-    return part.segment.nodes[number - len(part.inputs)], reason
+    return part.nodes[number - len(part.inputs)], reason
 
 
 def _spec(value: Any) -> Any:
@@ -266,12 +329,12 @@ def _spec(value: Any) -> Any:
         sizes, strides = _hints(value.shape), _hints(value.stride())
         return None if sizes is None or strides is None else TensorSpec(sizes, value.dtype, strides=strides)
     if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return cut.hint(value)
+        return hint(value)
     return None if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 def _hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
-    found = [hint for hint in map(cut.hint, sizes) if hint is not None]
+    found = [size for size in map(hint, sizes) if size is not None]
     return tuple(found) if len(found) == len(sizes) else None
 
 

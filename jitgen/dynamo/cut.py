@@ -4,7 +4,8 @@ Nodes keep their order, so that what one writes in place another reads as it did
 jitgen has rows for. It ends before a node that needs one of its values and has no row, and where the layer of the model
 changes: then equal layers are one program. No program is longer than ``MAX_NODES``. Arithmetic of sizes is Python's.
 
-Neighbours: ``backend.py`` runs what this makes; ``report.py`` tells what became of each node.
+Neighbours: ``aliasing.py`` knows what shares memory; ``backend.py`` runs what this makes; ``report.py`` tells what
+became of each node.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from jitgen.dynamo.aliasing import Aliasing
 from jitgen.dynamo.checkpoint import is_checkpoint
-from jitgen.dynamo.program import is_call, picks_an_item, value_of
+from jitgen.dynamo.program import hint, is_call, picks_an_item, value_of
 from jitgen.dynamo.region import region
 from jitgen.dynamo.updates import updates
 from jitgen.quant import weights
@@ -30,6 +32,8 @@ SIZES = "arithmetic of sizes"
 """The reason why Python computes it."""
 ITEMS = "an item of what a checkpointed graph or a decorated function returned"
 """The reason why Python picks it."""
+VIEWS = "views of what a program returned"
+"""The reason why torch makes them, without moving an element."""
 DEVICES = ("cpu", "cuda")
 MAX_NODES = 160
 """Calls of one program. The time to trace, differentiate and partition one grows faster than its length, and twice the
@@ -97,12 +101,6 @@ def rejection(node: fx.Node) -> str | None:
     return None
 
 
-def hint(size: Any) -> int | None:
-    """The size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
-    found = size.node.hint if isinstance(size, torch.SymInt) else size
-    return None if found is None else int(found)
-
-
 def layer_of(node: fx.Node) -> str:
     """The name of the numbered layer of the model that ``node`` belongs to, such as ``model.layers.3``; else ""."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
@@ -113,7 +111,7 @@ def layer_of(node: fx.Node) -> str:
     return ""
 
 
-def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
+def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str], aliasing: Aliasing) -> list[Segment]:
     """The calls of ``graph`` in runs.
 
     Args:
@@ -136,7 +134,7 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
         if is_size(node) and not inside.intersection(node.all_input_nodes):
             done.append(Segment([node], SIZES))
             continue
-        reason = rejected.get(node) or rejection(node)
+        reason = rejected.get(node) or rejection(node) or aliasing.refusal(node)
         source = node.args[0] if picks_an_item(node) else None
         if source is not None and source not in inside:
             is_graph = is_checkpoint(source) or source.target is region

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 from torch._higher_order_ops.base_hop import BaseHOP
 
-from jitgen.dynamo.program import program_of
+from jitgen.dynamo.program import program_of, value_of
 
 
 class Region(BaseHOP):
@@ -32,21 +32,29 @@ class Region(BaseHOP):
 region = Region()
 
 
-def inline(module: fx.GraphModule) -> None:
-    """Put the nodes of each region of ``module`` in the place of its call, for whoever makes kernels of the whole."""
+def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:
+    """Put the nodes of each region of ``module`` in the place of its call, for whoever makes kernels of the whole.
+
+    Returns:
+        For each result what Dynamo knows of it within the region and without: two fake tensors for one tensor.
+    """
+    same: list[tuple[Any, Any]] = []
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is not region:
             continue
         inner = getattr(module, node.args[0].target).graph
         copies: dict[fx.Node, fx.Node] = dict(zip(inner.find_nodes(op="placeholder"), node.args[1:], strict=True))
+        same += [(value_of(outer), value_of(each)) for each, outer in copies.items()]
         with module.graph.inserting_before(node):
             results: Any = module.graph.graph_copy(inner, copies)
         for user in list(node.users):
             index: Any = user.args[1]
             assert user.target is operator.getitem
             user.replace_all_uses_with(results[index])
+            same.append((value_of(results[index]), value_of(user)))
             module.graph.erase_node(user)
         module.graph.erase_node(node)
+    return same
 
 
 def _lifted(module: fx.GraphModule) -> Any:

@@ -73,7 +73,8 @@ class Report:
 
     Attributes:
         graphs: how many graphs Dynamo made of it.
-        nodes: of all of them, those of checkpointed regions among them and arithmetic of sizes not.
+        nodes: of all of them, those of checkpointed regions among them; arithmetic of sizes and the views that torch
+            makes of results are not.
         kernels: that its calls and their backwards have launched so far, each once, by the order of the programs.
         explanations: of these kernels, in words: how many each program has and why, what each reads and writes.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.

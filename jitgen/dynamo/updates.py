@@ -1,4 +1,5 @@
-"""Which calls of Dynamo's graphs write to tensors that are there already, and so keep their place among reads."""
+"""Which calls of Dynamo's graphs write to tensors that are there already, and so keep their place among reads; and
+which of their arguments they write to."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 _OPERATORS = frozenset(
     {operator.setitem, operator.delitem, operator.iand, operator.ior}
@@ -24,13 +26,63 @@ _BUILT_IN = {
     "instance_norm": ("input", "weight", "bias", *_STATISTICS, "use_input_stats"),
 }
 """The first parameters of functions of torch that have no signature in Python."""
+_LAYOUT = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_"})
+_LAYOUT |= {"resize_", "resize_as_", "set_", "__set__", "setattr", "__setattr__", "swap_tensors"}
+"""Functions that change sizes, strides or the memory of a tensor that is there already."""
+
+
+def name_of(node: fx.Node) -> str:
+    """The bare name of the function or method that ``node`` calls."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+def changes_layout(node: fx.Node) -> bool:
+    """Whether ``node`` changes sizes, strides or the memory of a tensor that is there already."""
+    return name_of(node).rpartition(".")[2] in _LAYOUT
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that ``node``, which updates something, may write to; all of them where its schema does not say.
+
+    The graphs of higher-order operators update nothing, or Dynamo would not make them.
+    """
+    target, name = node.target, name_of(node)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return []
+    found: list[Any] = []
+    if isinstance(target, torch._ops.OpOverload):
+        values = [*node.args, *[None] * len(target._schema.arguments)]
+        for argument, value in zip(target._schema.arguments, values, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found.append(node.kwargs.get(argument.name, value))
+    elif any(name.endswith(norm) for norm in _NORMS):
+        given = {**(_named(target, node.args) if callable(target) else {}), **node.kwargs}
+        found = [given.get(each) for each in _STATISTICS]
+    elif target in _OPERATORS or name.endswith("_") or node.kwargs.get("inplace"):
+        found = [node.args[0]] if node.args else []
+    nodes = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, fx.Node)]
+    return nodes or list(node.all_input_nodes)
+
+
+def _may_write(schema: torch.FunctionSchema) -> bool:
+    """Whether a call without ``out=`` writes to an argument."""
+    return any(
+        each.alias_info is not None and each.alias_info.is_write and not each.is_out for each in schema.arguments
+    )
 
 
 def updates(node: fx.Node) -> bool:
-    """Whether ``node`` writes to a tensor that is there already."""
+    """Whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
     target, keywords = node.target, node.kwargs
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(_may_write(getattr(target, overload)._schema) for overload in target.overloads())
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if target in _OPERATORS or (name.endswith("_") and not name.endswith("__")) or keywords.get("out") is not None:
         return True

@@ -121,10 +121,14 @@ class Partitioner:
         updates = list(zip((i for i, _ in self.graph.mutated), moved[len(self.graph.outputs) :], strict=True))
         outputs: list[int | Alias] = []
         results: list[Node] = []
+        owners: dict[int, Node] = {}
         for node in moved[: len(self.graph.outputs)]:
             alias = _alias(self._without_needless_copy(node), updates)
             if alias is not None and alias.movements and self.strides(node) is None:
                 alias = None
+            if alias is not None and alias.input >= len(self.graph.inputs):  # a temporary, of which one result is made
+                owner = owners.setdefault(alias.input, node)
+                alias = alias if owner is node else None
             if alias is None and not any(node is result for result in results):
                 results.append(node)
             index = next((i for i, result in enumerate(results) if result is node), -1)
@@ -149,7 +153,7 @@ class Partitioner:
         updated = {position: index for index, position in mutated}
         memories = [self._result_memory(position, node, updated) for position, node in enumerate(results)]
         regions = self._regions(results[:direct], memories)
-        aliases = {} if any(self.out) else self._stored_in_temporaries(regions, updated)
+        aliases = {} if any(self.out) else self._stored_in_temporaries(regions, updated, results, outputs)
         if aliases:
             remaining = [position for position in range(len(results)) if position not in aliases]
             new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
@@ -194,8 +198,18 @@ class Partitioner:
             general=self.independent_of_strides and self.mover.general,
         )
 
-    def _stored_in_temporaries(self, regions: Sequence[Region], updated: Container[int]) -> dict[int, Alias]:
-        """Results that would be copies of a temporary or of a view of one, with the alias to return instead."""
+    def _stored_in_temporaries(
+        self,
+        regions: Sequence[Region],
+        updated: Container[int],
+        results: Sequence[Node],
+        outputs: Sequence[int | Alias],
+    ) -> dict[int, Alias]:
+        """Results that would be copies of a temporary or of a view of one, with the alias to return instead.
+
+        A temporary is returned once, because two results share no memory, and only in an order that the result asks
+        for.
+        """
         changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
         stores = [store for store in stores if store.result not in changed and store.result not in updated]
@@ -203,8 +217,10 @@ class Partitioner:
         for store in stores:
             alias = _alias(store.value, [])
             memory = self.strides(store.value) if alias is not None else None
-            taken = {other.input for other in found.values()}
+            taken = {other.input for other in (*found.values(), *outputs) if isinstance(other, Alias)}
             if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
+                continue
+            if not _has_order(memory, results[store.result]):
                 continue
             # torch has no negative strides, and a result of stride 0 would repeat elements, as no new tensor does.
             if min(memory.strides, default=1) > 0:
@@ -546,11 +562,7 @@ class Partitioner:
             return node
         self.depends_on_strides()
         source = self.strides(node.inputs[0])
-        if source is None:
-            return node
-        wanted = channels_last_memory(source.sizes)
-        ordered = source.is_row_major if node.attrs == CONTIGUOUS else source.strides == wanted.strides
-        return node.inputs[0] if ordered else node
+        return node.inputs[0] if source is not None and _has_order(source, node) else node
 
     def strides(self, node: Node) -> Strided | None:
         """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""
@@ -642,6 +654,13 @@ def _renumbered_output(output: int | Alias, remaining: Sequence[int], aliases: M
 def _renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
     """``regions`` in which each store's result, a position, is replaced by the number at that position."""
     return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]
+
+
+def _has_order(memory: Strided, node: Node) -> bool:
+    """Whether ``memory`` is in the order that ``node`` asks for, if it asks for one."""
+    if node.attrs == CHANNELS_LAST:
+        return memory.strides == channels_last_memory(memory.sizes).strides
+    return node.attrs != CONTIGUOUS or memory.is_row_major
 
 
 def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:

@@ -11,20 +11,25 @@ call, and call ``refuse`` only where the ranges of two arguments intersect; ``ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from jitgen.errors import UnsupportedError
 
 
+class SharedMemoryError(UnsupportedError):
+    """A call whose arguments share memory that it updates; the same function may take other arguments."""
+
+
 def refuse(name: str, updated: torch.Tensor, other: torch.Tensor, line: str | None = None) -> None:
-    """UnsupportedError if ``updated`` and ``other`` share an element.
+    """SharedMemoryError if ``updated`` and ``other`` share an element.
 
     Args:
         line: of the user's, where the update is.
     """
     if share(updated, other):
-        raise UnsupportedError(message(name, line))
+        raise SharedMemoryError(message(name, line))
 
 
 def message(name: str, line: str | None) -> str:
@@ -40,14 +45,45 @@ def message(name: str, line: str | None) -> str:
     )
 
 
+def refuse_repeated(name: str, index: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
+    """SharedMemoryError if elements share memory within argument ``index``, which is updated."""
+    if is_repeated(sizes, strides):
+        raise SharedMemoryError(
+            f"{name}: argument {index} is updated in place, but several of its elements share memory (an expanded "
+            "tensor, say); clone it first"
+        )
+
+
 def share(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether ``left`` and ``right`` may share an element; exact where their dtypes and strides are equal."""
-    distance, size = right.data_ptr() - left.data_ptr(), left.element_size()
-    if distance >= _extent_of(left) or -distance >= _extent_of(right):
+    return intersect(
+        *(Elements(each.data_ptr(), each.shape, each.stride(), each.element_size()) for each in (left, right))
+    )
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of a tensor: ``address`` is that of the first, in bytes, and ``size`` the bytes of each."""
+
+    address: int
+    shape: Sequence[int]
+    strides: Sequence[int]
+    size: int
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
+        return extent(self.shape, self.strides, self.size)
+
+
+def intersect(left: Elements, right: Elements) -> bool:
+    """Whether the two may share an element; exact where their sizes in bytes and strides are equal."""
+    distance = right.address - left.address
+    if distance >= left.extent or -distance >= right.extent:
         return False
-    if left.stride() != right.stride() or left.dtype != right.dtype or distance % size:
+    if tuple(left.strides) != tuple(right.strides) or left.size != right.size or distance % left.size:
         return True
-    return _has_solution(distance // size, _dims(left.stride(), left.shape, right.shape))
+    return _has_solution(distance // left.size, _dims(left.strides, left.shape, right.shape))
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -81,10 +117,6 @@ def extent(shape: Sequence[int], strides: Sequence[int], item_size: int) -> int:
     if 0 in shape:
         return 0
     return (sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1) * item_size
-
-
-def _extent_of(tensor: torch.Tensor) -> int:
-    return extent(tensor.shape, tensor.stride(), tensor.element_size())
 
 
 _Dims = list[tuple[int, int, int]]

@@ -34,6 +34,7 @@ class Row:
     Attributes:
         function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
         is_view: whether torch's result may share memory with the first argument.
+        copied: whether torch's result shares memory with the first argument although the row computes a copy of it.
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
         composed: whether it is a composition: a function of tensors, without the trace.
@@ -42,6 +43,7 @@ class Row:
 
     function: Callable[..., Any]
     is_view: bool = False
+    copied: bool = False
     inplace: bool = False
     weights: bool = False
     composed: bool = False
@@ -65,18 +67,20 @@ def row(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view, inplace, weights)
+            ROWS[name] = Row(function, view, inplace=inplace, weights=weights)
         return function
 
     return register
 
 
-def composition(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def composition(
+    *names: str, view: bool = False, copied: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function of tensors, written in torch functions that have rows, as torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, is_view=view, composed=True)
+            ROWS[name] = Row(function, is_view=view, copied=copied, composed=True)
         return function
 
     return register

@@ -220,8 +220,8 @@ class Trace:
                 updated(self, first, result, name)
                 return args[0]
             if row.is_view or row.composed:  # what a composition calls has made its copies
-                return self._leave(result, first)
-            made = self._leave(self._unaliased(result), None)
+                return self._leave(result, proxies, copied=row.copied)
+            made = self._leave(self._unaliased(result))
             if name.rpartition(".")[2] in _ROW_MAJOR:
                 made.memory.is_row_major = True
             return made
@@ -242,8 +242,8 @@ class Trace:
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
                 given = _by_node(proxies)
-                args = tuple(self._leave(value, None, given) for value in args)
-                keywords = {key: self._leave(value, None, given) for key, value in keywords.items()}
+                args = tuple(self._leave(value, given=given) for value in args)
+                keywords = {key: self._leave(value, given=given) for key, value in keywords.items()}
                 with InterceptFunctions(self), inner:
                     result = self._enter(row.function(*args, **keywords))
                 return result if row.python else self._with_wide_intermediates(result, nodes)
@@ -305,7 +305,7 @@ class Trace:
         found = table.properties().get(name)
         if found is not None:
             with torch._C.DisableTorchFunction():
-                return self._leave(found(self, proxy.value), proxy)
+                return self._leave(found(self, proxy.value), (proxy,))
         if not hasattr(torch.Tensor, name):
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         if not callable(getattr(torch.Tensor, name)):
@@ -348,22 +348,30 @@ class Trace:
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
 
-    def _leave(self, value: Any, source: TensorProxy | None, given: Mapping[int, TensorProxy] | None = None) -> Any:
+    def _leave(
+        self,
+        value: Any,
+        sources: Sequence[TensorProxy] = (),
+        given: Mapping[int, TensorProxy] | None = None,
+        copied: bool = False,
+    ) -> Any:
         """A row's result as user code sees it.
 
         Args:
-            source: the proxy that it may be a view of.
+            sources: the proxies of which it may be a view.
             given: proxies that are there already, by the id of their nodes.
+            copied: whether torch's result is a view of the first of ``sources`` although ``value`` is none.
         """
         if isinstance(value, Node):
             if given and id(value) in given:
                 return given[id(value)]
-            shared = source is not None and memory_of(value) is memory_of(source.value)
-            return TensorProxy(value, self, source.memory if shared and source is not None else None)
+            memory = memory_of(sources[0].value if copied else value)
+            shared = (source.memory for source in sources if memory_of(source.value) is memory)
+            return TensorProxy(value, self, next(shared, None))
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._leave(item, source, given) for item in value])
+            return type(value)([self._leave(item, sources, given, copied) for item in value])
         return value
 
     def forget_tensors(self) -> None:

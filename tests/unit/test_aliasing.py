@@ -201,6 +201,67 @@ def test_an_update_of_what_is_captured_too_is_refused() -> None:
             jitgen.jit(update)(argument)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ((y := x @ x), y.clone(), y[0].clone()),
+        lambda x: (x @ x).t().contiguous(),
+        lambda x: ((y := x.cumsum(1)), y.t().contiguous(), y[:, 1:].contiguous()),
+    ],
+)
+def test_results_have_memory_of_their_own_in_the_order_that_was_asked_for(function: Callable[..., Any]) -> None:
+    found, expected = jitgen.jit(function)(x := number_matrix(8)), function(x)
+    pairs = list(zip(found, expected, strict=True)) if isinstance(found, tuple) else [(found, expected)]
+    for left, right in pairs:
+        assert torch.equal(left, right)
+        assert left.stride() == right.stride()
+    assert len({left.untyped_storage().data_ptr() for left, _ in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("update", "is_followed"),
+    [
+        (lambda x: x.unfold(0, 2, 2).add_(1), False),
+        (lambda x: x.unfold(0, 2, 1)[0].mul_(2), False),
+        (lambda x: x.diagonal().add_(1), False),
+        (lambda x: x.view(-1)[2:5].fill_(3), False),
+        (lambda x: torch.broadcast_tensors(x[:1], x[1:2])[1].add_(1), True),
+        (lambda x: x.movedim(0, 1)[0].sub_(1), True),
+    ],
+)
+def test_an_update_through_a_view_is_seen_or_refused(update: Callable[..., Any], is_followed: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        update(y)
+        return y
+
+    x = number_matrix(8)
+    if is_followed:
+        assert torch.equal(jitgen.jit(function)(x), function(x))
+    else:
+        with pytest.raises(UnsupportedError, match="shares memory with a view"):
+            jitgen.jit(function)(x)
+
+
+def test_a_view_of_any_argument_is_not_read_as_it_was_before_an_update() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        view = torch.broadcast_tensors(x, y)[1]
+        y.add_(1)
+        return view * 2
+
+    with pytest.raises(UnsupportedError, match="shares memory with a view"):
+        jitgen.jit(function)(number_matrix(4), number_matrix(4))
+
+
+def test_memory_that_repeats_elements_is_not_written_where_gradients_are_needed() -> None:
+    def update(x: Tensor, y: Tensor) -> None:
+        x.add_(y)
+
+    target, y = torch.zeros(5).unfold(0, 2, 1), torch.ones(4, 2, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="updated in place, but several of its elements share memory"):
+        jitgen.jit(update)(target, y)
+
+
 dims = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3)
 
 

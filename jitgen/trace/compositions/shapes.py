@@ -208,7 +208,7 @@ MOST_PIECES = 128
 """Shifted copies of a tensor that a function is composed of, at most."""
 
 
-@composition("Tensor.unfold")
+@composition("Tensor.unfold", copied=True)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
     size, step = int(size), int(step)

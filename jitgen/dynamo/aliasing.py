@@ -1,0 +1,267 @@
+"""Which values of one of Dynamo's graphs are the same memory.
+
+Dynamo runs every call on fake tensors, which share storages exactly as the tensors of eager torch do. So a value is
+*new* where its storage is, a *view* where its storage is that of an argument, and the result of an update in place is
+that argument. A graph that a program is made of keeps these facts:
+
+- A program takes tensors as they are, and returns new ones alone, in the memory order that Dynamo knows. torch makes
+  the views of them that are read elsewhere (``crossing``).
+- A call stays with torch that writes memory which two inputs of its program share (``conflict``), or that makes a
+  tensor which is neither new and dense, nor a view (``Aliasing.refusal``).
+- Within a program that writes to memory, the tracer must agree on what shares that memory (``claims``).
+
+Neighbours: ``updates.py`` says what a call writes; ``cut.py`` and ``backend.py`` make programs by these rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from jitgen.dynamo.program import Claims, hint, is_call, picks_an_item, value_of
+from jitgen.dynamo.updates import changes_layout, updates, written
+from jitgen.quant import weights
+from jitgen.runtime import overlap
+
+Storages = frozenset[int]
+_DROPOUTS = frozenset({"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"})
+_DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
+"""Functions that return their argument itself unless they train; of a fake tensor they return a copy."""
+
+
+def tensors_of(node: Any) -> list[torch.Tensor]:
+    """The tensors that Dynamo knows as the value of ``node``; none for a quantised weight, which nothing updates."""
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(value_of(node))
+        if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)
+    ]
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions of ``tensor`` from the outermost to the innermost in memory; None where it is not dense."""
+    sizes, strides = list(map(hint, tensor.shape)), list(map(hint, tensor.stride()))
+    dims = tuple(range(len(sizes)))
+    if None in sizes or None in strides or 0 in sizes:
+        return dims
+    order = tuple(sorted(dims, key=lambda dim: -strides[dim] if sizes[dim] != 1 else 0))  # type: ignore[operator]
+    order = _with_ones_in_place(order, sizes)
+    step = 1
+    for dim in reversed(order):
+        if sizes[dim] != 1 and strides[dim] != step:
+            return None
+        step *= sizes[dim]  # type: ignore[operator]
+    return order
+
+
+def _with_ones_in_place(order: Sequence[int], sizes: Sequence[Any]) -> tuple[int, ...]:
+    """``order`` with the dimensions of size 1, whose strides say nothing, at their own positions."""
+    rest = iter(dim for dim in order if sizes[dim] != 1)
+    return tuple(dim if size == 1 else next(rest) for dim, size in enumerate(sizes))
+
+
+class Aliasing:
+    """The storages of the values of ``graph``.
+
+    Args:
+        same: pairs of values that are one tensor although their storages differ.
+    """
+
+    def __init__(self, graph: fx.Graph, same: Iterable[tuple[Any, Any]] = ()):
+        self._joined: dict[int, int] = {}
+        self._found: dict[fx.Node, Storages] = {}
+        for left, right in same:
+            self._join(left, right)
+        for node in graph.nodes:
+            if is_call(node) and _is_idle_dropout(node):
+                self._join(value_of(node.args[0]), value_of(node))
+        self.moved: Storages = frozenset(
+            storage
+            for node in graph.nodes
+            if is_call(node) and changes_layout(node)
+            for each in (node, *node.all_input_nodes)
+            for storage in self.of(each)
+        )
+        """Storages of tensors whose sizes or strides an update changes, so that what Dynamo knows is the last."""
+
+    def _join(self, left: Any, right: Any) -> None:
+        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+            one, other = self.storage(left), self.storage(right)
+            if one is not None and other is not None and one != other:
+                self._joined[other] = one
+
+    def storage(self, tensor: torch.Tensor) -> int | None:
+        """The number of the storage of ``tensor``; None where it has none."""
+        try:
+            found: int = tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
+            return None
+        while found in self._joined:
+            found = self._joined[found]
+        return found
+
+    def of(self, node: fx.Node) -> Storages:
+        """The storages of the value of ``node``."""
+        if node not in self._found:
+            found = map(self.storage, tensors_of(node))
+            self._found[node] = frozenset(each for each in found if each is not None)
+        return self._found[node]
+
+    def of_all(self, nodes: Iterable[fx.Node]) -> Storages:
+        """The storages of the values of ``nodes``."""
+        return frozenset().union(*map(self.of, nodes))
+
+    def source(self, node: fx.Node) -> fx.Node | None:
+        """The argument of the call ``node`` that its value is a view of, or is itself; None where the value is new."""
+        own = self.of(node)
+        if not own or not is_call(node):
+            return None
+        return next((each for each in node.all_input_nodes if own & self.of(each)), None)
+
+    def updated(self, node: fx.Node) -> fx.Node | None:
+        """The argument that ``node``, which updates it, returns; None where it returns none."""
+        if not updates(node) or not (own := self.of(node)):
+            return None
+        facts = _facts(value_of(node))
+        sharing = [each for each in node.all_input_nodes if own & self.of(each)]
+        return next((each for each in sharing if _facts(value_of(each)) == facts), None)
+
+    def is_new(self, node: fx.Node) -> bool:
+        """Whether ``node`` makes its tensors, or is an item of what another one made."""
+        while picks_an_item(node) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+        return self.source(node) is None
+
+    def refusal(self, node: fx.Node) -> str | None:
+        """Why ``node`` cannot be within a program; None where it can."""
+        if self.moved and self.moved & (self.of(node) | self.of_all(node.all_input_nodes)):
+            return "sizes or strides of this tensor are changed in place"
+        own = [storage for storage in map(self.storage, tensors_of(node)) if storage is not None]
+        if not own or picks_an_item(node):
+            return None
+        read = self.of_all(node.all_input_nodes)
+        if read.issuperset(own):
+            return "its result is a view of what it updates" if updates(node) and self.updated(node) is None else None
+        if read.intersection(own) or len(set(own)) < len(own):
+            return "its results share memory with one another"
+        return None
+
+
+def _facts(value: Any) -> Any:
+    """Sizes, strides and offset of a fake tensor."""
+    return (*value.shape, *value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else None
+
+
+def _is_idle_dropout(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    if name not in _DROPOUTS or not node.args:
+        return False
+    p, training = (*node.args[1:3], None, None)[:2]
+    return node.kwargs.get("training", training) is False or bool(node.kwargs.get("p", p) == 0)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What of a run of nodes is read elsewhere.
+
+    Attributes:
+        outputs: the values that a program returns: new tensors, and what is no tensor.
+        views: the nodes by which torch makes the other tensors of these, in their order; for each the node whose value
+            it is, or None where torch calls it.
+        live: the nodes that the program has to run, in their order.
+    """
+
+    outputs: list[fx.Node]
+    views: dict[fx.Node, fx.Node | None]
+    live: list[fx.Node]
+
+
+def crossing(nodes: Sequence[fx.Node], aliasing: Aliasing) -> Crossing:
+    """What of ``nodes``, which are to be a program, is read elsewhere."""
+    inside = set(nodes)
+    needed = {node for node in nodes if any(user not in inside for user in node.users)}
+    items = {(node.args[0], node.args[1]): node for node in reversed(nodes) if picks_an_item(node)}
+    outputs: list[fx.Node] = []
+    views: list[tuple[fx.Node, fx.Node | None]] = []
+    for node in reversed(nodes):
+        if node not in needed:
+            continue
+        twin = items[node.args[0], node.args[1]] if picks_an_item(node) else node
+        same = aliasing.updated(node) if twin is node else twin
+        if same is None and (not aliasing.of(node) or aliasing.is_new(node)):
+            outputs.append(node)
+            continue
+        views.append((node, same))
+        needed.update(inside.intersection(node.all_input_nodes if same is None else [same]))
+    live = set(outputs)
+    for node in reversed(nodes):
+        if node in live or updates(node):
+            live.update((node, *inside.intersection(node.all_input_nodes)))
+    return Crossing(outputs[::-1], dict(reversed(views)), [node for node in nodes if node in live])
+
+
+def conflict(found: Crossing, aliasing: Aliasing) -> tuple[fx.Node, str] | None:
+    """A node that torch has to run, and why; None where all of ``found.live`` may be a program."""
+    for node in found.outputs:
+        tensors = tensors_of(node)
+        if tensors and not isinstance(value_of(node), torch.Tensor):
+            return node, "its results are read as a tuple"
+        if any(order_of(tensor) is None for tensor in tensors):
+            node = node.args[0] if picks_an_item(node) else node  # type: ignore[assignment]
+            return node, "its result is a part of other memory"
+    inside = set(found.live)
+    read = dict.fromkeys(each for node in found.live for each in node.all_input_nodes if each not in inside)
+    for node in found.live:
+        if not updates(node):
+            continue
+        storages = aliasing.of_all(written(node))
+        if any(
+            overlap.is_repeated(_elements(t).shape, _elements(t).strides) for e in written(node) for t in tensors_of(e)
+        ):
+            return node, "it writes to a tensor of which several elements share memory"
+        sharing = [tensor for each in read for tensor in tensors_of(each) if aliasing.storage(tensor) in storages]
+        pairs = itertools.combinations(sharing, 2)
+        if any(aliasing.storage(a) == aliasing.storage(b) and _overlap(a, b) for a, b in pairs):
+            return node, "it writes to memory that another argument of the program shares"
+    return None
+
+
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two fake tensors of one storage may share an element, at the sizes for which Dynamo traces."""
+    return overlap.intersect(_elements(left), _elements(right))
+
+
+def _elements(tensor: torch.Tensor) -> overlap.Elements:
+    size = tensor.element_size()
+    offset, *rest = map(_known, (tensor.storage_offset(), *tensor.shape, *tensor.stride()))
+    return overlap.Elements(offset * size, rest[: tensor.dim()], rest[tensor.dim() :], size)
+
+
+def _known(size: Any) -> int:
+    found = hint(size)
+    assert found is not None, "what elements decide is in no program"
+    return found
+
+
+def claims(inputs: Sequence[fx.Node], found: Crossing, aliasing: Aliasing) -> Claims:
+    """What the tracer has to agree to of a program of ``found.live``."""
+    storages = aliasing.of_all(each for node in found.live if updates(node) for each in written(node))
+    numbers = {node: number for number, node in enumerate((*inputs, *found.live))}
+    orders = tuple(next(map(order_of, tensors_of(node)), None) for node in found.outputs)
+    shared, own = [], []
+    for node in found.live:
+        if not aliasing.of(node) or (picks_an_item(node) and aliasing.is_new(node)):
+            continue
+        source = aliasing.updated(node) or aliasing.source(node)
+        if source is None:
+            if storages & (aliasing.of(node) | aliasing.of_all(node.all_input_nodes)):
+                own.append(numbers[node])
+        elif storages & aliasing.of(node):
+            shared.append((numbers[node], numbers[source]))
+    return Claims(orders, tuple(shared), frozenset(own))
