@@ -8,5 +8,6 @@
     table.py               the readers, in the order in which they are asked
     gptq  awq  hqq  bitsandbytes  compressed_tensors  scaled  modelopt  quark  torchao  gguf  native
                            a reader each: how weights of that kind are found, unpacked, and whose numbers are equal
+    label.py               what a config says of one weight, compared with its tensors
     weight.py              codes, scales and zero-points become a ``QTensor``
 """

@@ -3,7 +3,8 @@
 ``formats`` is the table of formats, ``layouts`` the table of memory layouts, with one module each. ``storage`` has the
 tensors of one weight, ``functions`` what torch may do with them, ``qtensor`` the class ``QTensor`` that joins the two.
 ``quantize`` makes a ``QTensor`` of a weight, ``modules`` does so for every Linear of a model, ``io`` writes and reads
-files, ``eager`` is the product with a weight outside ``jitgen.jit``.
+files, ``eager`` is the product with a weight outside ``jitgen.jit``. ``remedies`` says what to do instead of a function
+that torch may not do with a weight, ``distributed`` broadcasts weights among processes.
 
 Importing this package imports neither ``qtensor`` nor anything that needs it: a program without quantised weights
 never looks for them among its arguments (``weights.exist``).
