@@ -20,7 +20,14 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[1]
 ROOTS = ("jitgen", "templates", "cache/tuned")
 FOR_OTHERS = (
-    *("jitgen/__main__.py", "jitgen/_version.py", "jitgen/progress.py", "jitgen/inspect.py", "jitgen/console.py"),
+    *(
+        "jitgen/__main__.py",
+        "jitgen/_version.py",
+        "jitgen/progress.py",
+        "jitgen/inspect.py",
+        "jitgen/console.py",
+        "jitgen/forks.py",
+    ),
     *("jitgen/bench", "jitgen/checkpoints", "jitgen/cli", "jitgen/deploy", "jitgen/export", "jitgen/huggingface"),
     *("jitgen/store", "jitgen/compile/host.py", "jitgen/runtime/cpu.py", "jitgen/runtime/interpreter.py"),
     *("jitgen/codegen/cpp.py", "jitgen/quant/layouts/cpu.py", "templates/cli"),
