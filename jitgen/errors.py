@@ -4,6 +4,7 @@
 
     JitgenError
     ├── TraceError          the function cannot be traced: what, where, what to do instead
+    │   └── NumberRangeError   a number is beyond the range of the dtype it is for; a RuntimeError too, as in torch
     ├── UnsupportedError    an operation, dtype, layout or device that jitgen does not support
     ├── FormatError         a weight, group size or checkpoint that does not fit its format
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
@@ -34,6 +35,11 @@ class TraceError(JitgenError):
     Raised for control flow that depends on the elements of a tensor, for a tensor's value read as a Python number
     (``.item()``), and for an update in place that a graph cannot express. The message names the user's file and line.
     """
+
+
+class NumberRangeError(TraceError, RuntimeError):
+    """A Python number is beyond the range of the dtype that it becomes an element or a factor of. Torch raises a
+    RuntimeError for it."""
 
 
 class UnsupportedError(JitgenError):

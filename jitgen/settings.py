@@ -100,6 +100,12 @@ SETTINGS = {
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
         Setting("JITGEN_BATCH_INVARIANT", _boolean, False, "1: a row's bits do not depend on how many rows a call has"),
         Setting(
+            "JITGEN_EAGER_ROUNDING",
+            _boolean,
+            False,
+            "1: round each torch function's result of 16 bits, as eager torch does",
+        ),
+        Setting(
             "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
         ),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),

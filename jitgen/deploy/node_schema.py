@@ -366,7 +366,7 @@ def _cast(node: Node) -> None:
     if not attrs:
         return
     node.has_dtype(operand.dtype)
-    kind = attrs[0].one_of(("contiguous", "channels_last", "copy"))
+    kind = attrs[0].one_of(("contiguous", "channels_last", "copy", "rounded"))
     *_, last = node.attributes(2 if kind == "copy" else 1)
     if kind == "copy":
         last.integer(0, 2**31)

@@ -3,8 +3,8 @@
 Storage dtypes end at loads and stores. Each value has a *compute dtype*: float32 for float16, bfloat16, float32 and the
 8-bit floats, and the dtype itself for every other. A ``load`` widens an element to it, a ``store`` rounds it to the
 storage dtype, and a cast to a narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits
-that it would lose in memory. Nothing else is rounded between operations, so a fused chain is at least as exact as eager
-torch.
+that it would lose in memory. So does the result of a torch function that is read by what can tell the difference
+(``ir/rounding.py``). Nothing else is rounded between operations, so a fused chain is at least as exact as eager torch.
 
 Neighbours: ``ir/regions.py`` says what a region is, ``codegen/printing.py`` prints instructions, and the templates of a
 family load and store the operands around them.
@@ -19,21 +19,16 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import ROUNDED, Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of, shape_of
+from jitgen.ir.rounding import EXACT_IN, KEEPS, NARROW, holds, sees_rounded
 from jitgen.ir.sorts import Order
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 from jitgen.spec import weight_tensors
 
-_WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
-_EXACT_IN = {
-    "float16": {"float16", "float8_e4m3fn", "float8_e5m2", "bool", "uint8", "int8"},
-    "bfloat16": {"bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "uint8", "int8"},
-    "float8_e4m3fn": {"float8_e4m3fn", "bool"},
-    "float8_e5m2": {"float8_e5m2", "bool"},
-}
+_WIDENED = set(NARROW)
 
 
 def compute_dtype(dtype: str) -> str:
@@ -76,6 +71,9 @@ class Instruction:
     row: bool = False
     stage: int = 0
 
+
+MOST_WITHIN_ONE = 4
+"""Operations within one torch function that may stand between its argument and what sees how that is rounded."""
 
 WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
@@ -192,6 +190,8 @@ class BodyBuilder:
         self.instructions: list[Instruction] = []
         self.operands: list[Operand] = []
         self._positions: dict[Any, int] = {}
+        self._noted: set[int] = set()
+        self._seen: set[int] = set()
         self._row_dims: tuple[int, ...] = ()
         self._contractions: list[Contraction] = []
         self._load, self._iota, self._chosen = "load", "iota", "gather"
@@ -199,6 +199,9 @@ class BodyBuilder:
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
+        for store in region.stores:
+            for source in store.sources:
+                self._note_what_is_seen(source)
         values = [self.value(store.value) for store in region.stores if not store.is_update]
         for store, value in zip(region.stores, values, strict=not region.is_update):
             buffer = result_buffer[store.result]
@@ -228,6 +231,7 @@ class BodyBuilder:
 
         A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
         """
+        self._note_what_is_seen(node)
         stack = [node]
         while stack:
             top = stack[-1]
@@ -238,7 +242,10 @@ class BodyBuilder:
             if waiting:
                 stack.extend(reversed(waiting))
             else:
-                self._positions[id(top)] = self._lower(top)
+                position = self._lower(top)
+                if id(top) in self._seen:
+                    position = self._rounded(position, top.dtype, top.location)
+                self._positions[id(top)] = position
                 stack.pop()
         return self._positions[id(node)]
 
@@ -271,6 +278,8 @@ class BodyBuilder:
         if node.op in ("reduce", "scan"):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
         if node.op == "cast":
+            if node.attrs == ROUNDED:
+                return self._rounded(arguments[0], node.dtype, node.location)
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is not pointwise; a pass should have taken it out of this body")
@@ -359,9 +368,66 @@ class BodyBuilder:
     def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
         if compute_dtype(source) != compute_dtype(to):
             value = self._emit(Instruction("cast", (value,), compute_dtype(to), None, location))
-        if to in _WIDENED and source not in _EXACT_IN[to]:
-            value = self._emit(Instruction("round_to", (value,), compute_dtype(to), to, location))
-        return value
+        return self._rounded(value, to, location) if to in NARROW and source not in EXACT_IN[to] else value
+
+    def _note_what_is_seen(self, root: Node) -> None:
+        """Collect, among the nodes under ``root``, those of which something sees the rounded number. They are rounded
+        for all that read them, so that a value is one number in a body."""
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if id(node) in self._noted:
+                continue
+            self._noted.add(id(node))
+            stack.extend(self._awaited(node))
+            for child in node.inputs:
+                if self._sees_rounded(node, child.dtype):
+                    self._note_seen(child)
+
+    def _sees_rounded(self, node: Node, dtype: str) -> bool:
+        return sees_rounded(node, dtype)
+
+    def _note_seen(self, node: Node, depth: int = MOST_WITHIN_ONE) -> None:
+        if node.op in ("const", "scalar"):
+            return  # a number is rounded in the trace where eager torch makes an element of it; a quotient's is not
+        if node.dtype in NARROW:
+            self._seen.add(id(node))
+            if id(node) in self._positions:
+                self._positions[id(node)] = self._rounded(self._positions[id(node)], node.dtype, node.location)
+        elif depth and node.dtype == "float32" and node.op in KEEPS:
+            # ``isinf`` may be that of ``abs`` of the argument: what is within one function has float32 instead.
+            for child in node.inputs:
+                self._note_seen(child, depth - 1)
+
+    def _rounded(self, value: int, dtype: str, location: str | None) -> int:
+        """The position of ``value`` rounded to ``dtype``: itself where it is no other number."""
+        if self._is_exact(value, dtype):
+            return value
+        return self._emit(Instruction("round_to", (value,), compute_dtype(dtype), dtype, location))
+
+    def _is_exact(self, value: int, dtype: str) -> bool:
+        """Whether ``dtype`` has every number that instruction ``value`` may give."""
+        stack, seen = [value], set()
+        while stack:
+            position = stack.pop()
+            if position in seen:
+                continue
+            seen.add(position)
+            instruction = self.instructions[position]
+            if instruction.dtype == "bool" or instruction.dtype in EXACT_IN[dtype]:
+                continue
+            if instruction.op in ("load", "gather") and self.operands[instruction.attr].dtype in EXACT_IN[dtype]:
+                continue
+            if instruction.op == "round_to" and instruction.attr in EXACT_IN[dtype]:
+                continue
+            if instruction.op == "const" and holds(dtype, instruction.attr):
+                continue
+            keeps = instruction.op in KEEPS or instruction.op == "cast"
+            extremum = instruction.op in ("reduce", "scan") and instruction.attr in ("max", "min")
+            if not instruction.args or not (keeps or extremum):
+                return False
+            stack.extend(instruction.args)
+        return True
 
 
 def placed(instruction: Instruction, before: Sequence[Instruction], operands: Sequence[Operand]) -> Instruction:

@@ -25,13 +25,15 @@ Node operations:
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``custom_gradient``  the first input, whose gradients the other inputs state (``ir/custom_gradients.py``)
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
-               asks for row-major memory where the value is returned, ``CHANNELS_LAST`` for dimension 1 innermost
+               asks for row-major memory where the value is returned, ``CHANNELS_LAST`` for dimension 1 innermost;
+               ``ROUNDED`` rounds a value of 16 bits as if it had been stored
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one compute dtype among themselves
 =============  =====================================================================================================
 
 ``dtype`` is the name of the dtype in which the value is stored where it goes to memory: for the result of a torch
 function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes
-of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds. ``shape`` holds ints and ``Expr``.
+of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds, and what
+``ir/rounding.py`` names. ``shape`` holds ints and ``Expr``.
 
 A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
 carries the user's line that it came from; the line is in neither a graph's serialized form nor any key.
@@ -54,6 +56,8 @@ Shape = tuple[Size, ...]
 CONTIGUOUS = ("contiguous",)
 CHANNELS_LAST = ("channels_last",)
 """Attrs of a ``cast`` that say in which order its elements are in memory where it is returned."""
+ROUNDED = ("rounded",)
+"""Attrs of a ``cast`` to the same dtype that rounds."""
 
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""

@@ -18,7 +18,16 @@ from jitgen.trace.movement import dimension
 from jitgen.trace.pointwise import div
 from jitgen.trace.selection import clamped, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import float_dtype, floats_only, is_float, not_bool, one_dtype, pointwise
+from jitgen.trace.typing import (
+    float_dtype,
+    floats_only,
+    is_float,
+    not_bool,
+    one_dtype,
+    pointwise,
+    require_computable,
+    require_range,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -57,6 +66,7 @@ def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 
 @row("leaky_relu")
 @floats_only
 def leaky_relu(trace: Trace, input: Node, negative_slope: float = 0.01, inplace: bool = False) -> Node:
+    require_computable(trace, negative_slope, input.dtype)
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, negative_slope))
 
 
@@ -65,6 +75,8 @@ def leaky_relu(trace: Trace, input: Node, negative_slope: float = 0.01, inplace:
 def elu(
     trace: Trace, input: Node, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0, inplace: bool = False
 ) -> Node:
+    for number in (alpha, scale, input_scale):
+        require_computable(trace, number, input.dtype)
     scaled = input if input_scale == 1.0 else pointwise(trace, "mul", input, input_scale)
     negative = pointwise(trace, "mul", pointwise(trace, "expm1", scaled), alpha * scale)
     positive = input if scale == 1.0 else pointwise(trace, "mul", input, scale)
@@ -95,6 +107,8 @@ def celu(trace: Trace, input: Node, alpha: float = 1.0, inplace: bool = False) -
 @row("softplus")
 @floats_only
 def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
+    for number in (beta, threshold):
+        require_computable(trace, number, input.dtype)
     scaled = pointwise(trace, "mul", input, beta)
     smooth = pointwise(trace, "div", pointwise(trace, "log1p", pointwise(trace, "exp", scaled)), beta)
     is_linear = _compare(trace, "gt", scaled, threshold)
@@ -178,6 +192,7 @@ def tanhshrink(trace: Trace, input: Node) -> Node:
 @row("hardshrink")
 @floats_only
 def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
+    require_range(trace, lambd, input.dtype)
     small = _compare(trace, "le", pointwise(trace, "abs", input), lambd)
     return where(trace, small, 0, input)
 
@@ -185,6 +200,7 @@ def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
 @row("softshrink")
 @floats_only
 def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
+    require_range(trace, lambd, input.dtype)
     if lambd < 0:
         raise ValueError(f"lambda must not be negative, but is {lambd}")
     above = where(trace, _compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
@@ -194,6 +210,8 @@ def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
 
 @row("threshold", "_threshold")
 def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace: bool = False) -> Node:
+    require_computable(trace, threshold, input.dtype)
+    require_range(trace, value, input.dtype)
     if not is_float(input):
         not_bool(input)
         threshold, value = int(threshold), int(value)

@@ -25,7 +25,14 @@ from jitgen.trace.movement import permuted, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import reduce, sum_
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, pointwise, result_dtype
+from jitgen.trace.typing import (
+    broadcast_shapes,
+    expand,
+    pointwise,
+    require_computable,
+    require_range,
+    result_dtype,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -237,6 +244,8 @@ def addmm(trace: Trace, input: Node, mat1: Node, mat2: Node, *, beta: Any = 1, a
 
 @row("addmv", weights=True)
 def addmv(trace: Trace, input: Node, mat: Node, vec: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    for factor in (beta, alpha):
+        require_range(trace, factor, input.dtype)
     return _added(trace, input, mv(trace, mat, vec), beta, alpha)
 
 
@@ -247,6 +256,8 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
     expand_to(trace, input, product.shape, "the added tensor")
     if product.dtype in INTEGERS and any(symbols.kind_of(unwrap(factor)) == "float" for factor in (beta, alpha)):
         raise UnsupportedError(f"alpha and beta of a product of {product.dtype} have to be integers; pass integers")
+    for factor in (beta, alpha):
+        require_computable(trace, factor, product.dtype)
     if alpha != 1:
         product = pointwise(trace, "mul", product, alpha)
     if beta == 0:  # then torch ignores input, NaN in it included

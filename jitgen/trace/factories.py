@@ -8,6 +8,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.guards import default_dtype
@@ -15,7 +16,16 @@ from jitgen.trace.indexing import cat, listed_numbers
 from jitgen.trace.movement import listed, new_shape, to_shape
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import expand, filled, operand, pointwise, require_range, result_dtype
+from jitgen.trace.typing import (
+    expand,
+    filled,
+    is_constant,
+    operand,
+    pointwise,
+    require_range,
+    require_scalar_tensor,
+    result_dtype,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -37,7 +47,9 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
 
 
 def number(trace: Trace, value: Any, dtype: str) -> Node:
-    """A number as a 0-d tensor of ``dtype``, rounded to it as a tensor in memory would be."""
+    """A number as a 0-d tensor of ``dtype``, rounded to it as a tensor in memory would be: a float may be infinite."""
+    if not DTYPES[dtype].is_floating_point:
+        require_range(trace, value, dtype)
     if symbols.kind_of(unwrap(value)) != "float":
         return trace.cast(operand(trace, value, "int64"), dtype) if dtype != "bool" else operand(trace, value, dtype)
     return trace.cast(operand(trace, value, "float64"), dtype)
@@ -88,7 +100,14 @@ def new_full(trace: Trace, input: Node, size: Any, fill_value: Any, *, dtype: An
     return _filled(trace, size, fill_value, dtype or DTYPES[input.dtype], device)
 
 
-@row("tensor", "scalar_tensor")
+@row("scalar_tensor")
+def scalar_tensor(trace: Trace, s: Any, *, dtype: Any = None, device: Any = None) -> Node:
+    name = dtype_name(dtype or default_dtype())
+    require_scalar_tensor(trace, s, name)
+    return number(trace, s, name)
+
+
+@row("tensor")
 def tensor(trace: Trace, data: Any, *, dtype: Any = None, device: Any = None) -> Node:
     if isinstance(data, Node):
         return trace.cast(data, dtype_name(dtype)) if dtype else data
@@ -120,6 +139,8 @@ def arange(
         bounds = (start, *bounds)
     start, end, step = (*bounds, *(start, end, step)[len(bounds) :])
     floating = any(symbols.kind_of(unwrap(bound)) == "float" for bound in (start, end, step))
+    if floating and dtype is torch.int64:  # torch counts elements of other integers by the fractions
+        start, end, step, floating = int(start), int(end), int(step), False
     if step == 0 or (end < start if step > 0 else end > start):
         raise ValueError(f"arange: {end} is not reached from {start} in steps of {step}")
     if floating:
@@ -129,8 +150,12 @@ def arange(
     else:
         length = symbols.sub(unwrap(end), unwrap(start))
     index = trace.make("iota", (), "int64", (length,), (0,))
+    if floating and dtype is not None and not dtype.is_floating_point:
+        start, step, floating = int(start), int(step), False
     default = default_dtype() if floating else torch.int64
     name = dtype_name(dtype or default)
+    for bound in filter(is_constant, (start, end, step)):
+        require_range(trace, bound, compute_dtype(name) if DTYPES[name].is_floating_point else "int64")
     value = index
     if unwrap(step) != 1 or floating:
         value = pointwise(trace, "mul", value, step, dtype="float64" if floating else "int64")

@@ -20,7 +20,7 @@ from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsque
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
-from jitgen.trace.typing import element, expand, filled, operand, result_dtype
+from jitgen.trace.typing import element, expand, filled, is_constant, operand, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -342,7 +342,9 @@ def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any 
         return padded(trace, input, pad, mode)
     if mode != "constant":
         raise ValueError(f"pad has no mode {mode!r}")
-    return constant_pad_nd(trace, input, pad, 0 if value is None else value)
+    # F.pad takes a float, so that -1 is refused for unsigned integers; of constant_pad_nd it is 255.
+    value = 0 if value is None else float(value) if is_constant(value) else value
+    return constant_pad_nd(trace, input, pad, value)
 
 
 @row("constant_pad_nd")

@@ -41,7 +41,19 @@ def _report(owner: Any, name: Any) -> None:
     captures, frame = _captures.get(), sys._getframe(2)
     if captures is None or type(owner) is TensorProxy or is_library(frame.f_globals.get("__name__")):
         return
+    if _is_importing(frame):
+        return
     captures.look_up(owner, name, code_names(frame.f_code))
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether ``frame`` is of the first import of a module, which no later call repeats. torch imports sympy at its
+    first ``broadcast_shapes``, and following what that looks up would not end."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _reported_getattr(*arguments: Any) -> Any:

@@ -247,6 +247,12 @@ def _labels(input: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
     return target.long()
 
 
+def _reported(label: Tensor, wrong: Tensor) -> Tensor:
+    """``label``, where a kernel on a CPU reports an IndexError if an element of ``wrong`` is true. It reads a table of
+    one element, itself 0, at index 1 then."""
+    return label + torch.arange(1)[wrong.long()] if label.device.type == "cpu" else label
+
+
 def _of_class(mask: Tensor, values: Tensor, dim: int) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim)
 
@@ -294,7 +300,8 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """For classes or probabilities; NaN where a class is out of range."""
+    """For classes or probabilities. Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a
+    GPU."""
     require_float(input)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
@@ -305,6 +312,7 @@ def cross_entropy_loss(
     if target.is_floating_point():
         return _of_probabilities(total - shifted, target, weight, reduction, label_smoothing, dim)
     label = _labels(input, target, weight)
+    label = _reported(label, (label != ignore_index) & ~((label >= 0) & (label < input.shape[dim])))
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
     picked = torch.where(known, _of_class(mask, input, dim) - top.squeeze(dim), math.nan)
@@ -348,7 +356,7 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """NaN where a class is out of range."""
+    """Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 are supported")
@@ -356,6 +364,7 @@ def multi_margin_loss(
     if input.dim() > 2:
         raise ValueError("expected (classes,) or (rows, classes)")
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
+    label = _reported(label, ~((label >= 0) & (label < input.shape[dim])))
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
     picked = torch.where(known, _of_class(mask, input, dim), math.nan)
@@ -375,6 +384,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
         input, target = input.reshape(1), target.reshape(1)
     require_shape(target, input.shape, "the target")
     classes = input.shape[-1]
+    target = _reported(target, ~((target >= -1) & (target < classes)))
     named = (target < 0).long().cumsum(-1) == 0
     chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
     other = ~chosen.any(-2, keepdim=True)

@@ -14,6 +14,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
 from jitgen.spec import DIVISION, DTYPES
 from jitgen.trace.casts import ordered
@@ -25,6 +26,7 @@ from jitgen.trace.table import row
 from jitgen.trace.typing import (
     Value,
     as_node,
+    as_stored,
     broadcast_shapes,
     element,
     filled,
@@ -36,8 +38,10 @@ from jitgen.trace.typing import (
     not_bool,
     one_dtype,
     pointwise,
+    require_computable,
+    require_range,
     result_dtype,
-    stored,
+    rounded,
 )
 
 if TYPE_CHECKING:
@@ -132,8 +136,11 @@ def _register() -> None:
             dtype = result_dtype(input, other)
             if dtype == "bool" and op == "mul":
                 return pointwise(trace, "bitwise_and", input, other)
-            other = divisor_of(trace, dtype, other) if op in DIVISIONS else other
-            return pointwise(trace, op, input, other)
+            if op in DIVISIONS:
+                other = divisor_of(trace, dtype, other)
+            if op in ("fmod", "remainder"):
+                input, other = as_stored(trace, input, dtype), as_stored(trace, other, dtype)
+            return pointwise(trace, op, input, other, dtype=dtype)
 
         row(*names)(binary)
     for op, names in FLOAT_BINARY.items():
@@ -146,7 +153,7 @@ def _register() -> None:
 
         def comparison(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
             dtype = result_dtype(input, other)
-            return pointwise(trace, op, *(stored(trace, value, dtype) for value in (input, other)), result="bool")
+            return pointwise(trace, op, *(as_stored(trace, value, dtype) for value in (input, other)), result="bool")
 
         row(*names)(comparison)
     for op, names in (BITWISE | SHIFTS).items():
@@ -176,8 +183,9 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
     if DTYPES[dtype].is_floating_point:
         return divisor
     if is_number(divisor):
-        if trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
-            raise ZeroDivisionError("integer division by zero")
+        wrapped = rounded(divisor, dtype) if is_constant(divisor) else unwrap(divisor)
+        if trace.guards.decide(symbols.compare("eq", wrapped, 0)):
+            raise ZeroDivisionError(f"integer division by zero: {trace.guards.hint(unwrap(divisor))} as {dtype}")
         return divisor
     if trace.device.type != "cpu" or divisor.op == "const":
         return divisor
@@ -189,12 +197,20 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
     return pointwise(trace, "add", divisor, zero, dtype=dtype)
 
 
-def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:
-    """``alpha * other`` in ``dtype``, which does not depend on ``alpha``."""
+def _scaled(
+    trace: Trace, other: Value, alpha: Value, dtype: str, checked: str | None = None, negated: bool = False
+) -> Value:
+    """``alpha * other`` in ``dtype``, which does not depend on ``alpha``.
+
+    Args:
+        checked: the dtype whose range ``alpha`` must be within, ``dtype`` if None.
+        negated: whether it is ``-alpha`` that must be, as where torch subtracts.
+    """
     if type(alpha) in (int, bool) and alpha == 1:
         return other
     if symbols.kind_of(unwrap(alpha)) == "float" and not DTYPES[dtype].is_floating_point:
         raise TypeError(f"a float factor for {dtype} tensors")
+    require_range(trace, -alpha if negated else alpha, checked or dtype)
     return pointwise(trace, "bitwise_and" if dtype == "bool" else "mul", other, alpha, dtype=dtype)
 
 
@@ -208,7 +224,7 @@ def add(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
 def sub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
     if any(value.dtype == "bool" if isinstance(value, Node) else isinstance(value, bool) for value in (input, other)):
         raise TypeError("subtraction is not defined for bool tensors, as in torch; use ^ or logical_xor")
-    return pointwise(trace, "sub", input, _scaled(trace, other, alpha, result_dtype(input, other)))
+    return pointwise(trace, "sub", input, _scaled(trace, other, alpha, result_dtype(input, other), negated=True))
 
 
 @row("rsub", "__rsub__")
@@ -294,6 +310,8 @@ def float_power(trace: Trace, input: Value, exponent: Value) -> Node:
 def power(trace: Trace, input: Value, exponent: Value) -> Node:
     """A power; for some constant exponents (2, 3, 0.5, -1, ...) products and roots, as in torch."""
     dtype = result_dtype(input, exponent)
+    if isinstance(input, Node) and dtype not in ("float32", "float64"):
+        require_range(trace, exponent, dtype)
     if is_constant(exponent) and isinstance(input, Node) and dtype != "bool":
         if exponent == 2:
             return pointwise(trace, "mul", input, input, dtype=dtype)
@@ -367,6 +385,7 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
 def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
     """torch's formula: it starts from the nearer end, so that a weight of 1 gives exactly ``end``."""
     one_dtype(input, end, *([weight] if isinstance(weight, Node) and weight.shape else []))
+    require_computable(trace, weight, input.dtype)
     if isinstance(weight, Node):
         weight = trace.cast(weight, input.dtype)
     span = pointwise(trace, "sub", end, input)
@@ -382,7 +401,7 @@ def addcmul(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
     dtype = result_dtype(input, tensor1, tensor2)
     if dtype == "bool":
         raise TypeError("not defined for bool tensors")
-    scaled = _scaled(trace, tensor1, value, dtype)
+    scaled = _scaled(trace, tensor1, value, dtype, compute_dtype(dtype))
     return pointwise(trace, "add", input, pointwise(trace, "mul", scaled, tensor2, dtype=dtype), dtype=dtype)
 
 
@@ -393,7 +412,7 @@ def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
             "integer division with addcdiv is not supported, as in torch; convert with .float(), or write a // b"
         )
     dtype = result_dtype(input, tensor1, tensor2)
-    scaled = _scaled(trace, tensor1, value, dtype)
+    scaled = _scaled(trace, tensor1, value, dtype, compute_dtype(dtype))
     return pointwise(trace, "add", input, pointwise(trace, "div", scaled, tensor2, dtype=dtype), dtype=dtype)
 
 

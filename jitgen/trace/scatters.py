@@ -29,7 +29,17 @@ from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
 from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, element, expand, filled, is_float, one_dtype, operand, pointwise
+from jitgen.trace.typing import (
+    broadcast_shapes,
+    element,
+    expand,
+    filled,
+    is_float,
+    one_dtype,
+    operand,
+    pointwise,
+    require_range,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -158,6 +168,7 @@ def _identity(reduce: str, dtype: str) -> Any:
 
 @row("index_add")
 def index_add(trace: Trace, input: Node, dim: int, index: Node, source: Node, *, alpha: Any = 1) -> Node:
+    require_range(trace, alpha, input.dtype)
     if alpha != 1:
         wide = compute_dtype(source.dtype)
         source = pointwise(trace, "mul", trace.cast(source, wide), operand(trace, alpha, wide))

@@ -18,6 +18,7 @@ from jitgen.trace.table import row
 from jitgen.trace.typing import (
     Value,
     as_node,
+    as_stored,
     broadcast_shapes,
     element,
     expand,
@@ -26,6 +27,8 @@ from jitgen.trace.typing import (
     one_dtype,
     operand,
     pointwise,
+    require_range,
+    require_scalar_tensor,
     result_dtype,
 )
 
@@ -78,9 +81,12 @@ def nan_to_num(
     if not is_float(input):
         return input
     limits = torch.finfo(DTYPES[input.dtype])
-    value = where(trace, isnan(trace, input), 0.0 if nan is None else nan, input)
-    value = where(trace, isposinf(trace, input), limits.max if posinf is None else posinf, value)
-    return where(trace, isneginf(trace, input), limits.min if neginf is None else neginf, value)
+    of_nan = as_stored(trace, 0.0 if nan is None else nan, input.dtype)
+    of_most = as_stored(trace, limits.max if posinf is None else posinf, input.dtype)
+    of_least = as_stored(trace, limits.min if neginf is None else neginf, input.dtype)
+    value = where(trace, isnan(trace, input), of_nan, input)
+    value = where(trace, isposinf(trace, input), of_most, value)
+    return where(trace, isneginf(trace, input), of_least, value)
 
 
 @row("fmin")
@@ -145,6 +151,8 @@ def where(trace: Trace, condition: Node, input: Value = None, other: Value = Non
     if condition.dtype not in ("bool", "uint8"):
         raise TypeError(f"where expects a bool condition, got {condition.dtype}")
     dtype = result_dtype(input, other)
+    for value in (input, other):
+        require_scalar_tensor(trace, value, dtype)
     condition = truth(trace, condition)
     values = [value if isinstance(value, Node) else operand(trace, value, dtype) for value in (input, other)]
     shape = broadcast_shapes(trace, condition.shape, *(value.shape for value in values))
@@ -185,6 +193,8 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     dtype = result_dtype(*(value for value in (input, min, max) if value is not None))
     if dtype == "bool" and min is not None and max is not None:
         raise TypeError("not defined for bool tensors")
+    for bound in (min, max):
+        require_range(trace, bound, dtype)
     value = input
     if trace.differentiable and any(isinstance(each, Node) and is_float(each) for each in (input, min, max)):
         # A minimum or maximum would give half the gradient to an element that is equal to a bound.

@@ -21,9 +21,10 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from jitgen import settings
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape, is_weight, topological
+from jitgen.ir.graph import ROUNDED, Builder, InputSpec, Node, Shape, input_shape, is_weight, topological, under_views
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, table
@@ -110,6 +111,9 @@ class Trace:
         self.tracer = _Tracer(self)
         self.inputs: list[InputSpec] = []
         self.mutated: dict[int, Node] = {}
+        self.rounds_results = settings.get("JITGEN_EAGER_ROUNDING")
+        """Whether the result of each torch function is rounded, where it has 16 bits; not within a composition, which
+        is one function."""
         self.draws = 0
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
@@ -215,6 +219,8 @@ class Trace:
         with torch._C.DisableTorchFunction():
             if self.differentiable and not torch.is_grad_enabled():
                 result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
+            if self.rounds_results and not row.is_view and not row.python:
+                result = pytree.tree_map(self._rounded, result)
             first = self._proxy_of(args[0]) if args else None
             if row.inplace or kwargs.get("inplace"):
                 updated(self, first, result, name)
@@ -244,8 +250,12 @@ class Trace:
                 given = _by_node(proxies)
                 args = tuple(self._leave(value, given=given) for value in args)
                 keywords = {key: self._leave(value, given=given) for key, value in keywords.items()}
-                with InterceptFunctions(self), inner:
-                    result = self._enter(row.function(*args, **keywords))
+                rounds, self.rounds_results = self.rounds_results, self.rounds_results and row.python
+                try:
+                    with InterceptFunctions(self), inner:
+                        result = self._enter(row.function(*args, **keywords))
+                finally:
+                    self.rounds_results = rounds
                 return result if row.python else self._with_wide_intermediates(result, nodes)
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
@@ -336,6 +346,12 @@ class Trace:
         if isinstance(value, slice):
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
+
+    def _rounded(self, leaf: Any) -> Any:
+        """``leaf``, of a result; as eager torch stores it, where it is a value of 16 bits that is computed."""
+        if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or under_views(leaf).op == "input":
+            return leaf
+        return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
 
     def _unaliased(self, value: Any) -> Any:
         """``value`` in memory of its own: an argument, or a view of one, becomes a copy.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import UnsupportedError
+from jitgen.errors import NumberRangeError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
@@ -151,13 +151,28 @@ def element(trace: Trace, value: Any, dtype: str) -> Node:
     if isinstance(value, Node) and value.dtype == dtype:
         return value  # of any dtype: it is stored, and nothing is computed of it
     require_range(trace, value, dtype)
-    return operand(trace, value, dtype)
+    return as_stored(trace, value, dtype)
 
 
 def require_range(trace: Trace, value: Any, dtype: str) -> None:
-    """Refuse a number beyond the range of ``dtype``, as torch does where it fills elements with one."""
+    """Refuse a number beyond the range of ``dtype``, as torch does wherever it converts one: as elements, bounds, and
+    factors (``alpha``). Operands of arithmetic and comparisons are the exception; these wrap, in torch too."""
     if is_number(value) and not _fits(trace, unwrap(value), dtype):
-        raise ValueError(f"{trace.guards.hint(unwrap(value))} is beyond the range of {dtype}")
+        raise NumberRangeError(
+            f"{trace.guards.hint(unwrap(value))} is beyond the range of {dtype}, as in torch; give a number within it, "
+            "or a tensor of a wider dtype"
+        )
+
+
+def require_computable(trace: Trace, value: Any, dtype: str) -> None:
+    """The same of a number that torch converts to the dtype in which it computes ``dtype``."""
+    require_range(trace, value, compute_dtype(dtype))
+
+
+def require_scalar_tensor(trace: Trace, value: Any, dtype: str) -> None:
+    """The same of a number that torch makes a 0-d tensor of first: one of 16 bits may become infinite."""
+    if dtype not in ("float16", "bfloat16"):
+        require_range(trace, value, dtype)
 
 
 def _fits(trace: Trace, value: Any, dtype: str) -> bool:
@@ -166,7 +181,8 @@ def _fits(trace: Trace, value: Any, dtype: str) -> bool:
         return True
     floating = DTYPES[dtype].is_floating_point
     info: Any = torch.finfo(DTYPES[dtype]) if floating else torch.iinfo(DTYPES[dtype])
-    least = info.min if info.min else -info.max  # a negative number wraps in an unsigned dtype
+    # A negative integer wraps in an unsigned dtype.
+    least = info.min if info.min or symbols.kind_of(value) == "float" else -info.max
     number = trace.guards.hint(value)
     if number == number and abs(number) != math.inf:
         inside = (symbols.compare("ge", value, least), symbols.compare("le", value, info.max))
@@ -217,10 +233,11 @@ def as_node(trace: Trace, value: Value) -> Node:
     return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
 
 
-def stored(trace: Trace, value: Value, dtype: str) -> Value:
-    """A number rounded to ``dtype``, for comparisons: torch compares in the tensor's dtype, so bfloat16(0.1) == 0.1."""
+def as_stored(trace: Trace, value: Value, dtype: str) -> Node:
+    """A tensor as an operand of ``dtype``; a number rounded to it, where torch makes an element of it first: in
+    comparisons (so bfloat16(0.1) == 0.1), remainders, and what sets elements."""
     if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
-        return value
+        return operand(trace, value, dtype)
     return trace.cast(operand(trace, value, "float64"), dtype)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from tests.conformance import refusals, report
-from tests.conformance.judgement import Verdict, judge
-from tests.conformance.samples import SAMPLES, VARIANTS, operators, samples
+from tests.conformance.judgement import Verdict, judge, judge_types
+from tests.conformance.samples import SAMPLES, VARIANTS, dtypes, operators, samples
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of an operator and dtype at most")
     parser.add_argument("--seed", type=int, default=0, help="which samples are chosen")
     parser.add_argument("--dtype", help="of the samples, such as bfloat16; by default float32 where there is one")
+    parser.add_argument("--every-dtype", action="store_true", help="samples in every dtype that an operator has")
+    parser.add_argument("--types", action="store_true", help="compare dtypes and shapes alone; nothing is compiled")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["function"], help="spellings of a call")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict")
     parser.add_argument(
@@ -38,11 +40,12 @@ def main() -> int:
     dtype = getattr(torch, options.dtype) if options.dtype else None
     verdicts, start = [], time.time()
     for number, name in enumerate(names):
-        for sample in samples(name, dtype, options.variants, options.samples, options.seed):
-            if sys.stderr.isatty():
-                print(f"\r\033[K{number}/{len(names)} {sample}", end="", file=sys.stderr, flush=True)
-            verdicts.append(judge(sample))
-            print(report.faults(verdicts[-1:]), end="", flush=True)
+        for each in dtypes(name) if options.every_dtype else [dtype]:
+            for sample in samples(name, each, options.variants, options.samples, options.seed):
+                if sys.stderr.isatty():
+                    print(f"\r\033[K{number}/{len(names)} {sample}", end="", file=sys.stderr, flush=True)
+                verdicts.append(judge_types(sample) if options.types else judge(sample))
+                print(report.faults(verdicts[-1:]), end="", flush=True)
     print(f"{time.time() - start:.0f} s", file=sys.stderr)
     return _told(names, verdicts, options)
 

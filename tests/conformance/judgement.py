@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen.errors import TraceError, UnsupportedError
+from jitgen.ir import symbols
 from tests.conformance import randomness, tolerance
 from tests.conformance.samples import Sample
 
@@ -53,6 +54,40 @@ def judge(sample: Sample, backend: str | None = None) -> Verdict:
         except Late:
             verdict, reason = "crash", f"no answer within {SECONDS} seconds"
     return Verdict(sample.operator, sample.label, verdict, reason)
+
+
+def judge_types(sample: Sample) -> Verdict:
+    """Compare the dtypes and shapes of the results alone, for which nothing is compiled."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            with _limit(SECONDS):
+                verdict, reason = _judge_types(sample)
+        except Late:
+            verdict, reason = "crash", f"no answer within {SECONDS} seconds"
+    return Verdict(sample.operator, sample.label, verdict, reason)
+
+
+def _judge_types(sample: Sample) -> tuple[str, str]:
+    call, arguments = sample.callable(), sample.arguments()
+    try:
+        eager, rejection = call(*sample.arguments()), None
+    except Exception as error:
+        eager, rejection = None, error
+    try:
+        graph = jitgen.jit(call).lower(*arguments).lowered.graph
+    except (TraceError, UnsupportedError) as error:
+        return ("right", "") if rejection else ("refused", _first_line(error))
+    except Exception as error:
+        return ("right", "") if type(error) is type(rejection) else ("crash", _where(error))
+    if rejection is not None:
+        # An element may be what it rejects (an index, a divisor), which is known to a kernel alone.
+        by_element = isinstance(rejection, IndexError) or "ZeroDivision" in str(rejection)
+        return ("skipped", "") if by_element else ("wrong", f"eager torch rejects it: {_first_line(rejection)}")
+    environment = _environment(arguments)
+    got = [f"{n.dtype}{tuple(symbols.evaluate(s, environment) for s in n.shape)}" for n in graph.outputs]
+    want = [_described(leaf) for leaf in pytree.tree_leaves(eager) if isinstance(leaf, torch.Tensor)]
+    return ("right", "") if got == want else ("wrong", f"the result is {', '.join(got)}, not {', '.join(want)}")
 
 
 def _judge(sample: Sample, backend: str | None) -> tuple[str, str]:
@@ -140,9 +175,13 @@ def _exact(sample: Sample, jitted: Any, eager: list[Any]) -> tuple[list[Any], li
 
 def _roundings(jitted: Any, values: list[Any]) -> float:
     """The roundings of the graph that the latest call of ``jitted``, with ``values``, was traced to."""
+    return tolerance.roundings(jitted.specializations[-1].traced.graph, _environment(values))
+
+
+def _environment(values: list[Any]) -> dict[str, Any]:
+    """The value of every symbol of the graph of a call."""
     sizes = {f"s{i}_{d}": n for i, t in enumerate(_tensors(values)) for d, n in enumerate(t.shape)}
-    sizes |= {f"a{i}": v for i, v in enumerate(v for v in values if isinstance(v, (int, float)))}
-    return tolerance.roundings(jitted.specializations[-1].traced.graph, sizes)
+    return sizes | {f"a{i}": v for i, v in enumerate(v for v in values if isinstance(v, (int, float)))}
 
 
 def _evaluated(call: Callable[..., Any], arguments: list[Any]) -> Any:

@@ -131,6 +131,11 @@ def main_dtype(op: Any) -> torch.dtype | None:
     return next((dtype for dtype in (torch.float32, *FALLBACKS) if dtype in supported), None)
 
 
+def dtypes(name: str) -> list[torch.dtype]:
+    """Every dtype that an operator has on a CPU, but complex ones."""
+    return sorted((each for each in operators()[name].supported_dtypes("cpu") if not each.is_complex), key=str)
+
+
 def samples(
     name: str,
     dtype: torch.dtype | None = None,

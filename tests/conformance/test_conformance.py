@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from tests.conformance import refusals, report
-from tests.conformance.judgement import Verdict, judge
-from tests.conformance.samples import operators, samples
+from tests.conformance.judgement import Verdict, judge, judge_types
+from tests.conformance.samples import dtypes, operators, samples
 
 SAMPLED = 10
 """Operators of the quick test, with a sample each: about 6 s of processor time where their kernels are compiled."""
+DTYPES_SAMPLED = 0.03
+"""Share of the pairs of an operator and a dtype whose results' dtypes and shapes the quick test compares."""
 PARTITIONS = 24
 """Tests that all operators are divided among, so that several workers share them."""
 
@@ -62,6 +64,37 @@ def test_other_dtypes(dtype: torch.dtype, partition: int) -> None:
     supported = sorted(set(operators()) - set(refusals.expected()))
     verdicts = run(supported[partition :: PARTITIONS // 4], dtype=dtype, count=2)
     assert not report.faults(verdicts)
+
+
+def types_of(names: Sequence[str], count: int, chosen: float = 1.0) -> list[Verdict]:
+    """Verdicts on the results' dtypes and shapes of ``count`` samples in every dtype of each operator, or in a seeded
+    choice of the dtypes."""
+    choose = random.Random(33)
+    cases = [(name, dtype) for name in names for dtype in dtypes(name) if choose.random() < chosen]
+    return [judge_types(sample) for name, dtype in cases for sample in samples(name, dtype, count=count)]
+
+
+def test_a_sample_of_dtypes() -> None:
+    supported = sorted(set(operators()) - set(refusals.expected()))
+    verdicts = types_of(supported, count=1, chosen=DTYPES_SAMPLED)
+    assert not report.faults(verdicts)
+    assert sum(verdict.verdict == "right" for verdict in verdicts) > len(verdicts) * 9 // 10 > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_dtypes_and_shapes_in_every_dtype(partition: int) -> None:
+    supported = sorted(set(operators()) - set(refusals.expected()))
+    assert not report.faults(types_of(supported[partition::PARTITIONS], count=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_values_in_every_dtype(partition: int) -> None:
+    supported = sorted(set(operators()) - set(refusals.expected()))
+    for name in supported[partition::PARTITIONS]:
+        for dtype in dtypes(name):
+            assert not report.faults(run([name], dtype=dtype, count=1))
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ ALLOWED: dict[str, set[str]] = {
     "fingerprint": {"spec", "_data"},
     "ir": {"errors", "spec"},
     "quant": {"errors", "spec", "ir", "progress"},
-    "trace": {"errors", "spec", "ir", "quant"},
+    "trace": {"errors", "settings", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},
     "gradients": {"errors", "spec", "ir"},

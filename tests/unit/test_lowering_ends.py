@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -126,3 +128,12 @@ def _check_chains(seeds: range, compiled: int) -> None:
         assert time.monotonic() - started < LIMIT, text
         if number < compiled:
             torch.testing.assert_close(decorated(argument), function(argument), msg=text)
+
+
+def test_a_module_that_a_trace_imports_is_not_followed() -> None:
+    program = (
+        "import torch, jitgen\n"
+        "f = lambda x: x.expand(torch.broadcast_shapes(x.shape, (3, 4))) + 1\n"
+        "assert jitgen.jit(f).lower(torch.ones(3, 1)).lowered.graph.outputs\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT)

@@ -54,6 +54,10 @@ class _ScoreBuilder(BodyBuilder):
         super().__init__(buffers, scalars)
         self._load = self._iota = "score"
 
+    def _sees_rounded(self, node: Node, dtype: str) -> bool:
+        """As ever, but for casts: the scores of one attention are one function, whose softmax may be in float32."""
+        return node.op != "cast" and super()._sees_rounded(node, dtype)
+
     def _contraction(self, node: Node) -> Contraction:
         query, key = node.inputs
         elements = _ElementBuilder(self, "query")

@@ -24,7 +24,7 @@ from jitgen.ir.analysis import at_own_coordinates, is_pointwise, varies
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import ROUNDED, Node, topological
 from jitgen.spec import DTYPES
 
 STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
@@ -63,7 +63,7 @@ class Attention:
 
 def is_copy(node: Node) -> bool:
     """Whether ``node`` is its operand in memory of its own."""
-    return node.op == "cast" and node.dtype == node.inputs[0].dtype
+    return node.op == "cast" and node.dtype == node.inputs[0].dtype and node.attrs != ROUNDED
 
 
 def matched(result: Node) -> Attention | None:
@@ -165,7 +165,7 @@ def sums(reduction: Node, of: Attention) -> Sum | None:
 
 def without_casts(node: Node) -> Node:
     """``node`` before casts between floating dtypes, in whose place a kernel keeps the compute dtype."""
-    while node.op == "cast" and DTYPES[node.inputs[0].dtype].is_floating_point:
+    while node.op == "cast" and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point:
         node = node.inputs[0]
     return node
 

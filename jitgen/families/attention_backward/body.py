@@ -58,6 +58,10 @@ class _TileBuilder(BodyBuilder):
         self.operands, self._contractions = of.operands, of._contractions
         self._load = self._iota = "score"
 
+    def _sees_rounded(self, node: Node, dtype: str) -> bool:
+        """As in the forward, where the scores of an attention are not rounded before a softmax in float32."""
+        return node.op != "cast" and super()._sees_rounded(node, dtype)
+
     def _contraction(self, node: Node) -> Contraction:
         left, right = node.inputs
         first, second = self._operand("left", left), self._operand("right", right)

@@ -47,7 +47,7 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     length = int(input.shape[-1]) + abs(offset)
     of_rows = torch.nn.functional.pad(input, (max(0, -offset), max(0, offset)))
     index = torch.arange(length)
-    matrices = torch.where(index == index[:, None] + offset, of_rows.unsqueeze(-1), 0)
+    matrices = torch.where(index == index[:, None] + offset, of_rows.unsqueeze(-1), 0).to(input.dtype)
     return matrices.movedim((-2, -1), (first, second))
 
 

@@ -32,6 +32,9 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any
     if steps < 0:
         raise ValueError("the number of steps must not be negative")
     index = torch.arange(steps)
+    for bound in (start, end):
+        if not isinstance(bound, Tensor):
+            torch.full((), bound, dtype=dtype)  # is refused where it is beyond the dtype
     start, end = (bound.to(dtype) if isinstance(bound, Tensor) else float(bound) for bound in (start, end))
     if steps <= 1:
         return torch.zeros(steps, dtype=dtype) + start
@@ -46,6 +49,9 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedError("logspace of integers is not supported; write torch.logspace(...).to(dtype)")
+    for bound in (start, end):
+        if not isinstance(bound, Tensor):
+            torch.full((), bound, dtype=dtype)
     exponents = linspace(start, end, steps, dtype=torch.float64)
     return torch.pow(base, exponents).to(dtype)
 

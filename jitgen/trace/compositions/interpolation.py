@@ -38,6 +38,8 @@ def _resampled(input: Tensor, output_size: Any, scales: Any, count: int, taps: C
     sizes, given = _sizes(input, output_size, scales, count)
     if min(sizes) <= 0 or not all(input.shape[1:]):
         raise ValueError(f"sizes {sizes} of the result of an input {tuple(map(int, input.shape))}")
+    if input.device.type == "cpu":
+        given = _scales_on_a_cpu(input, sizes, given, taps)
     of_dims = [
         taps(int(old), new, scale, _wide(input)) for old, new, scale in zip(input.shape[2:], sizes, given, strict=True)
     ]
@@ -56,6 +58,24 @@ def _resampled(input: Tensor, output_size: Any, scales: Any, count: int, taps: C
         total = piece if total is None else total + piece
     assert total is not None
     return total.to(input.dtype)
+
+
+MOST_IN_WHOLE_STEPS = 128
+"""Sum of the two sizes of an image up to which torch's kernel for a CPU takes the nearest elements in whole steps."""
+
+
+def _scales_on_a_cpu(
+    input: Tensor, sizes: Sequence[int], given: Sequence[float | None], taps: Callable[..., Taps]
+) -> list[float | None]:
+    """``given`` without those that torch ignores on a CPU: of a size that stays as it is where elements are weighted
+    linearly, and in small images of the nearest elements that of one that doubles, too."""
+    multiples: tuple[int, ...] = (1,) if taps in _LINEAR.values() else ()
+    if taps is _nearest and len(sizes) == 2 and sum(sizes) <= MOST_IN_WHOLE_STEPS:
+        multiples = (1, 2)
+    ignored = [
+        new in [int(old) * times for times in multiples] for old, new in zip(input.shape[2:], sizes, strict=True)
+    ]
+    return [None if ignore else scale for ignore, scale in zip(ignored, given, strict=True)]
 
 
 def _step(old: int, new: int, scale: float | None) -> float:
@@ -90,6 +110,8 @@ def _linear(align_corners: bool) -> Callable[..., Taps]:
 
     return taps
 
+
+_LINEAR = {align_corners: _linear(align_corners) for align_corners in (False, True)}
 
 CUBIC = -0.75
 """The slope of torch's cubic convolution at 1."""
@@ -140,7 +162,7 @@ def _register() -> None:
             input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None, *, count: int = count
         ) -> Tensor:
             require_float(input)
-            return _resampled(input, output_size, scale_factors, count, _linear(align_corners))
+            return _resampled(input, output_size, scale_factors, count, _LINEAR[bool(align_corners)])
 
         composition(f"_nn.upsample_{('linear1d', 'bilinear2d', 'trilinear3d')[count - 1]}")(linear)
 

@@ -164,6 +164,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     outputs, left, right = weight.shape
     halves = torch.einsum("ni,oij->noj", input1.reshape(-1, left), weight)
     result = (halves * input2.reshape(-1, 1, right)).sum(-1).reshape(*input1.shape[:-1], outputs)
+    result = result.to(input1.dtype)  # a sum of integers is of int64
     return result if bias is None else result + bias
 
 

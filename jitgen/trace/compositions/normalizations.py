@@ -79,7 +79,11 @@ def native_batch_norm(
     count = input.numel() / input.shape[1]
     _update(running_var, variance.flatten() * (count / (count - 1)) if count > 1 else variance.flatten(), momentum)
     result = _affine((input - mean) * scale, input, weight, bias).to(input.dtype)
-    return result, mean.flatten(), scale.flatten()
+    # On a CPU torch stores the statistics as the vectors of the channels are, and on a GPU in float32.
+    vectors = [vector for vector in (weight, bias, running_mean, running_var) if vector is not None]
+    mixed = any(vector.dtype != input.dtype for vector in vectors)
+    stored = mean.dtype if mixed or input.device.type != "cpu" else input.dtype
+    return result, mean.flatten().to(stored), scale.flatten().to(stored)
 
 
 def _statistics(input: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

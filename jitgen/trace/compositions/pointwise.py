@@ -24,10 +24,13 @@ def floating(value: Any) -> Any:
 @composition("addr")
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     product = torch.outer(vec1, vec2)
-    if tuple(torch.broadcast_shapes(input.shape, product.shape)) != tuple(product.shape):
-        raise ValueError("the added tensor does not broadcast to the outer product")
+    for factor in (alpha, beta):
+        torch.full((), factor, dtype=product.dtype)  # is refused where it is beyond the dtype
+    input = input.expand(product.shape)  # is refused where it does not broadcast
+    dtype = torch.result_type(input, product)
     product = product if alpha == 1 else product * alpha
-    return product if beta == 0 else (input if beta == 1 else input * beta) + product
+    result = product if beta == 0 else (input if beta == 1 else input * beta) + product
+    return result.to(dtype)
 
 
 @composition("isclose")
@@ -82,7 +85,7 @@ def xlog1py(input: Any, other: Any) -> Tensor:
 @composition("entr")
 def entr(input: Tensor) -> Tensor:
     x = floating(input)
-    inside = torch.where(x > 0, -x * x.log(), torch.where(x == 0, 0.0, -math.inf))
+    inside = torch.where(x > 0, -x * x.log(), torch.where(x == 0, torch.zeros_like(x), -math.inf))
     return with_gradient(torch.where(x.isnan(), x, inside), x, -1 - x.log())
 
 

@@ -273,6 +273,8 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 @composition("sum_to_size")
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     sizes = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+    if not sizes:
+        return input.sum()
     lead = input.dim() - len(sizes)
     if lead < 0 or any(n not in (1, m) for n, m in zip(sizes, input.shape[lead:], strict=True)):
         raise ValueError(f"size {tuple(map(int, sizes))} does not broadcast to {tuple(map(int, input.shape))}")
