@@ -17,7 +17,7 @@ from tests.conformance.samples import dtypes, operators, samples
 
 SAMPLED = 10
 """Operators of the quick test, with a sample each: about 6 s of processor time where their kernels are compiled."""
-DTYPES_SAMPLED = 0.03
+DTYPES_SAMPLED = 0.015
 """Share of the pairs of an operator and a dtype whose results' dtypes and shapes the quick test compares."""
 PARTITIONS = 24
 """Tests that all operators are divided among, so that several workers share them."""
@@ -78,7 +78,7 @@ def test_a_sample_of_dtypes() -> None:
     supported = sorted(set(operators()) - set(refusals.expected()))
     verdicts = types_of(supported, count=1, chosen=DTYPES_SAMPLED)
     assert not report.faults(verdicts)
-    assert sum(verdict.verdict == "right" for verdict in verdicts) > len(verdicts) * 9 // 10 > 50
+    assert sum(verdict.verdict == "right" for verdict in verdicts) > len(verdicts) * 9 // 10 > 20
 
 
 @pytest.mark.slow
