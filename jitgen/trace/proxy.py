@@ -45,17 +45,21 @@ class TensorProxy(fx.Proxy):
         owner: the trace.
         input: the index of the graph input that it is; None for any other tensor.
         memory: which every proxy has whose tensor would share memory with this one.
+        is_view: whether torch is sure to have made it without a copy, or to have raised an error.
     """
 
     __array_ufunc__ = None  # numpy leaves its operators to ours
 
-    def __init__(self, node: Node, trace: Trace, memory: Memory | None = None, input: int | None = None):
+    def __init__(
+        self, node: Node, trace: Trace, memory: Memory | None = None, input: int | None = None, is_view: bool = True
+    ):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.value = node
         self.owner = trace
         self.input = input
         self.memory = memory or Memory(node)
         self.memory.proxies.append(weakref.ref(self))
+        self.is_view = is_view
         trace.guards.given.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:

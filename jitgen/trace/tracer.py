@@ -42,7 +42,7 @@ from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.typing import rounded
-from jitgen.trace.updates import memory_of, updated
+from jitgen.trace.updates import memory_of, note_copies, updated
 
 
 class _Tracer(fx.Tracer):
@@ -72,6 +72,8 @@ _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
+_VIEWS = ("view", "view_as", "unflatten")
+"""Functions that reshape without a copy, or raise an error."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
 """Functions of complex numbers."""
 
@@ -226,7 +228,10 @@ class Trace:
                 updated(self, first, result, name)
                 return args[0]
             if row.is_view or row.composed:  # what a composition calls has made its copies
-                return self._leave(result, proxies, copied=row.copied)
+                left = self._leave(result, proxies, copied=row.copied)
+                if name.rpartition(".")[2] not in _VIEWS:
+                    note_copies(proxies, pytree.tree_leaves(left))
+                return left
             made = self._leave(self._unaliased(result))
             if name.rpartition(".")[2] in _ROW_MAJOR:
                 made.memory.is_row_major = True
@@ -382,8 +387,10 @@ class Trace:
             if given and id(value) in given:
                 return given[id(value)]
             memory = memory_of(sources[0].value if copied else value)
-            shared = (source.memory for source in sources if memory_of(source.value) is memory)
-            return TensorProxy(value, self, next(shared, None))
+            source = next((source for source in sources if memory_of(source.value) is memory), None)
+            if source is None:
+                return TensorProxy(value, self)
+            return TensorProxy(value, self, source.memory, is_view=source.is_view)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):

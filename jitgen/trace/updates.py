@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,7 +48,8 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             "  update the tensor itself, or clone the view"
         )
     chains = [movements_from(base, alias.value) for alias in sharing]
-    if len(sharing) > 1 and not all(chain is not None and _is_writable(chain, memory) for chain in chains):
+    pairs = zip(sharing, chains, strict=True)
+    if len(sharing) > 1 and not all(c is not None and _is_writable(c, memory, alias.is_view) for alias, c in pairs):
         raise UnsupportedError(
             f"{trace.name}: {name} updates a tensor that shares memory with a view of it whose elements may be copies, "
             f"as those of reshape, expand and contiguous are{quote(user_location())}\n"
@@ -79,8 +81,23 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             trace.mutated[alias.input] = alias.value
 
 
-def _is_writable(movements: Movements, memory: Memory) -> bool:
-    """Whether each element of the view that ``movements`` lead to is one of the tensor's, at strides that are known."""
+def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
+    """Note which of ``results``, views of ``sources``, may be copies, as those of reshape are at some strides."""
+    for result in results:
+        for source in sources if isinstance(result, TensorProxy) else ():
+            if source.memory is result.memory and source is not result:
+                chain = movements_from(source.value, result.value)
+                result.is_view &= chain is not None and all(attrs[0] != "reshape" for attrs, _ in chain)
+
+
+def _is_writable(movements: Movements, memory: Memory, is_view: bool) -> bool:
+    """Whether each element of the view that ``movements`` lead to is one of the tensor's.
+
+    Args:
+        is_view: whether no reshape among them may be a copy.
+    """
+    if is_view:
+        return all(attrs[0] != "expand" for attrs, _ in movements)
     is_row_major = memory.is_row_major
     for attrs, _ in movements:
         if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):

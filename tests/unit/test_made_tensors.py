@@ -110,6 +110,15 @@ def of_result(x: torch.Tensor) -> torch.Tensor:
     return y.tanh()
 
 
+def flat_view_of_a_clone(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y.view(-1)[2:7] += 3
+    y.view(2, 2, 3)[1, :, 1] = x[:2, 0]
+    rows = torch.zeros_like(x).view(2, 6)
+    rows[0] = y.view(-1)[:6]
+    return y + rows.view(4, 3)
+
+
 def two_of_a_kind(x: torch.Tensor) -> torch.Tensor:
     left, right = torch.zeros(4, 3), torch.zeros(4, 3)
     left[0] += 1
@@ -118,7 +127,7 @@ def two_of_a_kind(x: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     *(zeros_like, whole_row, element, scaled, of_full, of_empty, of_arange, by_flat_view, reshaped_slices, chained),
-    *(alone, unbound, of_clone, of_result, two_of_a_kind),
+    *(alone, unbound, of_clone, of_result, flat_view_of_a_clone, two_of_a_kind),
 ]
 
 
@@ -141,10 +150,23 @@ def test_values_and_gradients(function: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
-@pytest.mark.parametrize("function", [zeros_like, element, reshaped_slices, chained, of_clone, of_result])
+@pytest.mark.parametrize("function", [zeros_like, element, reshaped_slices, chained, of_clone, flat_view_of_a_clone])
 def test_other_dialects(function: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
     lowered = jitgen.jit(function).lower(jitgen.TensorSpec((4, 3), torch.float32), target="sm_90a", backend=backend)
     assert all(kernel.source for kernel in lowered.kernels)
+
+
+def test_an_argument_is_updated_through_a_flat_view() -> None:
+    def function(cache: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        cache.view(-1, 3)[slots] = x
+        cache.view(-1)[1:3].mul_(2)
+        return cache.sum() + x
+
+    x, slots, jitted = operand(), torch.tensor([5, 0, 3, 7]), jitgen.jit(function)
+    ours, theirs = torch.ones(2, 4, 3), torch.ones(2, 4, 3)
+    for _ in range(2):
+        torch.testing.assert_close(jitted(ours, x, slots), function(theirs, x, slots))
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_view_that_may_be_a_copy_is_refused_with_the_cause() -> None:
@@ -154,6 +176,13 @@ def test_a_view_that_may_be_a_copy_is_refused_with_the_cause() -> None:
         flat += 1
         return y
 
+    def of_a_copy(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.t().reshape(-1).view(3, 4)[0] += 1
+        return y
+
+    with pytest.raises(UnsupportedError, match="elements may be copies"):
+        jitgen.jit(of_a_copy)(operand())
     with pytest.raises(UnsupportedError, match="elements may be copies") as refused:
         jitgen.jit(function)(operand())
     assert f"{__file__}:{function.__code__.co_firstlineno + 3}" in str(refused.value)
