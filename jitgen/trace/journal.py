@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextvars
 import functools
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -194,8 +195,8 @@ def _places(path: str, value: Any) -> Iterator[Place]:
         container = _container(path, value)
         if container is not None:
             yield container
-        try:
-            own = object.__getattribute__(value, "__dict__")
+        try:  # without code of the user's; a thread's local attributes are a dict of the thread's own
+            own = vars(value) if isinstance(value, threading.local) else object.__getattribute__(value, "__dict__")
         except AttributeError:
             own = None
         if isinstance(own, dict):

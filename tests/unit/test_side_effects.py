@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import random
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -684,3 +685,18 @@ def called_by(route: str, function: Callable[..., Any], left: torch.Tensor, righ
     if route != "vmap":
         return function(left, right)
     return torch.vmap(lambda x: function(x, x))(left) if left is right else torch.vmap(function)(left, right)
+
+
+LOCAL = threading.local()
+
+
+def test_attributes_of_a_thread() -> None:
+    LOCAL.h = 0
+
+    def keeps(x: torch.Tensor) -> torch.Tensor:
+        LOCAL.h = x * 2
+        return x + 1
+
+    with pytest.raises(TraceError, match="keeps a tensor in attribute 'h'"):
+        jitgen.jit(keeps)(X)
+    assert LOCAL.h == 0
