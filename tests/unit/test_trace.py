@@ -508,7 +508,7 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[JitgenError], str, str]] = {
     "index": (lambda x: [1, 2, 3][x[0].long()], TraceError, "Python number", "argument"),
     "an operation without a row": (lambda x: torch.fft.fft(x), UnsupportedError, "fft", "outside"),
     "a mask as an index": (lambda x: x[x > 0], UnsupportedError, "indexing by a tensor", "slices"),
-    "a list as an index": (lambda x: x[[0, 1]], UnsupportedError, "indexing by list", "slices"),
+    "a nested list as an index": (lambda x: x[[[0, 1]]], UnsupportedError, "tuple of lists", "x[tuple(index)]"),
     "nonzero": (lambda x: x.nonzero(), UnsupportedError, "nonzero", "outside"),
     "where of one argument": (lambda x: torch.where(x > 0), UnsupportedError, "where", "depends on data"),
     "assignment": (lambda x: x.__setitem__(x > 0, x.flatten()), UnsupportedError, "assignment", "torch.where"),
