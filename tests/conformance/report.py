@@ -51,6 +51,16 @@ def faults(verdicts: Iterable[Verdict]) -> str:
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
+EVERY_DTYPE = (
+    "`python -m tests.conformance --every-dtype --types` compares dtypes and shapes of results in every real dtype that an",
+    "operator has, and compiles nothing. At most 4 samples of each operator that is not refused and of each dtype were 15,173:",
+    "14,671 right, 452 refused, 1 too slow, and 49 wrong. These 49 were of 11 operators (`arange`, `diag_embed`, `bilinear`,",
+    "`entr`, `batch_norm`'s statistics and the like), which were mended; no sample of them is wrong since. Values in every",
+    "dtype are compared by tests of `make test-all`, and were not all compared when this was written.",
+)
+"""What a run in every dtype found, which this page does not repeat."""
+
+
 def document(operators: dict[str, str], verdicts: Iterable[Verdict]) -> str:
     """``docs/conformance.md``: the figures of a run of every operator, and where samples of an operator are refused."""
     verdicts = list(verdicts)
@@ -66,6 +76,8 @@ def document(operators: dict[str, str], verdicts: Iterable[Verdict]) -> str:
         "",
         f"torch {torch.__version__.partition('+')[0]}: {len(operators)} operators, {len(verdicts)} samples in their",
         f"main dtype ({SAMPLES} of an operator at most).",
+        "",
+        *EVERY_DTYPE,
         "",
         "| operators | |",
         "| --- | ---: |",
