@@ -371,8 +371,8 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
     found = pointwise(trace, "log", pointwise(trace, "div", value, rest, dtype=dtype))
 
     def slopes(value_: Node) -> list[Node]:
-        low, high = (0.0, 1.0) if eps is None else (eps, 1 - eps)
-        low, high = (as_stored(trace, bound, dtype) for bound in (low, high))
+        ends = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+        low, high = (as_stored(trace, end, dtype) for end in ends)
         below, above = (pointwise(trace, op, input, end, result="bool") for op, end in (("lt", low), ("gt", high)))
         slope = pointwise(trace, "reciprocal", pointwise(trace, "mul", value, rest, dtype=dtype))
         return [where(trace, pointwise(trace, "bitwise_or", below, above), math.nan if eps is None else 0.0, slope)]

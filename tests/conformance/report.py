@@ -51,13 +51,12 @@ def faults(verdicts: Iterable[Verdict]) -> str:
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
-EVERY_DTYPE = (
-    "`python -m tests.conformance --every-dtype --types` compares dtypes and shapes of results in every real dtype that an",
-    "operator has, and compiles nothing. At most 4 samples of each operator that is not refused and of each dtype were 15,173:",
-    "14,671 right, 452 refused, 1 too slow, and 49 wrong. These 49 were of 11 operators (`arange`, `diag_embed`, `bilinear`,",
-    "`entr`, `batch_norm`'s statistics and the like), which were mended; no sample of them is wrong since. Values in every",
-    "dtype are compared by tests of `make test-all`, and were not all compared when this was written.",
-)
+EVERY_DTYPE = """\
+`python -m tests.conformance --every-dtype --types` compares dtypes and shapes of results in every real dtype that an
+operator has, and compiles nothing. Of 15,173 samples, at most 4 of an operator and dtype, 14,671 were right,
+452 refused, 1 too slow, and 49 wrong. These 49 were of 11 operators (`arange`, `diag_embed`, `bilinear`,
+`entr`, `batch_norm`'s statistics and the like), which were mended; no sample of them is wrong since. Values in every
+dtype are compared by tests of `make test-all`, and were not all compared when this was written."""
 """What a run in every dtype found, which this page does not repeat."""
 
 
@@ -77,7 +76,7 @@ def document(operators: dict[str, str], verdicts: Iterable[Verdict]) -> str:
         f"torch {torch.__version__.partition('+')[0]}: {len(operators)} operators, {len(verdicts)} samples in their",
         f"main dtype ({SAMPLES} of an operator at most).",
         "",
-        *EVERY_DTYPE,
+        EVERY_DTYPE,
         "",
         "| operators | |",
         "| --- | ---: |",
