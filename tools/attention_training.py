@@ -1,5 +1,7 @@
 """Times a training step of attention beside torch's: ``python tools/attention_training.py B4,H32,S4096,D128``.
 
+``--random 12 --seed 3`` adds shapes drawn at random, and ``--json FILE`` writes all measurements with what made them.
+
 For each shape, causal and full, in bfloat16: the forward and backward of jitgen and of torch's flash and cuDNN kernels,
 and the backward alone, in milliseconds and in TFLOP/s (4 M N D for the forward and 10 for the backward, half of it
 where causal). With ``tiles1`` or ``tiles2``, instead the kernel with so many results under other tiles, so that a rule
@@ -7,10 +9,13 @@ may be chosen. One line of JSON for each measurement."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import sys
+import random
+import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +23,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
+from tools import device_record
 
 PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -109,7 +115,7 @@ def variants(results: int, batch: int, heads: int, size: int, depth: int) -> Ite
 
 def _only(tile: tuple[int, ...], results: int, chosen: Callable[..., Any]) -> Callable[..., Any]:
     """``tile`` for kernels of so many ``results``, and what is ``chosen`` for others."""
-    return lambda large, count: tile if count == results else chosen(large, count)
+    return lambda large, count, *more: tile if count == results else chosen(large, count, *more)
 
 
 def measured_one(batch: int, heads: int, size: int, depth: int, causal: bool) -> Iterator[dict[str, Any]]:
@@ -124,15 +130,39 @@ def measured_one(batch: int, heads: int, size: int, depth: int, causal: bool) ->
     yield {"ms": round(milliseconds(lambda: torch.autograd.grad(result, inputs, g, retain_graph=True), 5), 3)}
 
 
-def main(cases: list[str]) -> None:
-    shapes = [tuple(int(word[1:]) for word in case.split(",")) for case in cases if case.startswith("B")]
-    kernels = [int(case.removeprefix("tiles")) for case in cases if case.startswith("tiles")]
+def drawn(count: int, seed: int) -> Iterator[tuple[int, int, int, int]]:
+    """``count`` shapes (batch, heads, rows, depth): rows from 64 to 8192, log-uniform and not rounded."""
+    generator = random.Random(seed)
+    for _ in range(count):
+        size = round(2 ** generator.uniform(6, 13))
+        heads, depth = generator.choice((4, 8, 14, 16, 32)), generator.choice((64, 64, 80, 96, 128, 128))
+        yield max(1, min(16, 65536 // (size * heads))), heads, size, depth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="B4,H32,S4096,D128, or tiles1, tiles2")
+    parser.add_argument("--random", type=int, default=0, help="so many shapes more, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="the file that the measurements are written to")
+    parser.add_argument("--commit", help="for the file, where there is no git")
+    options = parser.parse_args()
+    shapes = [tuple(int(word[1:]) for word in case.split(",")) for case in options.cases if case.startswith("B")]
+    shapes += drawn(options.random, options.seed)
+    kernels = [int(case.removeprefix("tiles")) for case in options.cases if case.startswith("tiles")]
+    found = []
     for shape in shapes:
         rows = [variants(results, *shape) for results in kernels]
         rows = rows or [measured(*shape, causal) for causal in (True, False)]
         for row in itertools.chain(*rows):
             print(json.dumps(row), flush=True)
+            found.append(row)
+    if options.json:
+        facts = device_record.facts(options.commit)
+        command = shlex.join(["python", "tools/attention_training.py", *options.cases])
+        command += f" --random {options.random} --seed {options.seed}"
+        options.json.write_text(json.dumps(facts | {"command": command, "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
