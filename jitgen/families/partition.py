@@ -279,8 +279,7 @@ class Partitioner:
                 memo[id(node)] = children[0]
             elif node.op == "view":
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
-                source = self._of_ones(children[0], shape) if attrs == ("expand",) else children[0]
-                memo[id(node)] = self.mover.move(source, attrs, shape)
+                memo[id(node)] = self.mover.move(children[0], attrs, shape)
             elif node.op == "gather":
                 source, *indices = children
                 if under_views(source).op != "input":
@@ -293,16 +292,6 @@ class Partitioner:
             if id(node) in replaced:
                 moved[id(node)], memo[id(node)] = memo[id(node)], replaced[id(node)]
         return [memo[id(root)] for root in roots]
-
-    def _of_ones(self, node: Node, shape: Shape) -> Node:
-        """``node``, which is broadcast to ``shape``, with sizes of 1 where it is repeated. Such a size may be an
-        expression that the trace guards to be 1, as a concatenation's with an empty tensor; views that are moved take a
-        size of 1 for one that is repeated, and no expression."""
-        for dim, (old, new) in enumerate(zip(node.shape, shape, strict=False)):  # a number has no dimensions
-            here = [symbols.evaluate(size, self.mover.environment) for size in (old, new)]
-            if old != 1 and here[0] == 1 and here[1] != 1:
-                node = self.mover.move(node, ("slice", dim, 0, 1), (*node.shape[:dim], 1, *node.shape[dim + 1 :]))
-        return node
 
     def _same(self, left: Shape, right: Shape) -> bool:
         """Whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are equal."""

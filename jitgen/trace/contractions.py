@@ -389,11 +389,10 @@ def _sizes_of(trace: Trace, operands: list[tuple[list[str], Node]]) -> dict[str,
     sizes: dict[str, Any] = {}
     for names, node in operands:
         for name, size in zip(names, node.shape, strict=True):
-            before = sizes.get(name, 1)
-            if before == 1:
-                sizes[name] = size
-            elif size not in (1, before) and not trace.guards.decide(symbols.compare("eq", before, size)):
-                raise ValueError(f"einsum: dimension {name} has sizes that differ")
+            try:
+                (sizes[name],) = broadcast_shapes(trace, (sizes.get(name, 1),), (size,))
+            except ValueError as error:
+                raise ValueError(f"einsum: dimension {name} has sizes that differ") from error
     return sizes
 
 

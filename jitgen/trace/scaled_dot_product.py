@@ -97,7 +97,8 @@ def _grouped(
         return view(trace, node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
 
     if mask is not None and len(mask.shape) > 2:
-        mask = single(mask) if mask.shape[-3] == 1 else split(mask)
+        one = trace.guards.decide(symbols.compare("eq", mask.shape[-3], 1))
+        mask = single(mask) if one else split(mask)
     return split(query), single(key), single(value), mask
 
 

@@ -266,16 +266,22 @@ def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
     """``value`` broadcast to ``shape``, without leading dimensions of size 1 that ``shape`` lacks."""
     if value.op in ("const", "scalar"):
         return filled(trace, value, shape)
-    while len(value.shape) > len(shape) and value.shape[0] == 1:
-        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+    value = _without_leading_ones(trace, value, len(shape))
     if broadcast_shapes(trace, value.shape, shape) != shape and len(value.shape) > len(shape):
         raise ValueError("the value has more dimensions than the part that it is assigned to")
     for size, wanted in zip(reversed(value.shape), reversed(shape), strict=False):
-        if size != 1 and trace.guards.hint(size) != trace.guards.hint(wanted):
+        if trace.guards.hint(size) not in (1, trace.guards.hint(wanted)):
             raise ValueError(
                 f"a value of {trace.guards.hint(size)} elements is assigned to {trace.guards.hint(wanted)}"
             )
     return expand(trace, value, shape)
+
+
+def _without_leading_ones(trace: Trace, value: Node, rank: int) -> Node:
+    """``value`` without leading dimensions of size 1, as long as it has more than ``rank`` dimensions."""
+    while len(value.shape) > rank and trace.guards.decide(symbols.compare("eq", value.shape[0], 1)):
+        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+    return value
 
 
 def movements_from(source: Node, viewed: Node) -> Movements | None:
@@ -301,8 +307,7 @@ def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: 
     for size, other in zip(mask.shape, input.shape[at:], strict=False):
         if not trace.guards.decide(symbols.compare("eq", size, other)):
             raise IndexError("the mask has another shape than the dimensions that it indexes")
-    while len(value.shape) > rest and value.shape[0] == 1:
-        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+    value = _without_leading_ones(trace, value, rest)
     if len(value.shape) > rest or (at and value.shape):
         raise UnsupportedError(
             "assignment through a mask takes as many rows of the value as the mask has true elements, which depends on "

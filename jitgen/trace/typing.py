@@ -107,9 +107,17 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
 
 
 def expand(trace: Trace, node: Node, shape: Shape) -> Node:
-    """``node`` broadcast to ``shape``. Sizes that a guard makes equal become the expressions in ``shape``."""
+    """``node`` broadcast to ``shape``. Sizes that a guard makes equal become the expressions in ``shape``.
+
+    What is repeated has the size 1 itself and no expression that a guard makes 1, as the size of ``x[1:]`` of two rows:
+    gradients are summed along the sizes of 1, and views are moved through them.
+    """
     if node.op in ("const", "scalar") or node.shape == shape:
         return node
+    for dim, wanted in enumerate(shape[len(shape) - len(node.shape) :]):
+        if node.shape[dim] != 1 and trace.guards.hint(node.shape[dim]) == 1 != trace.guards.hint(wanted):
+            ones = (*node.shape[:dim], 1, *node.shape[dim + 1 :])
+            node = trace.make("view", (node,), node.dtype, ones, ("slice", dim, 0, 1))
     for _ in range(len(shape) - len(node.shape)):
         node = trace.make("view", (node,), node.dtype, (1, *node.shape), ("unsqueeze", 0))
     return node if node.shape == shape else trace.make("view", (node,), node.dtype, shape, ("expand",))

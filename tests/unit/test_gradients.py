@@ -517,3 +517,34 @@ def test_a_variance_without_degrees_of_freedom(dim: Any, correction: int, of: st
 
     for got, want in zip(derivatives(jitgen.jit(spread), [x], False), derivatives(spread, [x], False), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def _assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    copy = x * 1
+    copy[0] = y[1:]
+    return copy * x
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x: x / (1 + x[..., 1:].abs()), [(3, 3, 2)]),
+        (lambda x: torch.lerp(torch.softmax(x, 0), x, 0.25).add(x[..., 1:]), [(2,)]),
+        (lambda x: F.cosine_similarity(torch.square(x), torch.square(x)[..., 1:], 1), [(2, 2)]),
+        (lambda x: x[1:].expand(5, 3) * torch.arange(15).view(5, 3), [(2, 3)]),
+        (lambda x, y: torch.where(y[:, 1:] > 0, x, y[:, 1:]), [(2, 3), (2, 2)]),
+        (lambda x, y: x[1:] @ y, [(2, 3, 3), (4, 3, 3)]),
+        (lambda x: torch.einsum("ij,kj->ik", x, x[..., 1:]), [(2, 2)]),
+        (lambda x: torch.einsum("ij,ij->ij", x, x[1:]), [(2, 3)]),
+        (_assigned, [(2, 3), (2, 3)]),
+        (
+            lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m[:, 1:], enable_gqa=True),
+            [(2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 5)],
+        ),
+    ],
+)
+def test_gradients_of_a_broadcast_size_that_is_an_expression_of_value_one(
+    function: Function, shapes: list[tuple[int, ...]]
+) -> None:
+    """The size of ``x[1:]`` is that of ``x`` less 1; of two elements it is 1, and is broadcast."""
+    check(function, *(torch.randn(shape, dtype=torch.float64) for shape in shapes), second=False)
