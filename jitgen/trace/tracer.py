@@ -42,7 +42,7 @@ from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.typing import rounded
-from jitgen.trace.updates import memory_of, note_copies, updated
+from jitgen.trace.updates import is_selection, memory_of, note_copies, updated
 
 
 class _Tracer(fx.Tracer):
@@ -228,7 +228,8 @@ class Trace:
                 updated(self, first, result, name)
                 return args[0]
             if row.is_view or row.composed:  # what a composition calls has made its copies
-                left = self._leave(result, proxies, copied=row.copied)
+                copied = row.copied or (row.is_view and is_selection(result))
+                left = self._leave(result, proxies, copied=copied)
                 if name.rpartition(".")[2] not in _VIEWS:
                     note_copies(proxies, pytree.tree_leaves(left))
                 return left

@@ -13,7 +13,7 @@ from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
 from jitgen.spec import DTYPES
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.proxy import Memory, TensorProxy
-from jitgen.trace.scatters import Movements, movements_from, scattered
+from jitgen.trace.scatters import scattered
 from jitgen.trace.typing import expand
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{trace.name}: {name} updates a view of which the trace does not know the tensor{quote(user_location())}\n"
             "  update the tensor itself, or clone the view"
         )
-    chains = [movements_from(base, alias.value) for alias in sharing]
+    chains = [_steps_from(base, alias.value) for alias in sharing]
     pairs = zip(sharing, chains, strict=True)
     if len(sharing) > 1 and not all(c is not None and _is_writable(c, memory, alias.is_view) for alias, c in pairs):
         raise UnsupportedError(
@@ -73,7 +73,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     if len(sharing) == 1:
         memory.base = proxy.value = value
     else:  # the tensor that they are views of changes, and with it all of them
-        memory.base = _written(trace, base, movements_from(base, proxy.value) or (), value)
+        memory.base = _written(trace, base, _steps_from(base, proxy.value) or (), value)
         for alias, chain in zip(sharing, chains, strict=True):
             alias.value = _moved(trace, memory.base, chain or ())
     for alias in sharing:
@@ -81,25 +81,50 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             trace.mutated[alias.input] = alias.value
 
 
+def is_selection(value: object) -> bool:
+    """Whether ``value`` is what integers choose that are 0-d tensors, as of ``x[i]``.
+
+    torch selects it as a number does, and so it is a view; here it is read by a gather, as the number is not known.
+    """
+    return isinstance(value, Node) and value.op == "gather" and all(map(_is_one_number, value.inputs[1:]))
+
+
+def _is_one_number(node: Node) -> bool:
+    while node.op == "view" and node.attrs[0] in ("unsqueeze", "expand"):
+        node = node.inputs[0]
+    return not node.shape
+
+
+def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
+    """The views and selections that lead from ``base`` to ``value``; None where others do."""
+    found: list[Node] = []
+    while value is not base:
+        if value.op != "view" and not is_selection(value):
+            return None
+        found.append(value)
+        value = value.inputs[0]
+    return tuple(reversed(found))
+
+
 def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
     """Note which of ``results``, views of ``sources``, may be copies, as those of reshape are at some strides."""
     for result in results:
         for source in sources if isinstance(result, TensorProxy) else ():
             if source.memory is result.memory and source is not result:
-                chain = movements_from(source.value, result.value)
-                result.is_view &= chain is not None and all(attrs[0] != "reshape" for attrs, _ in chain)
+                steps = _steps_from(source.value, result.value)
+                result.is_view &= steps is not None and all(step.attrs[0] != "reshape" for step in steps)
 
 
-def _is_writable(movements: Movements, memory: Memory, is_view: bool) -> bool:
-    """Whether each element of the view that ``movements`` lead to is one of the tensor's.
+def _is_writable(steps: Sequence[Node], memory: Memory, is_view: bool) -> bool:
+    """Whether each element of the view that ``steps`` lead to is one of the tensor's.
 
     Args:
         is_view: whether no reshape among them may be a copy.
     """
     if is_view:
-        return all(attrs[0] != "expand" for attrs, _ in movements)
+        return all(step.attrs[0] != "expand" for step in steps)
     is_row_major = memory.is_row_major
-    for attrs, _ in movements:
+    for attrs in (step.attrs if step.op == "view" else ("gather",) for step in steps):
         if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):
             return False
         keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach") or attrs[:2] == ("slice", 0)
@@ -107,21 +132,26 @@ def _is_writable(movements: Movements, memory: Memory, is_view: bool) -> bool:
     return True
 
 
-def _moved(trace: Trace, base: Node, movements: Movements) -> Node:
-    for attrs, sizes in movements:
-        base = trace.make("view", (base,), base.dtype, sizes, attrs)
+def _moved(trace: Trace, base: Node, steps: Sequence[Node]) -> Node:
+    for step in steps:
+        base = trace.make(step.op, (base, *step.inputs[1:]), base.dtype, step.shape, step.attrs)
     return base
 
 
-def _written(trace: Trace, base: Node, movements: Movements, value: Node) -> Node:
-    """``base`` with the view of it that ``movements`` lead to replaced by ``value``."""
-    first = next((number for number, (attrs, _) in enumerate(movements) if attrs[0] == "reshape"), None)
+def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> Node:
+    """``base`` with the view of it that ``steps`` lead to replaced by ``value``."""
+    first = next((n for n, step in enumerate(steps) if step.op == "gather" or step.attrs[0] == "reshape"), None)
+    if not steps:
+        return value
     if first is None:
-        return scattered(trace, base, value, (), range(len(value.shape)), movements=movements) if movements else value
-    before, after = movements[:first], movements[first + 1 :]
-    shape = before[-1][1] if before else base.shape
-    whole = _written(trace, _moved(trace, base, movements[: first + 1]), after, value)
-    return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, shape, ("reshape",)))
+        movements = tuple((step.attrs, step.shape) for step in steps)
+        return scattered(trace, base, value, (), range(len(value.shape)), movements=movements)
+    before, step, after = steps[:first], steps[first], steps[first + 1 :]
+    source = _moved(trace, base, before)
+    whole = _written(trace, _moved(trace, source, (step,)), after, value)
+    if step.op == "gather":
+        return _written(trace, base, before, scattered(trace, source, whole, step.inputs[1:], step.attrs))
+    return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, source.shape, ("reshape",)))
 
 
 def memory_of(node: Node) -> Node:

@@ -357,6 +357,77 @@ def test_updates_of_arguments(name: str, strided: bool) -> None:
         check(function, data(5, 3), data(5, 3, seed=1))
 
 
+def _selected_then_whole(x: Any, i: Any) -> Any:
+    row = x[i]
+    x.mul_(2)
+    return row + 0, x + row.sum()
+
+
+def _part_of_a_selected(x: Any, i: Any) -> Any:
+    column = x[:, i]
+    column[1:].add_(1)
+    return x * 1
+
+
+def _selected_part(x: Any, i: Any) -> Any:
+    part = x[i, 1:]
+    part.neg_()
+    x.add_(1)
+    return part * x[0, 1:]
+
+
+def _selected_twice(x: Any, i: Any) -> Any:
+    x[i][i].add_(5)
+    return x + 0
+
+
+def _copy_by_a_list(x: Any, i: Any) -> Any:
+    chosen = x[i, [0, 1]]
+    chosen.add_(5)
+    return x + chosen.sum()
+
+
+def _copy_by_an_embedding(x: Any, i: Any) -> Any:
+    chosen = F.embedding(i % 3, x)
+    chosen.add_(5)
+    return x + chosen
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x[i].add_(x[i]),
+        _selected_then_whole,
+        _part_of_a_selected,
+        _selected_part,
+        _selected_twice,
+        _copy_by_a_list,
+        _copy_by_an_embedding,
+    ],
+)
+@pytest.mark.parametrize("index", [1, -1])
+def test_what_an_integer_tensor_without_dimensions_selects_is_a_view(function: Callable[..., Any], index: int) -> None:
+    """An update of ``x[i]`` is one of ``x``, and of ``x`` one of it; beside a list and in an embedding it is a copy."""
+    check(function, data(3, 3), torch.tensor(index))
+
+
+def test_gradients_of_a_selected_view_that_is_updated() -> None:
+    def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        copy = x * 1
+        row = copy[i]
+        copy.mul_(x)
+        row.add_(x[0])
+        return copy * x + row
+
+    def gradient(of: Callable[..., Any]) -> torch.Tensor:
+        x = data(3, 3).double().requires_grad_()
+        of(x, torch.tensor(1)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    torch.testing.assert_close(gradient(jitgen.jit(function)), gradient(function))
+
+
 def test_update_returns_the_argument_itself() -> None:
     x = data(3)
     assert jitgen.jit(lambda x: x.add_(1))(x) is x
