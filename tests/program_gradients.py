@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from tests.programs import RUNS, Program, Verdict, copied, failure, mistake
+from tests.programs import RUNS, Program, Verdict, copied, failure, mistake, on_device, reference
 
 NONE = "none"
 """The verdict where eager torch computes no gradients of a program, or where it has no floating argument."""
@@ -49,11 +49,12 @@ class _Rounded(TorchFunctionMode):
 
 def gradient_verdict(program: Program, function: Callable[..., Any]) -> Verdict:
     """Of the gradients of ``function``, the program decorated."""
-    eager_function = program.function()
     try:
-        eager = _gradients(program, eager_function)
-        exact = _exact_gradients(program)
-    except (RuntimeError, NotImplementedError):
+        whole, _ = reference(program)
+        exact_function = whole.exact_function()
+        eager = on_device(_gradients(whole, whole.function()), program)
+        exact = on_device(_exact_gradients(whole, exact_function), program)
+    except RuntimeError:
         return NONE, "eager torch has no gradients"
     if all(gradient is None for gradient in eager):
         return NONE, "no argument has a gradient"
@@ -63,7 +64,9 @@ def gradient_verdict(program: Program, function: Callable[..., Any]) -> Verdict:
         return failure(program, error)
     size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
     generator = torch.Generator().manual_seed(0)
-    perturbed = [_exact_gradients(program, _Rounded(size, generator)) for _ in range(RUNS)]
+    perturbed = [
+        on_device(_exact_gradients(whole, exact_function, _Rounded(size, generator)), program) for _ in range(RUNS)
+    ]
     for number, (got, want) in enumerate(zip(found, eager, strict=True)):
         where = f"gradient {number}"
         if (got is None) != (want is None):
@@ -91,7 +94,9 @@ def _gradients(program: Program, function: Callable[..., Any]) -> list[torch.Ten
     return _differentiated(function, leaves, _updates(program), None)
 
 
-def _exact_gradients(program: Program, rounded: _Rounded | None = None) -> list[Any]:
+def _exact_gradients(
+    program: Program, exact_function: Callable[..., Any], rounded: _Rounded | None = None
+) -> list[Any]:
     leaves = [copied(a, torch.float64 if a.is_floating_point() else a.dtype) for a in program.arguments]
     for leaf in leaves:
         if leaf.is_floating_point():
@@ -102,9 +107,9 @@ def _exact_gradients(program: Program, rounded: _Rounded | None = None) -> list[
     torch.set_default_dtype(torch.float64)  # to which integers are promoted
     try:
         if rounded is None:
-            return _differentiated(program.function(exact=True), leaves, _updates(program), None)
+            return _differentiated(exact_function, leaves, _updates(program), None)
         with rounded:
-            return _differentiated(program.function(exact=True), leaves, _updates(program), rounded)
+            return _differentiated(exact_function, leaves, _updates(program), rounded)
     finally:
         torch.set_default_dtype(before)
 

@@ -220,13 +220,23 @@ class Program:
         """The program with its arguments on ``device``."""
         return replace(self, arguments=[copied(argument, argument.dtype, device) for argument in self.arguments])
 
-    def function(self, exact: bool = False) -> Callable[..., Any]:
-        """The program; ``exact``: where it names a floating dtype it means float64."""
+    def function(self) -> Callable[..., Any]:
         linecache.cache[self.path] = (len(self.text), None, self.text.splitlines(keepends=True), self.path)
-        names: dict[str, Any] = {"torch": torch, "F": F} | DTYPES
-        if exact:
-            names |= dict.fromkeys(FLOATS, torch.float64)
-        exec(compile(self.text, self.path, "exec"), names)
+        return self._compiled(self.text, {})
+
+    def exact_function(self) -> Callable[..., Any]:
+        """The program where every floating dtype is float64. A conversion that makes a copy still makes one, so that
+        the same tensors share memory."""
+        conversions = _Conversions()
+        with conversions:
+            self.run(self.function())
+        copies = iter(conversions.copies)
+        text = CONVERSION.sub(lambda found: found[0] + (".clone()" if next(copies) else ""), self.text)
+        return self._compiled(text, dict.fromkeys(FLOATS, torch.float64))
+
+    def _compiled(self, text: str, names: dict[str, Any]) -> Callable[..., Any]:
+        names = {"torch": torch, "F": F} | DTYPES | names
+        exec(compile(text, self.path, "exec"), names)
         function: Callable[..., Any] = names["program"]
         return function
 
@@ -235,13 +245,13 @@ class Program:
         arguments = [copied(argument, argument.dtype) for argument in self.arguments]
         return [*pytree.tree_leaves(function(*arguments)), *arguments]
 
-    def run_exactly(self) -> list[Any]:
-        """The same in float64."""
+    def run_exactly(self, exact_function: Callable[..., Any]) -> list[Any]:
+        """The same in float64, where ``exact_function`` is the program's."""
         arguments = [copied(a, torch.float64 if a.is_floating_point() else a.dtype) for a in self.arguments]
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # to which integers are promoted
         try:
-            return [*pytree.tree_leaves(self.function(exact=True)(*arguments)), *arguments]
+            return [*pytree.tree_leaves(exact_function(*arguments)), *arguments]
         finally:
             torch.set_default_dtype(before)
 
@@ -425,25 +435,61 @@ class _Perturbed(TorchFunctionMode):
         return result
 
 
+CONVERSION = re.compile(r"[.](?:to[(]\w+[)]|double[(][)])")
+
+
+class _Conversions(TorchFunctionMode):
+    """Which of the conversions of a program (``CONVERSION``), in their order, make a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.Tensor.to, torch.Tensor.double):
+            self.copies.append(result is not args[0])
+        return result
+
+
+def reference(program: Program) -> tuple[Program, list[Any]]:
+    """``program`` and what eager torch gives: on the CPU where eager torch lacks an operation of it on the device, as
+    CUDA's lacks products of integers."""
+    try:
+        return program, program.run(program.function())
+    except NotImplementedError:
+        there = program.on("cpu")
+        return there, there.run(there.function())
+
+
+def on_device(values: list[Any], program: Program) -> list[Any]:
+    """``values``, with the tensors among them on the device of ``program``."""
+    device = program.arguments[0].device
+    return [each.to(device) if isinstance(each, torch.Tensor) else each for each in values]
+
+
 Verdict = tuple[str, str]
 """("right" | "refused" | "wrong" | "crash", what was found)."""
 
 
 def verdict(program: Program, function: Callable[..., Any]) -> Verdict:
     """Of ``function``, the program decorated."""
-    eager = program.run(program.function())
+    whole, eager = reference(program)
+    eager = on_device(eager, program)
     try:
         found = program.run(function)
         again = program.run(function)
     except Exception as error:
         return failure(program, error)
-    exact = program.run_exactly()
+    exact_function = whole.exact_function()
+    exact = on_device(whole.run_exactly(exact_function), program)
     size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
     generator = torch.Generator().manual_seed(0)
     perturbed = []
     for _ in range(RUNS):
         with _Perturbed(size, generator):
-            perturbed.append(program.run_exactly())
+            run = whole.run_exactly(exact_function)
+        perturbed.append(on_device(run, program))
 
     def found_in(number: int, got: torch.Tensor) -> str | None:
         return mistake(got, eager[number], exact[number], [run[number] for run in perturbed], size)

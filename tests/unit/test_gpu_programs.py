@@ -15,7 +15,7 @@ import torch
 import jitgen
 from tests import program_gradients, programs
 from tests.program_gradients import gradient_verdict
-from tests.programs import Program, draw
+from tests.programs import Program, draw, verdict
 from tools import gpu_programs
 from tools.processes import Job
 
@@ -77,6 +77,36 @@ def test_integers_that_an_update_makes_require_a_gradient_have_none() -> None:
     """``fill_`` of a floating number marks an integer tensor so in eager torch."""
     text = "def program(x0, x1):\n    v2 = x1.fill_(x0.amax())\n    return x0 * 2\n"
     made = Program(text, [torch.rand(3, generator=torch.Generator().manual_seed(0)), torch.ones(2).long()])
+    assert gradient_verdict(made, made.function()) == ("right", "")
+
+
+def test_a_conversion_that_copies_copies_in_the_exact_program_too() -> None:
+    """``double()`` of float32 is new memory, which ``zero_`` then fills; of float64 it is the tensor itself."""
+    text = "def program(x0):\n    v1 = x0 * 2\n    v2 = v1.double()\n    v3 = v2.zero_()\n    return v1\n"
+    x = torch.rand(3, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64):
+        made = Program(text, [x.to(dtype)], {dtype})
+        want = x.to(dtype) * 2 if dtype == torch.float32 else torch.zeros(3)
+        assert torch.equal(made.run_exactly(made.exact_function())[0], want.double())
+        assert verdict(made, made.function()) == ("right", "")
+
+
+def test_what_eager_torch_lacks_on_the_device_is_judged_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, run, calls = program(), Program.run, []
+
+    def lacking(self: Program, function: Any) -> list[Any]:
+        calls.append(self)
+        if self is made and len(calls) == 1:
+            raise NotImplementedError("\"addmm_cuda\" not implemented for 'Long'")
+        return run(self, function)
+
+    monkeypatch.setattr(Program, "run", lacking)
+    assert verdict(made, made.function()) == ("right", "")
+    assert calls[0] is made
+    assert calls[1] is not made
+    calls.clear()
+    assert verdict(made, program(TEXT.replace("* x1", "* x1 * 2")).function())[0] == "wrong"
+    calls.clear()
     assert gradient_verdict(made, made.function()) == ("right", "")
 
 
