@@ -14,7 +14,7 @@ import torch
 
 import jitgen
 from tests import program_gradients, programs
-from tests.program_gradients import gradient_verdict
+from tests.program_gradients import _exact_gradients, _Rounded, gradient_verdict
 from tests.programs import Program, draw, verdict
 from tools import gpu_programs
 from tools.processes import Job
@@ -78,6 +78,40 @@ def test_integers_that_an_update_makes_require_a_gradient_have_none() -> None:
     text = "def program(x0, x1):\n    v2 = x1.fill_(x0.amax())\n    return x0 * 2\n"
     made = Program(text, [torch.rand(3, generator=torch.Generator().manual_seed(0)), torch.ones(2).long()])
     assert gradient_verdict(made, made.function()) == ("right", "")
+
+
+NORMAL = """def program(x0, x1):
+    v2 = F.layer_norm(x0, x0.shape[-1:])
+    v3 = F.rms_norm(x0, x0.shape[-1:], eps=1e-3)
+    v4 = F.group_norm(x0, 1)
+    v5 = F.cosine_similarity(x0, x1, 1)
+    return v2, v3, v4, v5
+"""
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 1)])
+def test_normalizations_run_as_their_parts(shape: tuple[int, ...]) -> None:
+    """The parts, without roundings, give what torch gives; the gradient of a row of one element is 0 but for eps."""
+    made = Program(NORMAL, [torch.rand(shape, dtype=torch.float64) + 0.5 for _ in range(2)], {torch.float64})
+    exact = made.exact_function()
+    parts = _exact_gradients(made, exact, _Rounded(0.0, torch.Generator()))
+    for got, want in zip(parts, _exact_gradients(made, exact), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert gradient_verdict(made, jitgen.jit(made.function())) == ("right", "")
+
+
+@pytest.mark.parametrize("line", ["v2 = F.layer_norm(x0, x0.shape[-1:])", "v5 = F.cosine_similarity(x0, x1, 1)"])
+def test_wrong_gradients_of_normalizations(line: str) -> None:
+    made = program(NORMAL)
+    made.arguments[1] = made.arguments[1].expand(3, 4)
+    assert gradient_verdict(made, program(NORMAL.replace(line, f"{line} * (1 + 1e-9)")).function())[0] == "wrong"
+
+
+def test_no_gradient_is_zero_times_an_infinite_derivative() -> None:
+    """``zero_`` ends the gradient of the variance of one element, which is NaN in eager torch."""
+    text = "def program(x0, x1):\n    v2 = x0[:, :1].var(1)\n    v3 = v2.zero_()\n    return v2 + x1.sum()\n"
+    made = program(text)
+    assert gradient_verdict(made, jitgen.jit(made.function())) == ("right", "")
 
 
 def test_a_conversion_that_copies_copies_in_the_exact_program_too() -> None:
