@@ -153,10 +153,6 @@ inline void warpgroup_arrive() {}
 inline void warpgroup_commit_batch() {}
 template <int n> void warpgroup_wait() {}
 }
-namespace cutlass::arch {
-template <int n> void warpgroup_reg_dealloc() {}
-template <int n> void warpgroup_reg_alloc() {}
-}
 namespace jitgen {
 using ::int64_t;
 struct bfloat16 { uint16_t bits; };
@@ -195,7 +191,7 @@ inline void barrier_copied(uint32_t at, int bytes) {  // what a tensor copy does
   block->barriers.at(at).bytes -= bytes;
   block->turn(block->barriers.at(at));
 }
-inline void barrier_wait_in_place(uint32_t at, uint32_t parity) {  // by a whole warp, whose lanes wait as one
+inline void barrier_wait_in_place(uint32_t at, uint32_t parity, const char*) {  // by a whole warp, whose lanes wait as one
   if (threadIdx.x % 32 == 0) {
     std::unique_lock<std::mutex> lock(block->mutex);
     Barrier& barrier = block->barriers.at(at);
@@ -211,7 +207,7 @@ void group_arrive(int id) {
   block->arrive(barrier);
 }
 template <int threads>
-void group_barrier(int id) {
+void group_barrier(int id, const char*) {
   std::unique_lock<std::mutex> lock(block->mutex);
   Barrier& barrier = block->named[id];
   if (barrier.expected == 0) barrier.expected = barrier.pending = threads;
@@ -222,10 +218,14 @@ void group_barrier(int id) {
 inline void proxy_fence() {}
 inline void previous_kernel_wait() {}
 inline void next_kernel_may_start() {}
-inline void cluster_sync() { cluster->all->arrive_and_wait(); }
+inline void cluster_sync(const char* = nullptr) { cluster->all->arrive_and_wait(); }
 inline void cluster_arrive_relaxed() {}
 inline void cluster_arrive_release() {}
-inline void cluster_wait_acquire() { cluster_sync(); }
+inline void cluster_wait_acquire(const char*) { cluster_sync(); }
+template <bool clusters>
+void waits_begin() {}
+template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
+void registers_deal() {}
 template <class T>
 void store_to_block(uint32_t at, uint32_t rank, T value) { memcpy(cluster->blocks[rank]->memory + at, &value, sizeof(T)); }
 inline int cluster_rank() { return 0; }
