@@ -20,7 +20,7 @@ EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 def program(function: Callable[..., Any], *arguments: Tensor, target: str | None = None) -> Program:
     jitted = jitgen.jit(function)
-    return lower(jitted._resolver, jitted._parameters, arguments, {}, target, None).program
+    return lower(jitted._resolver, jitted._parameters, arguments, {}, target, None)[0].program
 
 
 def twos(dtype: torch.dtype) -> Tensor:
