@@ -183,7 +183,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     returned: list[Output] = []
     for leaf in flat:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
-            leaf = TensorProxy(state.captured_tensor(leaf), state)
+            leaf = state.captured_proxy(leaf)
         if isinstance(leaf, TensorProxy):
             returned.append(Output(len(outputs)))
             outputs.append(state.returned(leaf))

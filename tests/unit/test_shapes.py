@@ -459,8 +459,44 @@ def test_updates_that_cannot_be_expressed() -> None:
     with pytest.raises(UnsupportedError, match="share memory"):
         jitgen.jit(lambda x: x.add_(1))(x[:1].expand(4, 6))
     captured = data(3)
-    with pytest.raises(UnsupportedError, match="captured"):
-        jitgen.jit(lambda x: captured.add_(x))(data(3))
+    repeated = captured[:1].expand(3)
+    with pytest.raises(UnsupportedError, match="share memory"):
+        jitgen.jit(lambda x: repeated.add_(x))(data(3))
+    with pytest.raises(UnsupportedError, match="shares memory with another"):
+        jitgen.jit(lambda x: captured.add_(x))(captured[:])
+    assert torch.equal(captured, data(3))
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda kept, x: kept.add_(x),
+        lambda kept, x: (kept[1:].mul_(x[1:]), kept, kept * 1, kept),
+        lambda kept, x: (kept.view(-1)[1:].mul_(2), kept + x),
+        lambda kept, x: (kept[:2] * 1, kept.sub_(x), kept[:2], x.add_(kept)),
+        lambda kept, x: (kept, x * 2),
+    ],
+)
+def test_updates_of_a_captured_tensor(update: Callable[..., Any]) -> None:
+    """Every call updates it, and returns it where the function does, not a copy."""
+    ours, theirs = data(3), data(3)
+    function = jitgen.jit(lambda x: update(ours, x))
+    for seed in range(1, 4):
+        x, y = data(3, seed=seed), data(3, seed=seed)
+        found, expected = pytree.tree_leaves(function(x)), pytree.tree_leaves(update(theirs, y))
+        for got, want in zip([*found, ours, x], [*expected, theirs, y], strict=True):
+            torch.testing.assert_close(got, want)
+        assert [got is ours for got in found] == [want is theirs for want in expected]
+
+
+def test_an_updated_captured_tensor_has_gradients() -> None:
+    ours, theirs, x, y = data(3), data(3), data(3, seed=1).requires_grad_(), data(3, seed=1).requires_grad_()
+    found, expected = jitgen.jit(lambda x: ours.mul_(x))(x), theirs.mul_(y)
+    assert found is ours
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("turn", [lambda x: x, lambda x: x.t(), lambda x: x[::2]])
