@@ -84,7 +84,8 @@ def values(weight: Any) -> torch.Tensor:
 def compare(function: Function, x: torch.Tensor, *rest: Any, tile: TritonSchedule | None = None) -> str | None:
     """How results differ from the float64 reference; None where they do not.
 
-    Sums of K terms may be off by some roundings of what they add, weights by one rounding to a 16-bit x's dtype.
+    Sums of K terms may be off by some roundings of what they add, weights by one rounding to a 16-bit x's dtype. A
+    float32 result of a 16-bit x is a conversion, here, so its elements are numbers of x's dtype, as in eager torch.
     """
     with tiled(tile):
         results = jitgen.jit(function, backend="triton")(x, *rest)
@@ -97,7 +98,10 @@ def compare(function: Function, x: torch.Tensor, *rest: Any, tile: TritonSchedul
     for place, (got, want, size) in enumerate(zip(*map(_as_tuple, (results, exact, sizes)), strict=True)):
         if got.shape != want.shape:
             return f"result {place} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
-        bound = torch.finfo(got.dtype).eps * want.abs() + 2 * relative * size.abs() + 1e-7
+        stored = x.dtype if got.dtype == torch.float32 else got.dtype
+        if not torch.equal(got, got.to(stored).to(got.dtype)):
+            return f"result {place} is not rounded to {stored} before it is converted"
+        bound = torch.finfo(stored).eps * want.abs() + 2 * relative * size.abs() + 1e-7
         wrong = ~((got.double() - want).abs() <= bound)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
