@@ -11,18 +11,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import manifest_samples
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jitgen
 from jitgen import CacheError, pipeline
 from jitgen.compile import host
 from jitgen.deploy import expression_schema, manifest, manifest_schema, node_schema, row_variants
+from jitgen.gradients import plan
 from jitgen.ir import graph, ops, symbols
+from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.quant.formats import FORMATS
 
 Content = dict[str, Any]
@@ -92,8 +96,58 @@ def test_what_was_recorded_is_built(name: str, samples: dict[str, Content], tmp_
 def test_the_table_covers_what_graphs_are_made_of() -> None:
     _, table, _ = re.split(r"^=+  =+$", graph.__doc__ or "", flags=re.MULTILINE)
     listed = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
+    # Of a graph that is differentiated. Its forward and its backward, which are what is lowered and so what a manifest
+    # records, have the value instead; ``test_marks_for_gradients_are_not_recorded``.
+    listed.remove(CUSTOM_GRADIENT)
     assert listed | ops.OPS.keys() == node_schema.NODES.keys()
     assert expression_schema.OPERATORS.keys() == symbols._EVALUATE.keys()
+
+
+def _marked(x: torch.Tensor) -> torch.Tensor:
+    return F.elu(x) * F.max_pool1d(x, 3, 1, 1) + torch.linalg.vector_norm(x).detach()
+
+
+def _forward(function: Callable[..., Any], x: torch.Tensor) -> None:
+    function(x)
+
+
+def _backward(function: Callable[..., Any], x: torch.Tensor) -> None:
+    function(x).sum().backward()
+
+
+def _second_derivative(function: Callable[..., Any], x: torch.Tensor) -> None:
+    (found,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    found.sum().backward()
+
+
+def _lowered(function: Callable[..., Any], x: torch.Tensor) -> None:
+    function.lower(x)
+
+
+def _transformed(function: Callable[..., Any], x: torch.Tensor) -> None:
+    torch.func.vmap(torch.func.grad(lambda row: function(row).sum()))(x.detach()[None])
+
+
+def _compiled(function: Callable[..., Any], x: torch.Tensor) -> None:
+    torch.compile(_marked, backend="jitgen")(x).sum().backward()
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("call", [_forward, _backward, _second_derivative, _lowered, _transformed, _compiled])
+def test_marks_for_gradients_are_not_recorded(
+    call: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace whose gradients are computed has nodes that state them, and views that mark values; no manifest does."""
+    differentiated: list[graph.Graph] = []
+    active = plan._active
+    monkeypatch.setattr(plan, "_active", lambda of, wanted: (differentiated.append(of), active(of, wanted))[1])
+    with jitgen.record(tmp_path / "specs.json"):
+        call(jitgen.jit(_marked), torch.randn(6, 20, requires_grad=True))
+    assert any(node.op == CUSTOM_GRADIENT for of in differentiated for node in graph.topological(of.outputs))
+    nodes = [node for entry in manifest_schema.read(tmp_path / "specs.json") for node in entry["graph"]["nodes"]]
+    assert nodes
+    assert {node["op"] for node in nodes} <= node_schema.NODES.keys()
+    assert {node["attrs"][0] for node in nodes if node["op"] == "view"} <= node_schema.VIEWS.keys()
 
 
 # ---------------------------------------------------------------------------------------------------- the exploits
