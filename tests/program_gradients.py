@@ -30,6 +30,7 @@ KINKS = re.compile(r"abs|relu|clamp|max|min|norm|prod|% |fmod|atan2")
 
 def _cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
     x1, x2 = torch.broadcast_tensors(x1, x2)
+
     def normal(x: torch.Tensor) -> torch.Tensor:
         norm = x.double().norm(dim=dim, keepdim=True)
         return x / (norm + (norm.clamp(min=eps) - norm).detach())  # torch clamps it where no gradient sees it
