@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import shutil
@@ -35,6 +36,17 @@ says at its end what they took."""
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden sources instead of comparing")
     hangs.add_option(parser)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that Dynamo compiled before or during a test is seen outside of it."""
+    import torch
+
+    importlib.import_module("jitgen.dynamo.registration")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 # ----------------------------------------------------------------------------------------------------------- the store

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,15 +11,11 @@ from torch import nn
 
 import jitgen
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    importlib.import_module("jitgen.dynamo.registration")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 class Block(nn.Module):

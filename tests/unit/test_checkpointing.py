@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import jitgen
 from jitgen.compile import host
 
-pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler"),
+]
 
 BACKENDS = [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow), "jitgen"]
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -25,14 +27,6 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "randn": lambda x: x * torch.randn_like(x),
 }
 """Functions whose gradient at ones is their result times a constant: of the same random numbers."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    importlib.import_module("jitgen.dynamo.registration")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:

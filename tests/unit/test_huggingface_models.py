@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import huggingface
@@ -16,18 +14,14 @@ from jitgen.compile import host
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers", reason="needs transformers: pip install 'jitgen[test]'")
-pytestmark = [pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler"),
+    pytest.mark.slow,
+]
 
 WHOLE = ("Llama", "Granite", "Qwen2", "Mistral", "Gemma")
 """Models of which every product and every attention must be in a generated kernel."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    importlib.import_module("jitgen.dynamo.registration")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", huggingface.MAKERS)
