@@ -2,6 +2,7 @@
 // at barriers; and what the headers of the attention kernel need of those that have PTX. Products of wgmma are computed
 // where they are issued, from the operands' places in shared memory. Each block's shared memory begins at address 0.
 #pragma once
+#include "jitgen/register_deal.cuh"
 #include <condition_variable>
 #include <cmath>
 #include <memory>
@@ -225,7 +226,9 @@ inline void cluster_wait_acquire(const char*) { cluster_sync(); }
 template <bool clusters>
 void waits_begin() {}
 template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
-void registers_deal() {}
+void registers_deal() {  // there are none to deal; RegisterDeal checks the numbers
+  static_assert(RegisterDeal<consumers, blocks, copier_registers>::consumer > 0);
+}
 template <class T>
 void store_to_block(uint32_t at, uint32_t rank, T value) { memcpy(cluster->blocks[rank]->memory + at, &value, sizeof(T)); }
 inline int cluster_rank() { return 0; }

@@ -249,6 +249,8 @@ def run(main: str, folder: Path) -> None:
                 "pair = uint32_t(store<bfloat16>(high).bits) << 16 | store<bfloat16>(low).bits",
             )
             (folder / f"jitgen/{header.name}").write_text(text)
+    deal = "include/jitgen/register_deal.cuh"
+    (folder / "jitgen/register_deal.cuh").write_text((templates_directory() / "common" / deal).read_text())
     for name in ("ptx", "wgmma_ptx"):
         (folder / f"jitgen/{name}.cuh").write_text((tests / "host_warp.hpp").read_text())
     (folder / "main.cpp").write_text(main)
