@@ -34,6 +34,11 @@ JITGEN_DEVICE Arrivals& arrivals() {
   __shared__ Arrivals counted;
   return counted;
 }
+// Counts the threads of named barrier `id` among `threads`.
+template <int threads>
+JITGEN_DEVICE uint32_t& group_counter(int id) {
+  return arrivals().named[id][threads == 128 ? 0 : threads == 256 ? 1 : 2];
+}
 JITGEN_DEVICE bool has_come(uint32_t count, uint32_t target) { return int32_t(count - target) >= 0; }
 
 JITGEN_DEVICE uint32_t cluster_counter() {  // the address of the first block's
@@ -65,7 +70,7 @@ JITGEN_DEVICE void waits_begin() {
 template <int threads>
 JITGEN_DEVICE uint32_t group_arrived(int id) {
 #ifdef JITGEN_BOUNDED_WAITS
-  const uint32_t before = atomicAdd(&arrivals().named[id][threads == 128 ? 0 : threads == 256 ? 1 : 2], 1u);
+  const uint32_t before = atomicAdd(&group_counter<threads>(id), 1u);
   return (before / threads + 1) * threads;
 #else
   return 0;
@@ -76,7 +81,7 @@ template <int threads>
 JITGEN_DEVICE void group_bounded(int id, const char* name) {
 #ifdef JITGEN_BOUNDED_WAITS
   const uint32_t target = group_arrived<threads>(id);
-  const volatile uint32_t& count = arrivals().named[id][threads == 128 ? 0 : threads == 256 ? 1 : 2];
+  const volatile uint32_t& count = group_counter<threads>(id);
   const BoundedWait wait(name);
   while (!has_come(count, target)) wait.check();
 #endif
