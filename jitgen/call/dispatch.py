@@ -25,6 +25,7 @@ from jitgen.runtime.guards import layout_check
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
+from jitgen.trace.journal import changes_stay
 from jitgen.trace.readable import TENSORS, refuse_tangents
 
 if TYPE_CHECKING:
@@ -299,16 +300,32 @@ class DispatchState:
             if found is None and (scalars := exchanged(leaves)) is not None:
                 return self.dispatchers.find(scalars, self.tree)(*scalars)
             if found is None or captured is None:
-                found, captured = self._resolved(key, leaves)
+                with changes_stay():
+                    found, captured = self._resolved(key, leaves)
+                    return self._launched(found, captured, tensors, values, addresses, numbers)
         except RequiresGrad:  # a captured tensor does
             return self._differentiated(key, leaves)
+        return self._launched(found, captured, tensors, values, addresses, numbers)
+
+    def _launched(
+        self,
+        found: BoundLaunch,
+        captured: list[torch.Tensor],
+        tensors: list[torch.Tensor],
+        values: tuple[Any, ...],
+        addresses: tuple[Any, ...],
+        numbers: tuple[Any, ...],
+    ) -> Any:
+        """The result of a call, which is the last one from now on."""
         refuse_tangents(self.resolver.name, (*tensors, *captured))
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
     def _differentiated(self, key: Any, leaves: tuple[Any, ...]) -> Any:
         """A call that computes gradients and is new; it is remembered."""
-        found, result = self.dispatchers.derivative(leaves, self.tree)
+        with changes_stay():
+            found, result = self.dispatchers.derivative(leaves, self.tree)
         if len(self.gradients) >= MAX_LAUNCHES:
             self.gradients.clear()
         alike = self.gradients.setdefault(key, [])

@@ -40,6 +40,7 @@ from jitgen.trace import autocast
 from jitgen.trace.captured import MISSING, argument, arguments_are, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
+from jitgen.trace.journal import changes_stay
 from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
@@ -283,9 +284,10 @@ class Resolver:
         lowered = specialization.lower(environment, memory, wanted)
         if recording.active():
             recording.note(specialization.traced.graph, lowered, environment, memory, self.routing)
-            recording.note_more_rows(
-                leaves, tree, route, self.routing, lambda more: self._trace(more, tree, device, route)
-            )
+            with changes_stay(False):
+                recording.note_more_rows(
+                    leaves, tree, route, self.routing, lambda more: self._trace(more, tree, device, route)
+                )
         graph = specialization.traced.graph
         kernels = specialization.built(
             lowered, default_store(), lambda: recording.remedy(graph, lowered, environment, memory, self.routing)

@@ -39,7 +39,7 @@ def check(
         given: every proxy and symbolic number that user code was given.
         returned: the leaves of its result that are no tensors.
         codes: what was run, to find the line.
-        changes: what it changed, which has been undone.
+        changes: what it changed; undone where anything is kept.
         caches: functions with caches that it may have called.
 
     Raises:
@@ -55,15 +55,11 @@ def check(
                 f"{name} returns {_a(leaf)}, which would run outside of the kernels{quote(line)}\n"
                 "  return a tuple or a list"
             )
-    kept = [value for reference in given if (value := reference()) is not None]
-    if kept:  # a reference cycle may wait to be collected
-        del kept
-        gc.collect()
-    kept = [value for reference in given if (value := reference()) is not None]
-    if not kept:
+    alive = kept(given)
+    if not alive:
         return
     for leaf in returned:
-        if _reached(leaf, kept) is not None:
+        if _reached(leaf, alive) is not None:
             raise TraceError(
                 f"{name} returns {_a(leaf)} that holds a tensor or a size; a call can rebuild tuples, lists, dicts and "
                 f"named tuples{quote(line)}\n  return one of those, or register the class with "
@@ -71,14 +67,21 @@ def check(
             )
     for change in changes:
         for key in change.keys:
-            value = _reached((key, change.new.get(key)), kept)
+            value = _reached((key, change.new.get(key)), alive)
             if value is not None:
                 raise TraceError(_kept(name, value, change.where(key), line_of_change(codes, change.name) or line))
-    value = kept[0]
+    value = alive[0]
     attribute, where = _holder(value)
     line = (attribute and line_of_change(codes, attribute)) or _made_at(value) or line
-    _release(kept, caches)
+    _release(alive, caches)
     raise TraceError(_kept(name, value, where, line))
+
+
+def kept(given: Iterable[weakref.ref[Any]]) -> list[Any]:
+    """Those of ``given`` that are still there, though no reference cycle waits to be collected."""
+    if any(reference() is not None for reference in given):
+        gc.collect()
+    return [value for reference in given if (value := reference()) is not None]
 
 
 def _kept(name: str, value: Any, where: str, line: str | None) -> str:

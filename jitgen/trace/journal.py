@@ -1,8 +1,12 @@
 """What a traced function may change outside of it: objects, containers and variables, as they were before the trace.
 
 ``Captures`` notes every object that it visits before the function runs. After the run the journal compares each with
-what it was, and puts it back. So a trace leaves no mark, whether it ends with a graph or with an error; what the
-function changed is in ``Changes``, which the call makes when it has succeeded.
+what it was. What differs is in ``Changes``. Of a call they stay (``changes_stay``): they happened as in eager Python,
+under the locks that the function holds. They are taken back where the call raises, and where nothing is called, as by
+``lower`` and ``bind``.
+
+Other threads may change the same objects meanwhile. So only what is still as the function left it is taken back, key by
+key, and no container is empty for a moment.
 
 Neighbours: ``escapes.py`` refuses changes that hold a tensor of the trace; ``call/resolver.py`` keeps a trace with
 changes for one call alone, so that each call makes its own.
@@ -17,6 +21,7 @@ import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +67,34 @@ class Change:
     """One place that the function changed.
 
     Attributes:
-        new: its contents after the function had run.
+        old, new: its contents before and after the function ran.
         keys: of what is new or gone.
     """
 
     place: Place
+    old: dict[Any, Any]
     new: dict[Any, Any]
     keys: tuple[Any, ...]
+
+    def make(self) -> None:
+        """Make the change, after it was taken back."""
+        self._replace(self.old, self.new)
+
+    def undo(self) -> None:
+        """Take the change back."""
+        self._replace(self.new, self.old)
+
+    def _replace(self, left: dict[Any, Any], wanted: dict[Any, Any]) -> None:
+        """Write ``wanted`` over ``left``. Where other threads have written since, theirs stays."""
+        now = self.place.read()
+        if [*now] != [*left] or not all(same_value(now[key], left[key]) for key in now):
+            merged = dict(now)
+            for key in self.keys:
+                if same_value(now.get(key, MISSING), left.get(key, MISSING)):
+                    merged.pop(key, None)
+                    merged |= {key: wanted[key]} if key in wanted else {}
+            wanted = merged
+        self.place.write(wanted)
 
     @property
     def path(self) -> str:
@@ -92,17 +118,71 @@ class Change:
 
 
 class Changes:
-    """What one run of a function changed, to be made by the call that the run was for."""
+    """What one run of a function changed.
 
-    def __init__(self, changes: list[Change]):
+    Attributes:
+        path: one of the places, as a user would write it.
+    """
+
+    def __init__(self, changes: list[Change], are_made: bool):
         self._changes = changes
+        self._are_made = are_made
         self.path = changes[0].path
 
     def make(self) -> None:
-        """Make the changes. A second time does nothing."""
-        changes, self._changes = self._changes, []
-        for change in changes:
-            change.place.write(change.new)
+        """Make the changes, if they are not there. A second time does nothing."""
+        if not self._are_made:
+            self._are_made = True
+            for change in self._changes:
+                change.make()
+        self._changes = []
+
+    def undo(self) -> None:
+        """Take them back, if the call that they are of has not ended."""
+        if self._are_made:
+            self._are_made = False
+            undo(self._changes)
+
+
+def undo(changes: Iterable[Change]) -> None:
+    """Take ``changes`` back."""
+    for change in changes:
+        change.undo()
+
+
+_of_call: contextvars.ContextVar[list[Changes] | None] = contextvars.ContextVar("changes of a call", default=None)
+
+
+@contextmanager
+def changes_stay(stay: bool = True) -> Iterator[None]:
+    """A context of a call: what a function that is traced in it changes stays, unless the call raises.
+
+    Args:
+        stay: whether it is one; False within it for traces that no call follows.
+    """
+    made: list[Changes] = []
+    token = _of_call.set(made if stay else None)
+    try:
+        yield
+    except BaseException:
+        for changes in made:
+            changes.undo()
+        raise
+    finally:
+        _of_call.reset(token)
+
+
+def may_stay() -> bool:
+    """Whether a call is in progress for which what is traced changes things."""
+    return _of_call.get() is not None
+
+
+def changes_of(found: list[Change], are_made: bool) -> Changes:
+    """``found``, to be taken back if the call in progress raises."""
+    changes, calls = Changes(found, are_made), _of_call.get()
+    if are_made and calls is not None:
+        calls.append(changes)
+    return changes
 
 
 class Journal:
@@ -146,15 +226,14 @@ class Journal:
             self._known[place.identity] = place.owner  # whose id no other object then has
             self._noted.append((place, place.read()))
 
-    def undo(self) -> list[Change]:
-        """Put everything back. Returns what was changed."""
+    def changed(self) -> list[Change]:
+        """What differs from what was noted."""
         found = []
         for place, before in self._noted:
             now = place.read()
             keys = _changed(place, before, now)
             if keys is not None:
-                found.append(Change(place, now, keys))
-                place.write(before)
+                found.append(Change(place, before, now, keys))
         return found
 
 
@@ -301,8 +380,16 @@ def _container(path: str, value: Any) -> Place | None:
             return dict(enumerate(kind.__iter__(value)))
 
         def write(new: dict[Any, Any]) -> None:
-            kind.clear(value)
-            kind.extend(value, new.values())
+            items = [*new.values()]
+            if isinstance(value, list):
+                list.__setitem__(value, slice(None), items)
+                return
+            now = [*deque.__iter__(value)]
+            pairs = enumerate(zip(now, items, strict=False))
+            same = next((number for number, (a, b) in pairs if a is not b), min(len(now), len(items)))
+            for _ in now[same:]:
+                deque.pop(value)
+            deque.extend(value, items[same:])
 
     elif isinstance(value, dict):
         ordered: Any = OrderedDict if isinstance(value, OrderedDict) else dict
@@ -311,9 +398,16 @@ def _container(path: str, value: Any) -> Place | None:
             return {key: dict.__getitem__(value, key) for key in ordered.__iter__(value)}
 
         def write(new: dict[Any, Any]) -> None:
-            ordered.clear(value)
+            now = read()
+            for key in now.keys() - new.keys():
+                ordered.__delitem__(value, key)
             for key, item in new.items():
-                ordered.__setitem__(value, key, item)
+                if now.get(key, MISSING) is not item:
+                    ordered.__setitem__(value, key, item)
+            if [*read()] != [*new]:
+                for key, item in new.items():
+                    ordered.__delitem__(value, key)
+                    ordered.__setitem__(value, key, item)
 
     elif isinstance(value, set):
 
@@ -321,7 +415,7 @@ def _container(path: str, value: Any) -> Place | None:
             return dict.fromkeys(set.__iter__(value), True)
 
         def write(new: dict[Any, Any]) -> None:
-            set.clear(value)
+            set.intersection_update(value, new)
             set.update(value, new)
 
     elif isinstance(value, contextvars.ContextVar):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from jitgen.errors import TraceError
 from jitgen.ir.graph import Graph, Node
 from jitgen.quant import weights
-from jitgen.trace import escapes, modes
+from jitgen.trace import escapes, journal, modes
 from jitgen.trace.captured import (
     MISSING,
     Captured,
@@ -26,7 +26,7 @@ from jitgen.trace.captured import (
 from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
-from jitgen.trace.journal import Change, Changes
+from jitgen.trace.journal import Change
 from jitgen.trace.location import quote, raised_at
 from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mentions import line_of_change
@@ -68,23 +68,30 @@ def trace(
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
     guards.asks_identity = False
-    state, traced, found = _undone(function, name, leaves, tree, guards, device, layout, objects, runs, differentiable)
+    arguments = function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
+    state, traced, found = _run_once(*arguments)
     if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
-        state, traced, found = _undone(
-            function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
-        )
-    journal = state.captures.journal
+        journal.undo(found)
+        state, traced, found = _run_once(*arguments)
+    stay = runs and journal.may_stay() and not escapes.kept(guards.given)
+    if not stay:
+        journal.undo(found)
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
-    escapes.check(name, function, guards.given, others, state.captures.codes, found, journal.caches)
+    try:
+        escapes.check(name, function, guards.given, others, state.captures.codes, found, state.captures.journal.caches)
+    except TraceError:
+        if stay:
+            journal.undo(found)
+        raise
     if not found:
         return traced
-    changes = Changes(found)
+    changes = journal.changes_of(found, stay)
     # A trace that changed something is for one call alone: the next has to run the function, too.
     never = Captured(changes.path, lambda: MISSING, None)
     return replace(traced, guards=(*traced.guards, never), changes=changes)
 
 
-def _undone(
+def _run_once(
     function: Callable[..., Any],
     name: str,
     leaves: Sequence[Any],
@@ -92,16 +99,15 @@ def _undone(
     guards: Guards,
     *others: Any,
 ) -> tuple[Trace, Traced, list[Change]]:
-    """A run of ``function``, and what it changed, which is as it was before."""
+    """A run of ``function``, and what it changed, which is taken back if it raises."""
     state = Trace(function, name, guards, *others)
     guards.given.clear()  # of the caller's own numbers
-    journal = state.captures.journal
     try:
         traced = _run(state, leaves, tree)
     except BaseException:
-        journal.undo()
+        journal.undo(state.captures.journal.changed())
         raise
-    found = journal.undo()
+    found = state.captures.journal.changed()
     state.forget_tensors()
     return state, traced, found
 

@@ -39,8 +39,8 @@ class Traced:
         captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
         guards: captured values, and torch settings that the trace depends on, which must not change.
         follows_arguments: whether captured tensors or guarded values are read from objects among the arguments.
-        changes: what the function changed outside of it, for the call that was traced to make; such a trace is for one
-            call alone.
+        changes: what the function changed outside of it, of which the call that was traced makes what is not there yet;
+            such a trace is for one call alone.
         under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
     """
 
