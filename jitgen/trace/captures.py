@@ -100,6 +100,7 @@ class Captures:
         codes: of the user's functions that were followed.
         journal: what the function may change.
         asks_identity: whether the user's code compares variables by ``is``.
+        mentioned: the global and attribute names in all of the user's code.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, arguments: Sequence[Captured] = ()):
@@ -115,13 +116,13 @@ class Captures:
         self.journal = Journal()
         self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
         self._names: dict[tuple[type, frozenset[str]], frozenset[str]] = {}
-        self._mentioned: frozenset[str] = frozenset()
+        self.mentioned: frozenset[str] = frozenset()
         self.asks_identity = False
         self._follow()
         self.asks_identity = any(map(asks_identity, self.codes))
         # A function may pass an object to any other: so attributes are followed that any of them mentions.
-        while not (found := frozenset().union(*map(code_names, self.codes))) <= self._mentioned:
-            self._mentioned |= found
+        while not (found := frozenset().union(*map(code_names, self.codes))) <= self.mentioned:
+            self.mentioned |= found
             self.asks_identity = any(map(asks_identity, self.codes))
             self._follow()
         self._refuse_comparisons_of_types()
@@ -132,6 +133,7 @@ class Captures:
         self.guards: list[Captured] = []
         self.codes: list[types.CodeType] = []
         self._seen: dict[int, tuple[Captured, frozenset[str]]] = {}
+        self._refusals: list[tuple[str, str, str, str]] = []
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
@@ -140,6 +142,8 @@ class Captures:
         # The traced function itself cannot change, only what it reaches.
         own = [getattr(function, name, self) for name in ("__code__", "__func__")]
         self.guards = [guard for guard in self.guards if not any(guard.value is value for value in own)]
+        for refusal in self._refusals:  # now that all code is known that may mention it
+            self._refuse_mentioned(*refusal)
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
         """The capture of exactly this tensor object, or None."""
@@ -194,7 +198,7 @@ class Captures:
             self.tensors.append(captured)
             return
         if not isinstance(value, types.ModuleType):
-            names |= self._mentioned
+            names |= self.mentioned
         if (refusal := modes.refusal(value)) is not None:
             self._refuse(captured.path, *refusal, _NOT_AGAIN)
         elif (refusal := contents.refusal(value)) is not None:
@@ -207,6 +211,8 @@ class Captures:
                 return
         if isinstance(value, types.ModuleType) and not is_library(value.__name__):
             self.guards.append(captured)
+        if modes.is_backend(value):
+            self.guards.append(Captured(captured.path, modes.flags, modes.flags()))
         if depth > MAX_DEPTH_OF_PACKAGES and _is_of_package(value):
             return
         if not self._first_visit(captured, names):  # its contents are followed by other names
@@ -231,10 +237,14 @@ class Captures:
         return is_new
 
     def _refuse(self, path: str, what: str, instead: str, why: str = _NOT_COMPARED) -> None:
-        """TraceError, if the user's own code mentions ``path``.
+        """TraceError, now or when all code is known, if the user's own code mentions ``path``.
 
         Installed packages mention far more than a call reads; of that, what cannot be compared is taken as constant.
         """
+        self._refuse_mentioned(path, what, instead, why)
+        self._refusals.append((path, what, instead, why))
+
+    def _refuse_mentioned(self, path: str, what: str, instead: str, why: str) -> None:
         mention = re.split(r"[\[(]", path.rpartition(".")[2])[0]
         line = line_of(self.codes, mention)
         if line is None and any(path == argument.path for argument in self._arguments):

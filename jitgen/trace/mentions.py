@@ -55,8 +55,9 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def asks_identity(code: types.CodeType) -> bool:
-    """Whether the code compares a variable by ``is`` with something else than a constant, or calls ``id``."""
-    if "id" in global_names(code):
+    """Whether the code compares a variable by ``is`` with something else than a constant, or calls ``id`` or
+    ``operator.is_``."""
+    if "id" in global_names(code) or not code_names(code).isdisjoint(("is_", "is_not")):
         return True
     for each in codes_in(code):
         steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]

@@ -13,8 +13,9 @@ import secrets
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,14 +32,79 @@ _STATES = "reads or sets the state of random numbers", _BEFORE
 _SETS = "sets a mode of torch", _BEFORE
 
 
-def _backend_flags() -> tuple[Any, ...]:
-    """The settings of ``torch.backends`` that user code reads as attributes."""
+@dataclass(frozen=True)
+class Setting:
+    """A setting that a function may change for all that runs after it.
+
+    Attributes:
+        path: of the attribute, or of the function that sets it.
+    """
+
+    path: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _attribute(owner: Any, path: str, name: str) -> Setting:
+    return Setting(f"{path}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _backend_settings() -> list[Setting]:
     backends = torch.backends
-    flags = [backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled()]
-    flags += [backends.cuda.math_sdp_enabled(), backends.cuda.cudnn_sdp_enabled(), backends.cuda.matmul.allow_tf32]
-    cudnn = backends.cudnn
-    flags += [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32]
-    return (*flags, backends.mkldnn.enabled, torch.get_float32_matmul_precision())
+    cuda, matmul = backends.cuda, backends.cuda.matmul
+    reduced = "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"
+    owners: list[tuple[Any, str, Sequence[str]]] = [
+        (matmul, "torch.backends.cuda.matmul", ("allow_tf32", *reduced, "allow_fp16_accumulation")),
+        (backends.cudnn, "torch.backends.cudnn", ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        (backends.mkldnn, "torch.backends.mkldnn", ("enabled",)),
+        (backends.opt_einsum, "torch.backends.opt_einsum", ("enabled", "strategy")),
+    ]
+    found = [_attribute(owner, path, name) for owner, path, names in owners for name in names if hasattr(owner, name)]
+    return [
+        *found,
+        Setting("torch.backends.cuda.enable_flash_sdp", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        Setting(
+            "torch.backends.cuda.enable_mem_efficient_sdp",
+            cuda.mem_efficient_sdp_enabled,
+            cuda.enable_mem_efficient_sdp,
+        ),
+        Setting("torch.backends.cuda.enable_math_sdp", cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        Setting("torch.backends.cuda.enable_cudnn_sdp", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        Setting(
+            "torch.backends.mha.set_fastpath_enabled",
+            backends.mha.get_fastpath_enabled,
+            backends.mha.set_fastpath_enabled,
+        ),
+        Setting(
+            "torch.set_float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+        ),
+    ]
+
+
+_BACKENDS = _backend_settings()
+
+
+def _settings() -> list[Setting]:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return _BACKENDS
+    return [*_BACKENDS, Setting("numpy.seterr", numpy.geterr, lambda value: numpy.seterr(**value))]
+
+
+def flags() -> tuple[Any, ...]:
+    """The settings of ``torch.backends``."""
+    return tuple(setting.read() for setting in _BACKENDS)
+
+
+def is_backend(value: Any) -> bool:
+    """Whether ``value`` is one of the objects of ``torch.backends`` whose attributes are settings."""
+    owner = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
+    return isinstance(owner, str) and owner.startswith("torch.backends")
+
+
+def _numpy_errors() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    return None if numpy is None else numpy.geterr()
 
 
 _READ: dict[str, Callable[[], Any]] = {
@@ -54,8 +120,9 @@ _AUTOCAST = "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype
 _READ |= dict.fromkeys((*_AUTOCAST, "is_autocast_cpu_enabled"), autocast.settings)
 _READ |= dict.fromkeys(
     ("backends", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
-    _backend_flags,
+    flags,
 )
+_READ["geterr"] = _numpy_errors
 """Names by which user code reads modes, and what reads the same."""
 
 
@@ -76,6 +143,7 @@ def _functions() -> dict[Any, tuple[str, str]]:
         for name, why in (
             *((name, _SEEDS) for name in ("manual_seed", "manual_seed_all", "seed", "seed_all")),
             *((name, _STATES) for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all")),
+            ("fork_rng", _STATES),
         ):
             if hasattr(owner, name):
                 found[getattr(owner, name)] = why
@@ -118,13 +186,19 @@ def _seeding(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def kept(name: str) -> Iterator[None]:
-    """A context after which the modes of this thread are what they were before it.
+def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
+    """A context after which the modes of this thread are what they were before it, and so are settings of all threads.
+
+    Args:
+        mentioned: names in the user's code; other settings than it names are those of other threads.
 
     Raises:
         TraceError: they were not, and nothing else was raised.
     """
     grad, cast = torch.is_grad_enabled(), autocast.settings()
+    by_any_name = "setattr" in mentioned
+    named = [each for each in _settings() if by_any_name or each.path.rpartition(".")[2] in mentioned]
+    before = [(setting, setting.read()) for setting in named]
     try:
         yield
         changed = "grad mode" if torch.is_grad_enabled() != grad else "state of autocast"
@@ -133,5 +207,14 @@ def kept(name: str) -> Iterator[None]:
                 f"{name} leaves another {changed} behind: later calls launch kernels without running the function, and "
                 "would not\n  set it in a context (with torch.no_grad():), or outside of the decorated function"
             )
+        for setting, value in before:
+            if setting.read() != value:
+                raise TraceError(
+                    f"{name} changes {setting.path}: later calls launch kernels without running the function, and "
+                    "would not\n  set it before the decorated function is called"
+                )
     finally:
+        for setting, value in before:
+            if setting.read() != value:
+                setting.write(value)
         torch._C._set_grad_enabled(grad)

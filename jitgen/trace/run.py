@@ -159,7 +159,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     before = pytree.tree_flatten((arguments, keywords))
     token = tracing.set(guards)
     try:
-        with modes.kept(state.name), _as_in_eager_torch(state), InterceptFunctions(state):
+        with modes.kept(state.name, state.captures.mentioned), _as_in_eager_torch(state), InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
     except (TypeError, RuntimeError) as error:
         # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.

@@ -8,6 +8,8 @@ import contextvars
 import copy
 import dataclasses
 import functools
+import itertools
+import operator
 import random
 import threading
 import types
@@ -21,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.trace import modes
 from jitgen.trace.proxy import TensorProxy
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -559,20 +562,39 @@ SEEDS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "default dtype": (lambda x: (torch.set_default_dtype(torch.float64), x)[1], "set_default_dtype sets a mode"),
     "threads": (lambda x: (torch.set_num_threads(1), x)[1], "torch.set_num_threads sets a mode"),
     "gradients": (lambda x: (torch.set_grad_enabled(False), x * 2)[1], "leaves another grad mode behind"),
+    "state for a while": (lambda x: x + draws_for_a_while(), "fork_rng reads or sets the state"),
+    "flag": (lambda x: (setattr(torch.backends.cudnn, "benchmark", True), x)[1], "changes torch.backends.cudnn.bench"),
+    "flag of products": (lambda x: allows_tf32() + x, "changes torch.backends.cuda.matmul.allow_tf32"),
+    "flag by a function": (lambda x: (torch.backends.cuda.enable_math_sdp(False), x)[1], "enable_math_sdp"),
+    "numpy's errors": (lambda x: (np.seterr(all="ignore"), x)[1], "changes numpy.seterr"),
 }
 manual_seed = torch.manual_seed
+
+
+def draws_for_a_while() -> torch.Tensor:
+    with torch.random.fork_rng():
+        return torch.rand(3)
+
+
+def allows_tf32() -> int:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    return 0
+
+
+def settings() -> tuple[Any, ...]:
+    return *modes.flags(), np.geterr(), torch.initial_seed(), torch.get_default_dtype(), torch.get_num_threads()
 
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_seeds_and_modes_that_are_set_are_refused(name: str) -> None:
     function, words = SEEDS[name]
-    before = torch.initial_seed(), torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+    before = *settings(), torch.is_grad_enabled()
     state = generator.bit_generator.state
     for _ in range(2):
         with pytest.raises(TraceError, match=words) as refused:
             jitgen.jit(function)(X)
         assert str(refused.value).count("\n") >= 1, "and a remedy"
-    assert before == (torch.initial_seed(), torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+    assert before == (*settings(), torch.is_grad_enabled())
     assert generator.bit_generator.state == state
 
 
@@ -587,6 +609,7 @@ def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) ->
 
 
 is_enabled = torch.is_grad_enabled
+matmul = torch.backends.cuda.matmul
 MODES: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[], Any]]] = {
     "is_grad_enabled": (lambda x: x * (2 if torch.is_grad_enabled() else 3), torch.no_grad),
     "is_grad_enabled by another name": (lambda x: x * (2 if is_enabled() else 3), torch.no_grad),
@@ -615,7 +638,50 @@ MODES: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[], Any]]] = {
             True,
         ),
     ),
+    "a backend by another name": (
+        lambda x: x * (2 if matmul.allow_fp16_reduced_precision_reduction else 3),
+        lambda: setting(
+            lambda: matmul.allow_fp16_reduced_precision_reduction,
+            lambda value: setattr(matmul, "allow_fp16_reduced_precision_reduction", value),
+            False,
+        ),
+    ),
+    "numpy's errors": (
+        lambda x: x * (2 if np.geterr()["divide"] == "ignore" else 3),
+        lambda: np.errstate(divide="ignore"),
+    ),
 }
+
+
+def test_settings_that_other_threads_change_are_theirs() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=setattr, args=(torch.backends.cudnn, "benchmark", True))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    with setting(
+        lambda: torch.backends.cudnn.benchmark, lambda value: setattr(torch.backends.cudnn, "benchmark", value), False
+    ):
+        torch.testing.assert_close(jitgen.jit(f)(X), X + 1)
+        assert torch.backends.cudnn.benchmark
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.all_numbers = itertools.count()
+
+    def zero(self) -> int:
+        return next(self.all_numbers)
+
+
+@pytest.mark.parametrize("method", ["a_number", "zero"])
+def test_an_iterator_is_refused_wherever_the_code_is_that_mentions_it(method: str) -> None:
+    """Attributes are followed in the order of their names: this one before ``zero``, whose code mentions it."""
+    counts, Counts.a_number = Counts(), Counts.zero  # type: ignore[attr-defined]
+    function = {"a_number": lambda x: x + counts.a_number(), "zero": lambda x: x + counts.zero()}[method]  # type: ignore[attr-defined]
+    with pytest.raises(TraceError, match="is an iterator"):
+        jitgen.jit(function)(X)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -648,6 +714,7 @@ module = Compares()
 IDENTITY: dict[str, Callable[..., Any]] = {
     "is": lambda x, y: x * 2 if x is y else y * 3,
     "is not": lambda x, y: x * 2 if x is not y else y * 3,
+    "operator.is_": lambda x, y: x * 2 if operator.is_(x, y) else y * 3,
     "id": lambda x, y: x * 2 if id(x) == id(y) else y * 3,
     "key of a dict": lambda x, y: x * {x: 2.0}.get(y, 3.0),
     "set": lambda x, y: x * len({x, y}),
