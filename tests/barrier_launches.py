@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 from backward_kernels import Backward
 from ptx_threads import Launch
 from wgmma_kernels import Dense, Quantized
 
 from jitgen.families import registry
-from jitgen.families.operands import item_size
 from jitgen.spec import KernelSource
 
 TILES, CHUNKS = 5, 5
@@ -60,7 +60,7 @@ def of_lowered(
     settled = family.settle(kernel, geometries, chosen, device)
     shape = family.launch(kernel, layouts, geometries, settled, device)
     arguments = family.arguments(kernel, layouts, geometries, settled, device)
-    copies = {at: math.prod(each.box) * item_size(each.dtype) for at, each in enumerate(arguments.maps)}
+    copies = {at: math.prod(each.box) * getattr(torch, each.dtype).itemsize for at, each in enumerate(arguments.maps)}
     first = len(arguments.maps) + len(arguments.pointers)
     grid = (shape.cluster, 1, 1) if shape.persistence and persistent else shape.grid
     return replace(source, name=source.name + shape.entry), Launch(

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backward_kernels import Backward
+from barrier_cases import CASES, checked
 from barrier_launches import of_backward, of_lowered, of_product
 from wgmma_kernels import DENSE, QUANTIZED, Dense, Quantized
 
@@ -91,24 +92,30 @@ def test_attention() -> None:
     assert found == expected | turns | {"barrier 0": {f"{launch.threads} of warps 0-{launch.threads // 32 - 1}"}}
 
 
-def softmax(x: Any) -> Any:
-    return torch.softmax(x, -1)
-
-
+INBOX = "shared_address(&arrived)"
 ROWS = {
-    "rows of a cluster": (softmax, (64, 151936)),
-    "columns of a cluster": (lambda x: torch.softmax(x, 0), (8192, 1000)),
-    "persistent rows": (softmax, (512, 131072)),
+    "softmax": {INBOX},
+    "softmax of columns": {INBOX},
+    "layer_norm, staged": {INBOX, "jitgen::shared_address(&barrier)"},
+    "layer_norm, persistent": {INBOX, "arrived", "parked"},
 }
+"""mbarriers of each case: one thread of every block, or of every warp, arrives and expects bytes."""
 
 
 @pytest.mark.parametrize("case", ROWS)
 def test_rows(case: str) -> None:
-    function, shape = ROWS[case]
-    source, launch = of_lowered(lowered(function, TensorSpec(shape, torch.bfloat16)), 0)
+    function, arguments = CASES[case]
+    source, launch = of_lowered(lowered(function, *arguments), 0)
     assert launch.cluster > 1
-    found = barriers.check(source, launch)
-    assert any("arrived" in name for name in found), found
+    found = named(barriers.check(source, launch))
+    assert {name for name in found if not name.startswith("barrier ")} == ROWS[case]
+    assert all(words.startswith("1 of warp") for name in ROWS[case] for words in found[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_schedules(case: str) -> None:
+    assert list(checked(case, most=3))
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults
