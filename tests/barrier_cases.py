@@ -44,6 +44,12 @@ def causal(q: Any, k: Any, v: Any) -> Any:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def window(q: Any, k: Any, v: Any) -> Any:
+    rows, keys = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    scores = (q @ k.transpose(-1, -2)).masked_fill((keys > rows) | (keys < rows - 100), float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
 def swiglu(x: Any, gate: Any, up: Any) -> Any:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
@@ -72,6 +78,11 @@ linear = F.linear
 CASES: dict[str, tuple[Callable[..., Any], tuple[TensorSpec, ...]]] = {
     "causal": (causal, 3 * (_dense(1, 2, 600, 128),)),
     "attention": (attention, 3 * (_dense(1, 2, 300, 64),)),
+    "attention, element by element": (causal, 3 * (_dense(1, 2, 300, 20),)),
+    "attention with a window": (window, 3 * (_dense(1, 2, 900, 64),)),
+    "gradients": (causal, 3 * (_dense(1, 2, 300, 128),)),
+    "gradients, element by element": (causal, 3 * (_dense(1, 2, 300, 20),)),
+    "gradients with a window": (window, 3 * (_dense(1, 2, 600, 64),)),
     "attention of few rows": (attention, (_dense(1, 4, 2, 128), *2 * (_dense(1, 4, 3000, 128),))),
     "linear": (linear, (_dense(600, 520), _dense(1000, 520))),
     "linear of 64 rows": (linear, (_dense(64, 1040), _dense(500, 1040))),
@@ -96,21 +107,29 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[TensorSpec, ...]]] = {
 }
 
 
+def lowered(case: str) -> Any:
+    """What the case lowers to; of gradients, the backward."""
+    function, specs = CASES[case]
+    backward = case.startswith("gradients")
+    arguments = (torch.zeros(spec.shape, dtype=spec.dtype, requires_grad=True) for spec in specs) if backward else specs
+    found = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
+    return found.backward._lowered if backward else found._lowered
+
+
 def checked(case: str, most: int | None = None) -> Iterator[str]:
     """Checks kernels of a case by so many of their schedules, the chosen one among them, and says which have barriers.
 
     Raises:
         Miscounted: one of them counts wrongly.
     """
-    function, arguments = CASES[case]
-    lowered = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")._lowered
-    for number, own in enumerate(lowered.schedules):
-        others = [schedule for schedule in candidates(lowered, number) if schedule != own]
+    kernels = lowered(case)
+    for number, own in enumerate(kernels.schedules):
+        others = [schedule for schedule in candidates(kernels, number) if schedule != own]
         if most is not None and len(others) >= most:
             others = random.Random(case).sample(others, max(most - 1, 0))
         found: Counter[str] = Counter()
         for schedule in (own, *others):
-            source, launch = of_lowered(lowered, number, schedule)
+            source, launch = of_lowered(kernels, number, schedule)
             ptx = barriers.compiled(source)
             if barriers.USES.search(ptx) is None:
                 found["no barriers"] += 1

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import barriers
 import pytest
-import torch
-import torch.nn.functional as F
 from backward_kernels import Backward
-from barrier_cases import CASES, checked
+from barrier_cases import CASES, checked, lowered
 from barrier_launches import of_backward, of_lowered, of_product
 from wgmma_kernels import DENSE, QUANTIZED, Dense, Quantized
 
-import jitgen
 from jitgen.compile import nvrtc
-from jitgen.spec import TensorSpec
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 
@@ -68,19 +63,8 @@ def test_gradients_of_attention(config: Backward) -> None:
     }
 
 
-def lowered(function: Any, *arguments: Any) -> Any:
-    return jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")._lowered
-
-
-def attention() -> Any:
-    def causal(q: Any, k: Any, v: Any) -> Any:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return lowered(causal, *3 * [TensorSpec((1, 2, 600, 64), torch.bfloat16)])
-
-
 def test_attention() -> None:
-    source, launch = of_lowered(attention(), 0)
+    source, launch = of_lowered(lowered("attention"), 0)
     found = named(barriers.check(source, launch, least_phases=3))
     warps = launch.threads // 32 - 4
     copier, released = {f"1 of warp {warps} lane 0"}, {f"{warps} of warps 0-{warps - 1} lane 0"}
@@ -104,8 +88,7 @@ ROWS = {
 
 @pytest.mark.parametrize("case", ROWS)
 def test_rows(case: str) -> None:
-    function, arguments = CASES[case]
-    source, launch = of_lowered(lowered(function, *arguments), 0)
+    source, launch = of_lowered(lowered(case), 0)
     assert launch.cluster > 1
     found = named(barriers.check(source, launch))
     assert {name for name in found if not name.startswith("barrier ")} == ROWS[case]
@@ -191,3 +174,35 @@ def test_gradients_that_miscount(fault: str) -> None:
     config = Backward(depth=64, width=64, stages=2)
     with pytest.raises(barriers.Miscounted, match=message):
         barriers.check(barriers.altered(config.source(), old, new), of_backward(config))
+
+
+OF_CASES = {
+    "a stage of values is not released": (
+        "attention", "            release(value_empty(finished));\n", "", r"hangs: .*value_empty\(stage\) .*, where 0"
+    ),
+    "turns of one warpgroup": (
+        "attention",
+        'group_barrier<256>(1 + threadIdx.x / 128, "turn of a warpgroup")',
+        'group_barrier<128>(1 + threadIdx.x / 128, "turn of a warpgroup")',
+        "threads meet at barrier . with counts 256 and 128",
+    ),
+    "two arrivals for one": (
+        "softmax", "barrier_init(shared_address(&arrived), 1);", "barrier_init(shared_address(&arrived), 2);",
+        r"hangs: .*&arrived\) .*initialised for 2, where 1 have arrived"
+    ),
+    "a value fewer than is sent": (
+        "softmax", "values * int(sizeof(Words<T>))", "(values - 1) * int(sizeof(Words<T>))", "&arrived.*bytes"
+    ),
+    "a row that nobody asks for": (
+        "layer_norm, persistent", "    ask(row + clusters);", "", r"hangs: .*arrived .*initialised for 1, where 0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", OF_CASES)
+def test_other_kernels_that_miscount(fault: str) -> None:
+    case, old, new, message = OF_CASES[fault]
+    source, launch = of_lowered(lowered(case), 0)
+    with pytest.raises(barriers.Miscounted, match=message):
+        barriers.check(barriers.altered(source, old, new), launch)
