@@ -2,7 +2,7 @@
 
 ::
 
-    python tools/gpu_code.py            # a line for each record in docs/measured whose files have changed (`make lint`)
+    python tools/gpu_code.py            # what docs/measured does not show of this code (`make lint`)
 
 Every file counts unless it is listed here as one that cannot change a kernel for a GPU or its launch, so that a new one
 counts.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ FOR_OTHERS = (
 """Files and folders that decide nothing on a GPU."""
 NOT_FOR_GPUS = (".cpp.j2", ".hpp", "/cpp.py", "cpp_rows.j2", "cpp_columns.j2", "cpp_short.j2", ".md", ".pyc")
 """Ends of the names of files that are for CPUs or for readers alone."""
+CARDS = ("h100", "h200")
+"""The cards that test what is released."""
 DIGITS = 8
 """Of a file's sha256, in hexadecimal: enough to notice a change."""
 
@@ -71,11 +73,18 @@ def changed(recorded: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def notices(directory: Path, root: Path = CHECKOUT) -> Iterator[str]:
-    """A line for each record of ``directory`` that was made of other GPU code than that of ``root``."""
+def notices(directory: Path, root: Path = CHECKOUT, cards: Sequence[str] = CARDS) -> Iterator[str]:
+    """A line for each of ``cards`` without a record of its tests in ``directory``, for each record in which something
+    failed, and for each that was made of other GPU code than that of ``root``."""
     now = digests(root)
+    for card in cards:
+        if not (directory / f"device-tests-{card}.json").exists():
+            yield f"there is no device-tests-{card}.json: no {card} has run the tests (make gpu-test)"
     for path in sorted(directory.glob("device-*.json")):
         record: dict[str, Any] = json.loads(path.read_text())
+        bad = [f"{kind}: {record[kind]}" for kind in ("failed", "hangs", "not_run") if record.get(kind)]
+        if bad or record.get("clean") is False:
+            yield f"{path.name} is of a run that was not clean{', '.join(['', *bad])}"
         found = changed(record["gpu_code"], now)
         if found:
             shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")

@@ -100,6 +100,7 @@ class Captures:
         codes: of the user's functions that were followed.
         journal: what the function may change.
         asks_identity: whether the user's code compares variables by ``is``.
+        follows_arguments: whether something is read from tensors among the arguments.
         mentioned: the global and attribute names in all of the user's code.
     """
 
@@ -118,6 +119,7 @@ class Captures:
         self._names: dict[tuple[type, frozenset[str]], frozenset[str]] = {}
         self.mentioned: frozenset[str] = frozenset()
         self.asks_identity = False
+        self.follows_arguments = False
         self._follow()
         self.asks_identity = any(map(asks_identity, self.codes))
         # A function may pass an object to any other: so attributes are followed that any of them mentions.
@@ -176,6 +178,12 @@ class Captures:
             if owner is not None:
                 self._look_up(Captured(type(owner).__name__, reference, owner), name, names)
 
+    def of_argument(self, source: Captured, name: str) -> Any:
+        """What is stored as ``name`` on a tensor that is an argument; ``MISSING`` where nothing is."""
+        self.follows_arguments = True
+        self._look_up(source, name, self.mentioned)
+        return attribute(source, name).value
+
     def _look_up(self, source: Captured, name: str, names: frozenset[str]) -> None:
         found = attribute(source, name)
         if found.value is MISSING:
@@ -196,6 +204,9 @@ class Captures:
         self.journal.note(captured.path, value)
         if isinstance(value, torch.Tensor):
             self.tensors.append(captured)
+            stored = vars(value).keys() if type(value) in (torch.Tensor, torch.nn.Parameter) else ()
+            for name in sorted((names | self.mentioned).intersection(stored)):
+                self._visit(attribute(captured, name), names, depth + 1)
             return
         if not isinstance(value, types.ModuleType):
             names |= self.mentioned

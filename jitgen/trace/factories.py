@@ -200,14 +200,9 @@ def is_cpu(trace: Trace, node: Node) -> bool:
     return trace.device.type == "cpu"
 
 
-@prop("requires_grad", "is_quantized", "is_sparse", "is_nested", "is_meta", "is_mps", "is_xpu")
+@prop("is_quantized", "is_sparse", "is_nested", "is_meta", "is_mps", "is_xpu")
 def never(trace: Trace, node: Node) -> bool:
     return False
-
-
-@prop("grad", "grad_fn")
-def nothing(trace: Trace, node: Node) -> None:
-    return None
 
 
 @prop("layout")
@@ -223,11 +218,6 @@ def itemsize(trace: Trace, node: Node) -> int:
 @prop("nbytes")
 def nbytes(trace: Trace, node: Node) -> Any:
     return wrap(symbols.mul(symbols.product(node.shape), DTYPES[node.dtype].itemsize), trace.guards)
-
-
-@prop("is_leaf")
-def is_leaf(trace: Trace, node: Node) -> bool:
-    return True
 
 
 @prop("data")

@@ -14,6 +14,7 @@ from torch import fx
 
 from jitgen.errors import TraceError
 from jitgen.ir.graph import Node
+from jitgen.trace import own_facts
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import wrap
 from jitgen.trace.replaced import Replaced
@@ -66,6 +67,11 @@ class TensorProxy(fx.Proxy):
         if name.startswith("__"):
             raise AttributeError(name)
         return self.owner.attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in own_facts.OF_PROXIES:
+            own_facts.refuse_storing(self.owner, self, name)
+        object.__setattr__(self, name, value)
 
     def __iter__(self) -> Any:
         return iter(self.owner.call("unbind", (self,), {}))

@@ -142,12 +142,12 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     known = {id(found.value): found.value for found in state.captures.tensors} if _asks_identity(state) else None
     arguments, keywords = pytree.tree_unflatten(
         [
-            _tensor(state, leaf, known)
+            _tensor(state, leaf, position, known)
             if isinstance(leaf, torch.Tensor)
             else state.host_scalar(leaf)
             if isinstance(leaf, SymbolicScalar)
             else wrap(unwrap(leaf), guards)  # of its own, which must not outlive the trace
-            for leaf in leaves
+            for position, leaf in enumerate(leaves)
         ],
         tree,
     )
@@ -215,7 +215,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         tuple(state.captured),
         tuple(captured_guards),
         under_no_grad,
-        follows_arguments=known is not None,
+        follows_arguments=known is not None or state.captures.follows_arguments,
     )
 
 
@@ -223,14 +223,15 @@ def _asks_identity(state: Trace) -> bool:
     return state.captures.asks_identity or state.guards.asks_identity
 
 
-def _tensor(state: Trace, tensor: torch.Tensor, known: dict[int, Any] | None) -> Any:
+def _tensor(state: Trace, tensor: torch.Tensor, position: int, known: dict[int, Any] | None) -> Any:
     """What the function gets for an argument.
 
     Args:
+        position: of the argument among the leaves of the call.
         known: where the function compares by ``is``, what it gets for tensors so far, by their ids: for one tensor
             always the same object, and for one that it also reaches by name that one.
     """
-    proxy = state.input(tensor)
+    proxy = state.input(tensor, position)
     return proxy if known is None else known.setdefault(id(tensor), proxy)
 
 

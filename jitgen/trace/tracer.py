@@ -27,9 +27,9 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import ROUNDED, Builder, InputSpec, Node, Shape, input_shape, is_weight, topological, under_views
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
-from jitgen.trace import autocast, table
+from jitgen.trace import autocast, own_facts, table
 from jitgen.trace.binding import StandIn, bind, check_method
-from jitgen.trace.captured import Captured
+from jitgen.trace.captured import Captured, call_leaves
 from jitgen.trace.captures import Captures
 from jitgen.trace.contents import is_numpy_number
 from jitgen.trace.guards import Guards
@@ -119,6 +119,8 @@ class Trace:
         self.draws = 0
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
+        self.sources: list[Captured] = []
+        """Where each input of the graph is read."""
         self._captured_proxies: dict[int, TensorProxy] = {}
         self.quantized = QuantizedWeights(self, layout)
         self.host_scalars: list[TensorProxy] = []
@@ -127,9 +129,14 @@ class Trace:
 
     # ------------------------------------------------------------------------------------------------- inputs
 
-    def input(self, tensor: torch.Tensor) -> TensorProxy:
-        """A proxy for the next argument."""
+    def input(self, tensor: torch.Tensor, position: int) -> TensorProxy:
+        """A proxy for the next argument.
+
+        Args:
+            position: of the argument among the leaves of the call.
+        """
         index = len(self.inputs)
+        self.sources.append(Captured(f"argument {position}", lambda: call_leaves.get()[position], tensor))
         return TensorProxy(self._input_node(tensor), self, input=index)
 
     def _on_device(self, found: Captured, tensor: torch.Tensor) -> Captured:
@@ -167,6 +174,7 @@ class Trace:
     def captured_input(self, part: Captured) -> Node:
         """The input node of a tensor of such a weight."""
         self.captured.append(part)
+        self.sources.append(part)
         return self._input_node(part.value)
 
     def captured_tensor(self, tensor: torch.Tensor) -> Node:
@@ -317,13 +325,16 @@ class Trace:
         )
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
-        """``proxy.name``: a property's value, or a method to call."""
+        """``proxy.name``: a property's value, a method to call, or what the user has stored on an argument."""
+        if name in own_facts.NAMES:
+            with torch._C.DisableTorchFunction():
+                return own_facts.read(self, proxy, name)
         found = table.properties().get(name)
         if found is not None:
             with torch._C.DisableTorchFunction():
                 return self._leave(found(self, proxy.value), (proxy,))
         if not hasattr(torch.Tensor, name):
-            raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+            return own_facts.stored(self, proxy, name)
         if not callable(getattr(torch.Tensor, name)):
             raise UnsupportedError(
                 f"{self.name}: jitgen has no row for the property Tensor.{name}{quote(user_location())}\n"
@@ -402,6 +413,7 @@ class Trace:
         """Release all tensors of the trace."""
         self._captured_proxies.clear()
         self._returned.clear()
+        self.sources.clear()
         self.host_scalars.clear()
 
     def returned(self, proxy: TensorProxy) -> Node:
@@ -412,6 +424,7 @@ class Trace:
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
             )
+        own_facts.refuse_stored(self, proxy)
         if proxy.input is not None or memory_of(proxy.value).op == "input":
             return proxy.value
         for earlier, node in self._returned:

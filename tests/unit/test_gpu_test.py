@@ -163,13 +163,13 @@ def test_a_record_says_what_was_tested_and_what_has_changed_since(tmp_path: Path
     assert path is not None
     assert path.name == "device-tests-h100.json"
     assert json.loads(path.read_text()) == record
-    assert list(gpu_code.notices(tmp_path / "records", tmp_path)) == []
+    assert list(gpu_code.notices(tmp_path / "records", tmp_path, ["h100"])) == []
     (tmp_path / "jitgen/cli/show.py").write_text("another page")
-    assert list(gpu_code.notices(tmp_path / "records", tmp_path)) == []
+    assert list(gpu_code.notices(tmp_path / "records", tmp_path, ["h100"])) == []
     (tmp_path / "templates/common/include/jitgen/ptx.cuh").write_text("another wait")
     (tmp_path / "jitgen/ir.py").write_text("new")
     (tmp_path / "jitgen/spec.py").unlink()
-    (notice,) = gpu_code.notices(tmp_path / "records", tmp_path)
+    (notice,) = gpu_code.notices(tmp_path / "records", tmp_path, ["h100"])
     assert notice == (
         "device-tests-h100.json was recorded at commit 1a2b3c4; files that decide what runs on a GPU have changed "
         "since (3): jitgen/ir.py, jitgen/spec.py, templates/common/include/jitgen/ptx.cuh"
@@ -187,3 +187,15 @@ def test_what_is_not_gpu_code_exists() -> None:
     found = list(gpu_code.files())
     assert "templates/attention_backward/include/jitgen/attention_backward.cuh" in found
     assert {"jitgen/runtime/cuda.py", "jitgen/ir/graph.py", "jitgen/compile/nvrtc.py"} <= set(found)
+
+
+def test_a_card_without_a_record_and_a_run_that_was_not_clean_are_told(tmp_path: Path) -> None:
+    record = {"commit": "1a2b3c4", "gpu_code": gpu_code.digests(tmp_path), "failed": 0, "hangs": [], "not_run": 0}
+    (tmp_path / "device-tests-h100.json").write_text(json.dumps(record))
+    assert list(gpu_code.notices(tmp_path, tmp_path, ["h100"])) == []
+    (missing,) = gpu_code.notices(tmp_path, tmp_path, ["h100", "h200"])
+    assert "no h200 has run the tests" in missing
+    for what in ({"hangs": ["test_x"]}, {"failed": 2}, {"not_run": 1}, {"clean": False}):
+        (tmp_path / "device-tests-h100.json").write_text(json.dumps(record | what))
+        (unclean,) = gpu_code.notices(tmp_path, tmp_path, ["h100"])
+        assert "not clean" in unclean

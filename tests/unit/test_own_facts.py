@@ -1,0 +1,119 @@
+"""What a tensor object knows beside its elements, read or set by a function, is that of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.errors import TraceError
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def tensor(scale: float | None = None, requires_grad: bool = False, history: bool = False, grad: Any = None) -> Any:
+    found = (X + 1).requires_grad_(requires_grad)
+    found = found * 2 if history else found
+    if scale is not None:
+        found.scale = scale  # type: ignore[attr-defined]
+    found.grad = grad
+    return found
+
+
+READ: dict[str, tuple[Callable[[Any], Any], tuple[dict[str, Any], ...]]] = {
+    "getattr": (lambda t: t * getattr(t, "scale", 5.0), ({}, {"scale": 2.0}, {"scale": 3.0}, {})),
+    "attribute": (lambda t: t * t.scale, ({"scale": 2.0}, {"scale": 3.0})),
+    "tensor": (lambda t: t * t.scale, ({"scale": X.clone()}, {"scale": X + 1}, {"scale": 3.0})),
+    "hasattr": (lambda t: t * 2 if hasattr(t, "scale") else t, ({}, {"scale": 2.0}, {})),
+    "requires_grad": (lambda t: t * 2 if t.requires_grad else t * 3, ({}, {"requires_grad": True}, {})),
+    "that of a result": (
+        lambda t: t * 2 if (t + 1).requires_grad else t * 3,
+        ({}, {"requires_grad": True}, {"requires_grad": True, "history": True}, {}),
+    ),
+    "that of a detached result": (
+        lambda t: t * 2 if (t + 1).detach().requires_grad else t * 3,
+        ({"requires_grad": True}, {}),
+    ),
+    "that of indices": (lambda t: t * 2 if t.argmax(-1).requires_grad else t * 3, ({"requires_grad": True}, {})),
+    "is_leaf": (
+        lambda t: t * 2 if t.is_leaf else t * 3,
+        ({}, {"requires_grad": True, "history": True}, {"requires_grad": True}),
+    ),
+    "is_leaf of a result": (lambda t: t * 2 if (t + 1).is_leaf else t * 3, ({}, {"requires_grad": True})),
+    "no gradient": (lambda t: t * 2 if t.grad is None else t * 3, ({}, {"requires_grad": True})),
+    "no history": (lambda t: t * 2 if t.grad_fn is None else t * 3, ({}, {"requires_grad": True})),
+}
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+@pytest.mark.parametrize("name", READ)
+def test_of_an_argument(name: str, needs_grad: bool) -> None:
+    function, calls = READ[name]
+    jitted = jitgen.jit(function)
+    for _ in range(2):
+        for facts in calls:
+            with torch.set_grad_enabled(needs_grad):
+                made = tensor(**facts)
+                wanted, found = function(made), jitted(made)
+            torch.testing.assert_close(found, wanted)
+            assert found.requires_grad == wanted.requires_grad
+
+
+def test_of_a_captured_tensor() -> None:
+    captured = tensor(scale=2.0)
+    jitted = jitgen.jit(lambda x: x * captured.scale)
+    for scale in (2.0, 3.0, X + 1, X + 2, 3.0):
+        captured.scale = scale
+        torch.testing.assert_close(jitted(X), X * scale)
+
+
+@pytest.mark.parametrize("facts", [{"grad": X.clone()}, {"requires_grad": True, "history": True}])
+def test_what_a_trace_does_not_know_is_refused(facts: dict[str, Any]) -> None:
+    name = "grad_fn" if "history" in facts else "grad"
+    jitted = jitgen.jit(lambda t: t * 2 if getattr(t, name) is None else t)
+    torch.testing.assert_close(jitted(X), X * 2)
+    with pytest.raises(TraceError, match=rf"reads {name} of a tensor[^\n]*\n[^\n]*{__file__}(.|\n)*as an argument"):
+        jitted(tensor(**facts))
+
+
+def set_on_argument(t: Any) -> Any:
+    t.scale = 2
+    return t + 1
+
+
+def set_on_result(t: Any) -> Any:
+    t = t + 1
+    t.scale = 2
+    return t
+
+
+def set_requires_grad(t: Any) -> Any:
+    t = t + 1
+    t.requires_grad = True
+    return t.detach()
+
+
+def set_data(t: Any) -> Any:
+    t.data = t * 2
+    return t + 1
+
+
+@pytest.mark.parametrize("function", [set_on_argument, set_on_result, set_requires_grad, set_data])
+def test_what_would_be_set_at_the_trace_alone_is_refused(function: Callable[..., Any]) -> None:
+    argument = tensor()
+    with pytest.raises(TraceError, match="sets the attribute") as refused:
+        jitgen.jit(function)(argument)
+    assert str(refused.value).count("\n") >= 1, "and a remedy"
+    assert not vars(argument)
+
+
+def test_an_attribute_of_an_intermediate_tensor() -> None:
+    def f(x: Any) -> Any:
+        y = x + 1
+        y.scale = 3
+        return y * y.scale
+
+    torch.testing.assert_close(jitgen.jit(f)(X), f(X))
