@@ -166,12 +166,12 @@ class Machine(Registers):
                 continue
             if verb == "inval":
                 continue
-            if key not in self.barriers:
-                raise Hang(f"{'.'.join(instruction.name)} at {instruction.site} before the barrier is initialised")
-            barrier = self.barriers[key]
+            barrier = self._found(key, instruction)
             if verb == "arrive":
                 if "expect_tx" in instruction.name:
                     barrier.expected += number
+                elif len(operands) > 2:
+                    raise NotImplementedError(f"arrivals by the number at {instruction.place}")
                 barrier.threads.append(lane)
                 self._wake(key)
             elif verb == "expect_tx":
@@ -187,6 +187,11 @@ class Machine(Registers):
             else:
                 raise NotImplementedError(".".join(instruction.name))
 
+    def _found(self, key: tuple[int, int], instruction: Instruction) -> Barrier:
+        if key not in self.barriers:
+            raise Hang(f"{'.'.join(instruction.name)} of what no thread has initialised at {instruction.place}")
+        return self.barriers[key]
+
     def _wait(self, lane: int, reason: tuple[Any, Any]) -> None:
         self.waits[lane] = True
         self.waits_for[lane] = reason
@@ -198,11 +203,9 @@ class Machine(Registers):
                     self.waits[lane] = False
                     del self.waits_for[lane]
 
-    def _copied(self, lane: int, where: int, remote: bool, count: int) -> None:
-        key = self.of_block(lane, where, remote)
-        if key not in self.barriers:
-            raise Hang("a copy arrives at what is no barrier")
-        self.barriers[key].copied += count
+    def _copied(self, instruction: Instruction, lane: int, where: int, count: int) -> None:
+        key = self.of_block(lane, where, True)
+        self._found(key, instruction).copied += count
         self._wake(key)
 
     def _do_cp(self, instruction: Instruction, lanes: Lanes, at: int) -> None:
@@ -210,7 +213,7 @@ class Machine(Registers):
         if "arrive" in name:  # cp.async.mbarrier.arrive.noinc
             for lane, where in zip(lanes.tolist(), self.address(operands[0], lanes).tolist(), strict=True):
                 key = self.of_block(lane, where, False)
-                self.barriers[key].threads.append(lane)
+                self._found(key, instruction).threads.append(lane)
                 self._wake(key)
             return
         tensor = "tensor" in name
@@ -222,11 +225,11 @@ class Machine(Registers):
         ):
             copied = self.launch.copies[(count - PARAMETERS) >> 32] if tensor else count
             if blocks is None:
-                self._copied(lane, where, True, copied)
+                self._copied(instruction, lane, where, copied)
                 continue
             for rank in range(self.launch.cluster):
                 if int(blocks[number]) >> rank & 1:
-                    self._copied(lane, (rank + 1 << REMOTE) + (where & (1 << REMOTE) - 1), True, copied)
+                    self._copied(instruction, lane, (rank + 1 << REMOTE) + (where & (1 << REMOTE) - 1), copied)
 
     def _do_bar(self, instruction: Instruction, lanes: Lanes, at: int) -> None:
         if instruction.name[1] == "warp":
@@ -290,7 +293,7 @@ class Machine(Registers):
         # A message to a block of the cluster, whose barrier counts its bytes.
         count = width_of(name[-1]) // 8 * len(operands[1].split(","))
         for lane, barrier in zip(lanes.tolist(), self.address(operands[2], lanes).tolist(), strict=True):
-            self._copied(lane, barrier, True, count)
+            self._copied(instruction, lane, barrier, count)
 
     def _do_red(self, instruction: Instruction, lanes: Lanes, at: int) -> None:
         raise NotImplementedError(".".join(instruction.name))
