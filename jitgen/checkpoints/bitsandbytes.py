@@ -96,8 +96,10 @@ def _absmax(source: Source, name: str, state: dict[str, Any]) -> torch.Tensor:
         block, offset = int(state["nested_blocksize"]), float(state["nested_offset"])
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{name}: its double quantisation is not described: {error!r}") from None
+    floats = (torch.float32, torch.bfloat16, torch.float16)
     if (
         absmax.dtype != torch.uint8
+        or not (source.is_of(f"{name}.nested_absmax", *floats) and source.is_of(f"{name}.nested_quant_map", *floats))
         or table.numel() != 256
         or block <= 0
         or nested.numel() != -(-absmax.numel() // block)

@@ -57,12 +57,14 @@ def _read(source: Source, prefix: str) -> QTensor:
     if not group or columns % group:
         raise FormatError(f"{name}: rows of {columns} columns are not whole groups of {group}")
     packed = source.read(f"{prefix}.W_q")
-    if packed.is_floating_point():  # view_as_float
-        packed = packed.view(torch.int32 if bits == 3 else torch.uint8)
+    words = torch.int32 if bits == 3 else torch.uint8
+    if packed.is_floating_point() and packed.element_size() >= 2:  # view_as_float
+        packed = packed.view(words)
     groups = rows * columns // group
-    if packed.numel() != -(-groups // _PACKING[bits]) * group:
+    if packed.dtype != words or packed.shape != (-(-groups // _PACKING[bits]), group):
         raise FormatError(
-            f"{name}: {source.described(f'{prefix}.W_q')} has not {rows} x {columns} codes of {bits} bits"
+            f"{name}: {source.described(f'{prefix}.W_q')} has not {rows} x {columns} codes of {bits} bits in groups of "
+            f"{group}"
         )
     for fact in ("scale", "zero"):
         if not facts[fact].is_floating_point():

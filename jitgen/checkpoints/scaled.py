@@ -48,11 +48,15 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
     dtype = nominal(source, scales)
     scales, group_size, qualifier = shared(name, codes.shape, scales)
     _require_labelled(source, prefix, codes, scales, qualifier)
+    zero_name = f"{prefix}.weight_zero_point"
     if codes.dtype in FLOATS:
+        if zero_name in source and bool(source.read(zero_name).float().any()):
+            raise UnsupportedError(f"{name}: {zero_name} has zero-points of floats, which no format has")
         return assembled(
             name, FLOATS[codes.dtype], codes.view(torch.uint8), scales, group_size, dtype, qualifier=qualifier
         )
-    zero_name = f"{prefix}.weight_zero_point"
+    if zero_name in source and not source.is_of(zero_name, torch.int8, torch.int16, torch.int32, torch.int64):
+        raise FormatError(f"{source.described(zero_name)} is of no signed integers")
     if zero_name in source and source.read(zero_name).numel() != scales.numel():
         raise FormatError(f"{source.described(zero_name)} is not one zero-point for each scale, {list(scales.shape)}")
     if zero_name not in source or not bool((zeros := source.read(zero_name).reshape(scales.shape)).any()):

@@ -26,6 +26,10 @@ _SCALES = {
     torch.uint8: "e8m0",
     torch.float8_e4m3fn: "e4m3",
 }
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+_WORDS = (torch.int32, torch.uint8, torch.int8)
 
 
 def assembled(
@@ -64,6 +68,8 @@ def assembled(
         if order is not None:
             row = find(f"{row.name}.ordered")
         sizes = geometry(group_size, shape)
+        if row.group_size is not None and sizes.padded_columns != shape[1]:
+            raise FormatError(f"{shape[1]} columns are not whole blocks of {row.group_size}, which {row.name} has")
         if scales.dim() != 2 or scales.shape[1] != sizes.groups:
             raise FormatError(
                 f"scales {list(scales.shape)} are not those of a weight {list(shape)} in groups of {sizes.group}"
@@ -72,8 +78,12 @@ def assembled(
         if zeros is not None:
             if zeros.shape != scales.shape:
                 raise FormatError(f"zero-points {list(zeros.shape)} beside scales {list(scales.shape)}")
+            if zeros.dtype == torch.bool or (zeros.is_floating_point() and zeros.dtype not in _FLOATS):
+                raise FormatError(f"zero-points are of {zeros.dtype}")
             named["zeros"] = zeros.to(row.zero_dtype)
         if tensor_scale is not None:
+            if tensor_scale.dtype not in _FLOATS:
+                raise FormatError(f"the factor of the whole weight is of {tensor_scale.dtype}")
             named["tensor_scale"] = tensor_scale.float().reshape(1, 1)
         if order is not None:
             named["order"] = order.to(torch.int32).reshape(1, -1)
@@ -131,7 +141,13 @@ def nominal(source: Source, scales: torch.Tensor) -> torch.dtype:
 
 
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The ``bits``-bit fields of integers ``[..., n]``, uint8 ``[..., fields]``: each row is one sequence of bits."""
+    """The ``bits``-bit fields of integers ``[..., n]``, uint8 ``[..., fields]``: each row is one sequence of bits.
+
+    Raises:
+        FormatError: ``words`` are no integers.
+    """
+    if words.dtype not in _WORDS:
+        raise FormatError(f"codes are packed in integers, and not in {words.dtype}")
     return portable.unpack_bits(words.contiguous().view(torch.uint8), bits)
 
 

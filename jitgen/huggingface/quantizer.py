@@ -154,7 +154,10 @@ class JitgenQuantizer(HfQuantizer):
         # files have the names of the model in memory, which load as they are.
         self.conversions = self.conversions or (getattr(model, "_weight_conversions", None),)
         model._weight_conversions = []
-        return io.flattened(model.state_dict())
+        # A tensor that is tied is stored under the name that transformers reads it by in every class, which need not be
+        # the first: that of the embedding, and not of the head, which a model without it has no place for.
+        state, tied = model.state_dict(), getattr(model, "all_tied_weights_keys", {})
+        return io.flattened(dict(sorted(state.items(), key=lambda item: item[0] in tied)))
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -201,7 +204,7 @@ def _description(descriptions: Mapping[str, str], name: str, prefix: str) -> str
 
 
 class _Quantize(ConversionOps):
-    """Quantises the parameter that was loaded."""
+    """Quantises the parameter that was loaded, or those that one tensor of the file was divided into."""
 
     def __init__(self, hf_quantizer: JitgenQuantizer):
         self.hf_quantizer = hf_quantizer
@@ -214,9 +217,16 @@ class _Quantize(ConversionOps):
         missing_keys: Any = None,
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        (value,) = input_dict.values()
-        value = value[0] if isinstance(value, list) else value
-        name, _, leaf = full_layer_name.rpartition(".")
+        values = {name: value[0] if isinstance(value, list) else value for name, value in input_dict.items()}
+        if len(values) == 1:  # whose key may be a pattern of names
+            return {full_layer_name: self._quantized(model, full_layer_name, *values.values())}
+        needs = self.hf_quantizer.param_needs_quantization
+        return {
+            name: self._quantized(model, name, value) if needs(model, name) else value for name, value in values.items()
+        }
+
+    def _quantized(self, model: Any, full_name: str, value: torch.Tensor) -> torch.Tensor:
+        name, _, leaf = full_name.rpartition(".")
         module, config = model.get_submodule(name), self.hf_quantizer.quantization_config
         alone = _Alone(module, name, leaf, value)
         formats = config.format
@@ -224,7 +234,7 @@ class _Quantize(ConversionOps):
             formats = {key: tuple(one) if isinstance(one, list) else one for key, one in formats.items()}
         report = quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
         self.hf_quantizer.skipped.extend(report.skipped)
-        return {full_layer_name: alone.parameter}
+        return alone.parameter
 
 
 class _Alone:

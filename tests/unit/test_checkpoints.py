@@ -223,6 +223,36 @@ def test_hqq_of_other_numbers_of_codes_is_an_error() -> None:
             jitgen.load_quantized(state | change)
 
 
+_OTHER_DTYPE = {
+    "hqq": ("l.W_q", lambda codes: codes.t().contiguous(), "has not 48 x 128 codes"),
+    "hqq, 3 bits": ("l.W_q", lambda codes: codes.to(torch.int16), "has not 48 x 128 codes"),
+    "nf4, nested": ("l.weight.nested_absmax", torch.Tensor.int, "does not fit"),
+    "int-quantized, zeros": ("l.weight_zero_point", torch.Tensor.bool, "of no signed integers"),
+    "quark uint4": ("l.weight_zero_point", torch.Tensor.float, "packed in integers"),
+    "modelopt nvfp4": ("l.weight_scale_2", torch.Tensor.bool, "factor of the whole weight is of torch.bool"),
+    "compressed-tensors mxfp4": ("l.weight_packed", lambda codes: codes[:, :-1], "not whole blocks of 32"),
+}
+"""Kind of ``writers.EXACT`` -> the tensor that is changed, how, and what the error says."""
+
+
+@pytest.mark.parametrize("kind", _OTHER_DTYPE)
+def test_a_tensor_of_another_dtype_or_shape_is_no_other_number(kind: str) -> None:
+    writer, config, _ = writers.EXACT[kind]
+    name, change, problem = _OTHER_DTYPE[kind]
+    state, _ = writer()
+    with pytest.raises(FormatError, match=problem):
+        jitgen.load_quantized(state | {name: change(state[name])}, config=config)
+
+
+def test_floats_with_zero_points_are_refused() -> None:
+    state, dense = writers.float8()
+    zeros = torch.zeros(len(dense), 1, dtype=torch.float8_e4m3fn)
+    found = jitgen.load_quantized(state | {"l.weight_zero_point": zeros})["l.weight"]
+    assert torch.equal(found.dequantize(), dense)
+    with pytest.raises(UnsupportedError, match="zero-points of floats"):
+        jitgen.load_quantized(state | {"l.weight_zero_point": zeros.bfloat16() + 1})
+
+
 def test_scales_of_compressed_tensors_are_of_the_groups() -> None:
     state, dense = writers.packed_integers()
     scales = state["l.weight_scale"]

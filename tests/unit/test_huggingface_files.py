@@ -36,6 +36,10 @@ def _llava() -> Any:
     return transformers.LlavaConfig(vision_config=vision, text_config=transformers.LlamaConfig(**_TEXT))
 
 
+def _hrm() -> Any:
+    return transformers.HrmTextConfig(**_TEXT, num_key_value_heads=4, head_dim=16)
+
+
 MODELS: dict[str, tuple[str, Callable[[], Any], tuple[str, ...]]] = {
     "Llama": (
         "LlamaForCausalLM",
@@ -48,10 +52,16 @@ MODELS: dict[str, tuple[str, Callable[[], Any], tuple[str, ...]]] = {
     "GPT-NeoX": ("GPTNeoXForCausalLM", lambda: transformers.GPTNeoXConfig(**_TEXT), ("GPTNeoXModel",)),
     "Mixtral": ("MixtralForCausalLM", lambda: transformers.MixtralConfig(**_EXPERTS), ("MixtralModel",)),
     "gpt-oss": ("GptOssForCausalLM", lambda: transformers.GptOssConfig(**_EXPERTS, head_dim=16), ("GptOssModel",)),
+    "HRM, whose projections are one tensor in files": ("HrmTextForCausalLM", _hrm, ("HrmTextModel",)),
     "BERT": (
         "BertForMaskedLM",
         lambda: transformers.BertConfig(**_TEXT),
         ("BertModel", "BertForSequenceClassification"),
+    ),
+    "CamemBERT": (
+        "CamembertForMaskedLM",
+        lambda: transformers.CamembertConfig(**_TEXT),
+        ("CamembertModel", "CamembertForCausalLM"),
     ),
     "T5": ("T5ForConditionalGeneration", lambda: transformers.T5Config(**_T5), ("T5EncoderModel",)),
     "ViT": ("ViTForImageClassification", lambda: transformers.ViTConfig(**_IMAGE), ("ViTModel",)),
