@@ -8,6 +8,7 @@ as one with another head or none, and ``jitgen.load_quantized`` without transfor
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from jitgen.quant.modules import SkippedLayer, freeze_bias, quantize_
 from jitgen.quant.qtensor import QTensor
 
 try:
-    from transformers.core_model_loading import ConversionOps
+    from transformers.core_model_loading import ConversionOps, PrefixChange
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils import logging
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -148,6 +149,12 @@ class JitgenQuantizer(HfQuantizer):
     def get_load_operations(self) -> dict[str, Any]:
         return {"deserialize": _Deserialize}
 
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        if self.pre_quantized:  # files have the names of the model in memory, which some renamings would change again
+            names = [name + end for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
+            weight_conversions = [one for one in weight_conversions if not _renames(one, names)]
+        return super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-any-return]
+
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         # save_pretrained reverts what from_pretrained did to names and tensors. It would divide experts, which are
         # quantised together, and would give tensors other names than the metadata has. Without conversions to revert,
@@ -178,7 +185,10 @@ class JitgenQuantizer(HfQuantizer):
                         weight = parameter.dequantize(wanted).contiguous()
                         dense = made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
                     module._parameters[leaf] = dense
-        if self.conversions:  # files of the dense model have the names of the model's own checkpoints
+        # Files of the dense model have the names of the model's own checkpoints.
+        if self.pre_quantized:
+            model._weight_conversions = None  # has transformers look the model's conversions up
+        elif self.conversions:
             (model._weight_conversions,) = self.conversions
         return model
 
@@ -194,6 +204,13 @@ def _descriptions(files: Any) -> dict[str, str]:
     if files and not found:
         raise FormatError(f"{files[0]} has no weights of jitgen, which its config says it has")
     return found
+
+
+def _renames(conversion: Any, names: list[str]) -> bool:
+    """Whether a conversion of transformers gives one of ``names`` another name; ``PrefixChange`` is for files of a model
+    with another head or none."""
+    tried = copy.deepcopy(conversion)  # which remembers whether it was in use
+    return not isinstance(conversion, PrefixChange) and any(tried.rename_source_key(name)[0] != name for name in names)
 
 
 def _description(descriptions: Mapping[str, str], name: str, prefix: str) -> str | None:

@@ -22,6 +22,7 @@ transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="needs transformers 5: pip install transformers"
 )
 pytest.importorskip("jitgen.huggingface.quantizer")
+safe_open = pytest.importorskip("safetensors").safe_open
 
 _ONE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
 _TEXT = {**_ONE, "vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -34,6 +35,12 @@ _IMAGE = {**_ONE, "image_size": 32, "patch_size": 16}
 def _llava() -> Any:
     vision = transformers.CLIPVisionConfig(**_IMAGE, projection_dim=64)
     return transformers.LlavaConfig(vision_config=vision, text_config=transformers.LlamaConfig(**_TEXT))
+
+
+def _laguna() -> Any:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    layers = {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16}
+    return transformers.LagunaConfig(**_TEXT | experts | layers)
 
 
 def _hrm() -> Any:
@@ -51,6 +58,7 @@ MODELS: dict[str, tuple[str, Callable[[], Any], tuple[str, ...]]] = {
     "GPT-2": ("GPT2LMHeadModel", lambda: transformers.GPT2Config(**_GPT2), ("GPT2Model",)),
     "GPT-NeoX": ("GPTNeoXForCausalLM", lambda: transformers.GPTNeoXConfig(**_TEXT), ("GPTNeoXModel",)),
     "Mixtral": ("MixtralForCausalLM", lambda: transformers.MixtralConfig(**_EXPERTS), ("MixtralModel",)),
+    "Laguna, whose files have other names": ("LagunaForCausalLM", _laguna, ("LagunaModel",)),
     "gpt-oss": ("GptOssForCausalLM", lambda: transformers.GptOssConfig(**_EXPERTS, head_dim=16), ("GptOssModel",)),
     "HRM, whose projections are one tensor in files": ("HrmTextForCausalLM", _hrm, ("HrmTextModel",)),
     "BERT": (
@@ -126,3 +134,22 @@ def test_save_pretrained_and_every_loader(name: str, tmp_path: Path) -> None:
         assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.items())
     model.save_pretrained(tmp_path / "again")
     assert_same(kind.from_pretrained(tmp_path / "again"), model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_a_file_is_dense_again(name: str, tmp_path: Path) -> None:
+    kind = getattr(transformers, MODELS[name][0])
+    fresh(name).save_pretrained(tmp_path / "plain")
+    config = jitgen.JitgenConfig("int8", None)
+    kind.from_pretrained(tmp_path / "plain", quantization_config=config).save_pretrained(tmp_path / "quantized")
+    model = kind.from_pretrained(tmp_path / "quantized")
+    expected = {key: w.dequantize() for key, w in quantized(model.state_dict()).items()}
+    assert expected
+    model.dequantize()
+    model.save_pretrained(tmp_path / "dense")
+    found = kind.from_pretrained(tmp_path / "dense").state_dict()
+    assert [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)] == []
+    assert not quantized(found)
+    with safe_open(tmp_path / "plain" / "model.safetensors", "pt") as plain:
+        with safe_open(tmp_path / "dense" / "model.safetensors", "pt") as dense:
+            assert set(dense.keys()) == set(plain.keys())
