@@ -207,8 +207,10 @@ def _descriptions(files: Any) -> dict[str, str]:
 
 
 def _renames(conversion: Any, names: list[str]) -> bool:
-    """Whether a conversion of transformers gives one of ``names`` another name; ``PrefixChange`` is for files of a model
-    with another head or none."""
+    """Whether a conversion of transformers gives one of ``names`` another name.
+
+    ``PrefixChange`` is for files of a model with another head or none, and is never said to.
+    """
     tried = copy.deepcopy(conversion)  # which remembers whether it was in use
     return not isinstance(conversion, PrefixChange) and any(tried.rename_source_key(name)[0] != name for name in names)
 
@@ -251,7 +253,14 @@ class _Quantize(ConversionOps):
             formats = {key: tuple(one) if isinstance(one, list) else one for key, one in formats.items()}
         report = quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
         self.hf_quantizer.skipped.extend(report.skipped)
+        _mark_loaded(module, leaf)
         return alone.parameter
+
+
+def _mark_loaded(module: nn.Module, leaf: str) -> None:
+    """Keep transformers from initialising a module that has no other parameter; some models would write into it."""
+    if all(parameter is None for other, parameter in module._parameters.items() if other != leaf):
+        module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 class _Alone:
@@ -297,4 +306,6 @@ class _Deserialize(ConversionOps):
             suffix = key.rpartition(".")[2]
             tensors[f"{full_layer_name}.{suffix}"] = value[0] if isinstance(value, list) else value
         weight = io.from_tensors(tensors, full_layer_name, text)
+        name, _, leaf = full_layer_name.rpartition(".")
+        _mark_loaded(model.get_submodule(name), leaf)
         return {full_layer_name: nn.Parameter(weight, requires_grad=False)}

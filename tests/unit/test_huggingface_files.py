@@ -150,6 +150,22 @@ def test_a_model_of_a_file_is_dense_again(name: str, tmp_path: Path) -> None:
     found = kind.from_pretrained(tmp_path / "dense").state_dict()
     assert [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)] == []
     assert not quantized(found)
-    with safe_open(tmp_path / "plain" / "model.safetensors", "pt") as plain:
-        with safe_open(tmp_path / "dense" / "model.safetensors", "pt") as dense:
-            assert set(dense.keys()) == set(plain.keys())
+    plain, dense = (safe_open(tmp_path / name / "model.safetensors", "pt") for name in ("plain", "dense"))
+    assert set(dense.keys()) == set(plain.keys())
+
+
+@torch.no_grad()
+def test_a_model_that_initialises_rows_of_its_embedding(tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    kind = transformers.YoutuForCausalLM
+    torch.manual_seed(0)
+    dense = kind(transformers.YoutuConfig(**_TEXT, **sizes, num_key_value_heads=4))
+    dense.model.embed_tokens.weight.normal_()  # its row of padding too
+    dense.save_pretrained(tmp_path / "plain")
+    config = jitgen.JitgenConfig("int8", None, embeddings=True)
+    model = kind.from_pretrained(tmp_path / "plain", quantization_config=config)
+    weight = model.model.embed_tokens.weight
+    assert isinstance(weight, QTensor)
+    torch.testing.assert_close(weight.dequantize(), dense.model.embed_tokens.weight, atol=0.02, rtol=0)
+    model.save_pretrained(tmp_path / "quantized")
+    assert_same(kind.from_pretrained(tmp_path / "quantized"), model)
