@@ -87,9 +87,13 @@ def rejection(node: fx.Node) -> str | None:
         leaf
         for value in (value_of(node), *map(value_of, node.all_input_nodes))
         for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)
+        if isinstance(leaf, torch.Tensor)
     ]
     for tensor in tensors:
+        if weights.is_quantized(tensor):
+            if tensor.dim() == 3:
+                return f"{name} of all matrices of experts; a kernel takes one of them"
+            continue
         if tensor.device.type not in DEVICES:
             return f"{name} of a tensor on {tensor.device.type}"
         if tensor.layout != torch.strided:

@@ -31,17 +31,18 @@ def with_fakes(values: Sequence[Any]) -> list[Any]:
 def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
     """A context in which operations on ``tensors``, if they are real, are done and have real results: what is converted
     in place outlives the mode."""
-    is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not _is_recorded()
+    is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not is_recorded()
     return unset_fake_temporarily() if is_real else nullcontext()
 
 
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
+    """Whether operations are recorded into a graph (``make_fx``, AOTAutograd)."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))
 
 
 def _mode(values: Sequence[Any]) -> FakeTensorMode | None:
     """The mode that is active, or that made a fake tensor among ``values``; None where a recorder is active."""
-    if _is_recorded():
+    if is_recorded():
         return None
     active: FakeTensorMode | None = torch._C._get_dispatch_mode(_KEYS.FAKE)
     return active or next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)

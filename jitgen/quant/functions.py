@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensor
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import eager
+from jitgen.quant import eager, fakes
 from jitgen.quant.formats import find
 from jitgen.quant.remedies import remedy
 from jitgen.quant.storage import StoredWeight
@@ -360,6 +361,13 @@ def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
         if not plain or offs is None or bias is not None or weight.token.experts is None:
             refuse(func, (weight, input))
         result = input.new_zeros(input.shape[0], weight.shape[-1], dtype=out_dtype or input.dtype)
+        if fakes.is_recorded():
+            raise UnsupportedError(
+                f"{resolve_name(func) or func} of quantised experts cannot be recorded in a graph, since the number of "
+                "rows of an expert is data: use backend='jitgen' or 'eager' of torch.compile, or F.linear(x, w[i])"
+            )
+        if isinstance(offs, FakeTensor):
+            return result
         first = 0
         for index, last in enumerate(offs.tolist()):
             if last > first:
@@ -368,6 +376,13 @@ def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
         return result
 
     return grouped(*args, **kwargs)
+
+
+OPERATORS: dict[str, Handler] = dict.fromkeys(
+    ("transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback.default"), _grouped
+)
+"""Handlers of operators that other packages register, by name: transformers has its ``grouped_mm`` where torch's cannot
+be compiled."""
 
 
 @handles(torch.equal, T.equal)

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from jitgen.errors import FormatError
 from jitgen.quant import distributed, eager, exported, layouts, pickling
 from jitgen.quant.formats import check_group_size, find
-from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
+from jitgen.quant.functions import FUNCTIONS, METADATA, OPERATORS, refuse
 from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.storage import PORTABLE, StoredWeight, floating, settled
 from jitgen.quant.token import Token, intern
@@ -120,7 +120,7 @@ class QTensor(StoredWeight):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        handler = FUNCTIONS.get(func)
+        handler = FUNCTIONS.get(func) or OPERATORS.get(str(func))
         if handler is not None:
             return handler(func, args, kwargs or {})
         if str(func) == _INNER_TENSOR:

@@ -155,6 +155,31 @@ def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
         jitgen.quantize(plain, "fp8_e4m3.tensor")
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("spelling", ["torch", "transformers"])
+@torch.no_grad()
+def test_products_of_experts_are_compiled(spelling: str) -> None:
+    if spelling == "transformers":  # has an operator of its own for what torch.compile does not take
+        grouped = pytest.importorskip("transformers.integrations.moe")._grouped_mm
+    else:
+        grouped = getattr(F, "grouped_mm", None) or torch._grouped_mm
+    weight, x = jitgen.quantize(torch.randn(3, 32, 64), "int4", 32), torch.randn(15, 64)
+    dense = weight.dequantize(torch.float64)
+
+    def function(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return grouped(x, weight.mT, offs=offsets) * 2
+
+    for backend in ("jitgen", "eager"):
+        compiled = torch.compile(function, backend=backend)
+        for ends in ([5, 5, 15], [2, 4, 7]):
+            pieces = x[: ends[-1]].tensor_split(ends[:-1])
+            exact = torch.cat([piece.double() @ w.mT for piece, w in zip(pieces, dense, strict=True)]) * 2
+            found = compiled(x[: ends[-1]], weight, torch.tensor(ends, dtype=torch.int32))
+            torch.testing.assert_close(found, exact.float())
+    with pytest.raises(Exception, match="cannot be recorded in a graph"):
+        torch.compile(function, backend="aot_eager")(x, weight, torch.tensor([5, 5, 15], dtype=torch.int32))
+
+
 def test_a_tied_embedding_shares_its_codes() -> None:
     model, tokens = Tied(), torch.tensor([[3, 1, 4], [1, 5, 49]])
     before = model(tokens)
