@@ -8,7 +8,8 @@ does, its ``DispatchState`` looks in a table of all calls, and asks the ``Resolv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd import forward_ad
 
 from jitgen.call import observers, warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
-from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
+from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.quant import weights
@@ -56,6 +57,8 @@ class Dispatchers:
         """By the specialisation and the inputs that require grad."""
         self._resolvers: list[Resolver] = []
         """Of the forwards and backwards of these."""
+        self._of_one_call: deque[Resolver] = deque(maxlen=2 * MANY_TRACES)
+        """The last of traces that are for one call alone."""
         resolver.when_numbers_become_static = self.table.clear
 
     def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
@@ -110,33 +113,31 @@ class Dispatchers:
         key = id(specialization), wanted
         derivative = self._derivatives.get(key)
         if derivative is None:
+            is_for_one_call = specialization.traced.changes is not None
+            resolvers = self._of_one_call if is_for_one_call else self._resolvers
             derivative = Derivative(
                 specialization,
                 wanted,
-                lambda traced: self._launch(ResolverOfGraph(traced, resolver.routing)),
-                lambda function, name: self._launch(
-                    ResolverOfBackward(function, dataclasses.replace(resolver.routing, name=name))
+                lambda traced: _launch(ResolverOfGraph(traced, resolver.routing), resolvers),
+                lambda function, name: _launch(
+                    ResolverOfBackward(function, dataclasses.replace(resolver.routing, name=name)), resolvers
                 ),
             )
-            if specialization.traced.changes is None:  # else it is for this call alone
+            if not is_for_one_call:
                 self._derivatives[key] = derivative
         result = specialization.returned(derivative(inputs, numbers), environment)
         return GradientCall(specialization, derivative, captured), result
 
-    def _launch(self, resolver: Resolver) -> Launch:
-        """Runs what ``resolver``, of a forward or a backward, resolves."""
-        self._resolvers.append(resolver)
-        return _launch(resolver)
-
     @property
     def of_gradients(self) -> tuple[Specialization, ...]:
         """The specialisations of forwards and backwards of calls that compute gradients."""
-        return tuple(found for resolver in self._resolvers for found in resolver.specializations)
+        return tuple(found for resolver in (*self._resolvers, *self._of_one_call) for found in resolver.specializations)
 
     def forget(self) -> None:
         """Release everything resolved."""
         self.table.clear()
         self._resolvers.clear()
+        self._of_one_call.clear()
         self._derivatives.clear()
 
     def _add_unnested(self, args: tuple[Any, ...], kwargs: dict[str, Any], dispatcher: Dispatcher) -> None:
@@ -367,8 +368,9 @@ def traced_call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     return traced_call.call(resolver, leaves, tree)
 
 
-def _launch(resolver: Resolver) -> Launch:
-    """Runs what ``resolver`` resolves: a function of tensors and then numbers."""
+def _launch(resolver: Resolver, resolvers: MutableSequence[Resolver]) -> Launch:
+    """Runs what ``resolver``, which is added to ``resolvers``, resolves: a function of tensors and then numbers."""
+    resolvers.append(resolver)
     dispatchers = Dispatchers(resolver, Parameters(resolver.function))
     return lambda *leaves: dispatchers.find(leaves, None)(*leaves)
 

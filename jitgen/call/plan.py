@@ -175,8 +175,11 @@ class LaunchPlan:
         return out
 
     def _writes_results(self) -> bool:
-        """Whether kernels can write to ``out=``."""
-        return described_results(self._resolver.name, self._bound_launch.lowered) is not None
+        """Whether kernels can write to ``out=``; not where a call has results besides, which the function keeps."""
+        found = self._bound_launch
+        if found.specialization.traced.changes is not None:
+            return False
+        return described_results(self._resolver.name, found.lowered) is not None
 
     @property
     def _device(self) -> torch.device:

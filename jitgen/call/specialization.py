@@ -30,7 +30,7 @@ from jitgen.runtime import overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
-from jitgen.trace.traced import Sizes, Traced
+from jitgen.trace.traced import Output, Sizes, Traced
 
 
 @dataclass(repr=False)
@@ -200,7 +200,8 @@ class Specialization:
             return None, ()
         elif tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
             return tuple, ()
-        others = [leaf.value for leaf in leaves if leaf.index is None]
+        kept: tuple[Output, ...] = changes.kept if changes is not None else ()
+        others = [leaf.value for leaf in (*leaves, *kept) if leaf.index is None]
         flattened = [size for value in others for size in (value if isinstance(value, Sizes) else [value])]
         found = tuple(value for value in flattened if isinstance(value, Expr))
 
@@ -212,9 +213,12 @@ class Specialization:
                     return torch.Size(map(known, value))
                 return next(computed) if isinstance(value, Expr) else value
 
-            flat = [tensors[leaf.index] if leaf.index is not None else known(leaf.value) for leaf in leaves]
+            def values_of(outputs: Sequence[Output]) -> list[Any]:
+                return [tensors[each.index] if each.index is not None else known(each.value) for each in outputs]
+
+            flat = values_of(leaves)
             if changes is not None:
-                changes.make()
+                changes.make(values_of(kept))
             return pytree.tree_unflatten(flat, tree)
 
         return rebuild, found

@@ -13,6 +13,7 @@ import io
 import operator
 import random
 import types
+import weakref
 from abc import ABC
 from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ MAX_BYTES = 4096
 """The largest buffer that is compared at every call: beyond it comparing would take longer than most kernels."""
 
 _LOOK_UPS = (operator.attrgetter, operator.methodcaller)
+_WEAK = weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet
 _DRAWS = frozenset(vars(random)) - {"Random", "SystemRandom", "seed"}
 CHANGING_BUILTINS = frozenset({"globals", "eval", "exec", "__import__"})
 """Builtins that reach values by names which the code does not mention."""
@@ -52,6 +54,8 @@ def refusal(value: Any) -> tuple[str, str] | None:
         return LOOK_UP
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         return "is an iterator, which every look changes", "capture the list or tuple that it goes over"
+    if isinstance(value, _WEAK):
+        return "is a weak container, whose entries vanish with what they refer to", "capture a list or a dict of them"
     if isinstance(value, (set, frozenset)) and not all(map(_is_plain, value)):
         return "is a set of objects", "capture a list or tuple of them"
     if is_buffer(value) and snapshot(value) is None:

@@ -1,7 +1,8 @@
 """Tensors of a trace that user code keeps beyond it: stored on an object, or returned in what a call cannot rebuild.
 
-What a traced function stores elsewhere would be a proxy, and later calls, which launch kernels without running the
-function, would store nothing. So when the trace is over, every proxy and symbolic number must be gone.
+What the journal finds is stored again by each call (``kept.py``). What a traced function stores where the journal does
+not look would be a proxy, and later calls, which launch kernels without running the function, would store nothing. So
+when the trace is over, every proxy and symbolic number must be gone.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ under the locks that the function holds. They are taken back where the call rais
 Other threads may change the same objects meanwhile. So only what is still as the function left it is taken back, key by
 key, and no container is empty for a moment.
 
-Neighbours: ``escapes.py`` refuses changes that hold a tensor of the trace; ``call/resolver.py`` keeps a trace with
-changes for one call alone, so that each call makes its own.
+Neighbours: ``kept.py`` describes tensors of the trace in changes, and ``escapes.py`` refuses what it cannot describe;
+``call/resolver.py`` keeps a trace with changes for one call alone, so that each call makes its own.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import functools
 import threading
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from jitgen.trace import contents
 from jitgen.trace.captured import GUARDED, MISSING, same_value
+from jitgen.trace.kept import Exchange
 from jitgen.trace.mentions import is_library
 
 LRU_CACHE = type(functools.cache(len))
@@ -76,6 +77,10 @@ class Change:
     new: dict[Any, Any]
     keys: tuple[Any, ...]
 
+    def exchanged(self, exchange: Exchange) -> Change:
+        """The change with the leaves of its new contents exchanged."""
+        return replace(self, new={key: exchange(value) for key, value in self.new.items()})
+
     def make(self) -> None:
         """Make the change, after it was taken back."""
         self._replace(self.old, self.new)
@@ -122,19 +127,24 @@ class Changes:
 
     Attributes:
         path: one of the places, as a user would write it.
+        kept: what stands in the changes for each tensor and size that the call computes.
     """
 
-    def __init__(self, changes: list[Change], are_made: bool):
+    def __init__(self, changes: list[Change], are_made: bool, kept: Sequence[Any] = ()):
         self._changes = changes
         self._are_made = are_made
         self.path = changes[0].path
+        self.kept = tuple(kept)
 
-    def make(self) -> None:
-        """Make the changes, if they are not there. A second time does nothing."""
+    def make(self, values: Sequence[Any] = ()) -> None:
+        """Make the changes, with ``values`` in the place of ``kept``, if they are not there. A second time does
+        nothing."""
         if not self._are_made:
             self._are_made = True
+            known = {id(each): value for each, value in zip(self.kept, values, strict=True)}
+            exchange = Exchange(lambda leaf: known.get(id(leaf), leaf))
             for change in self._changes:
-                change.make()
+                change.exchanged(exchange).make()
         self._changes = []
 
     def undo(self) -> None:
@@ -177,9 +187,13 @@ def may_stay() -> bool:
     return _of_call.get() is not None
 
 
-def changes_of(found: list[Change], are_made: bool) -> Changes:
-    """``found``, to be taken back if the call in progress raises."""
-    changes, calls = Changes(found, are_made), _of_call.get()
+def changes_of(found: list[Change], are_made: bool, kept: Sequence[Any] = ()) -> Changes:
+    """``found``, to be taken back if the call in progress raises.
+
+    Args:
+        kept: what stands in them for tensors and sizes.
+    """
+    changes, calls = Changes(found, are_made, kept), _of_call.get()
     if are_made and calls is not None:
         calls.append(changes)
     return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 from jitgen.errors import TraceError
 from jitgen.ir.graph import Graph, Node
 from jitgen.quant import weights
-from jitgen.trace import escapes, journal, modes
+from jitgen.trace import escapes, journal, keeping, modes
 from jitgen.trace.captured import (
     MISSING,
     Captured,
@@ -33,7 +34,7 @@ from jitgen.trace.mentions import line_of_change
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
 from jitgen.trace.stand_ins import stand_ins
-from jitgen.trace.traced import Output, Sizes, Traced
+from jitgen.trace.traced import Output, Traced
 from jitgen.trace.tracer import InterceptFunctions, Trace
 from jitgen.trace.transforms import transforms_are_refused
 
@@ -69,13 +70,16 @@ def trace(
     """
     guards.asks_identity = False
     arguments = function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
-    state, traced, found = _run_once(*arguments)
+    state, traced, found, described, kept = _run_once(*arguments)
     if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
         journal.undo(found)
-        state, traced, found = _run_once(*arguments)
-    stay = runs and journal.may_stay() and not escapes.kept(guards.given)
-    if not stay:
+        state, traced, found, described, kept = _run_once(*arguments)
+    stay = runs and journal.may_stay() and not kept and not escapes.kept(guards.given)
+    if stay:
+        _set_context_variables(found)
+    else:
         journal.undo(found)
+    found = described  # without tensors of the trace, which are to be gone
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
     try:
         escapes.check(name, function, guards.given, others, state.captures.codes, found, state.captures.journal.caches)
@@ -85,31 +89,44 @@ def trace(
         raise
     if not found:
         return traced
-    changes = journal.changes_of(found, stay)
+    changes = journal.changes_of(found, stay, kept)
     # A trace that changed something is for one call alone: the next has to run the function, too.
     never = Captured(changes.path, lambda: MISSING, None)
     return replace(traced, guards=(*traced.guards, never), changes=changes)
 
 
-def _run_once(
+def _run_once(*arguments: Any) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
+    """A run of a function; what it changed, which is taken back if it raises; that as ``keeping.described`` returns it.
+
+    It runs in a copy of the context, since a context variable that had no value cannot lose one that it gets.
+    """
+    return contextvars.copy_context().run(_run_in_context, *arguments)
+
+
+def _run_in_context(
     function: Callable[..., Any],
     name: str,
     leaves: Sequence[Any],
     tree: pytree.TreeSpec,
     guards: Guards,
     *others: Any,
-) -> tuple[Trace, Traced, list[Change]]:
-    """A run of ``function``, and what it changed, which is taken back if it raises."""
+) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
     state = Trace(function, name, guards, *others)
     guards.given.clear()  # of the caller's own numbers
     try:
-        traced = _run(state, leaves, tree)
+        found = _run(state, leaves, tree)
     except BaseException:
         journal.undo(state.captures.journal.changed())
         raise
-    found = state.captures.journal.changed()
     state.forget_tensors()
-    return state, traced, found
+    return state, *found
+
+
+def _set_context_variables(changes: Sequence[Change]) -> None:
+    """Give context variables the values that a function has given them in a context of its own."""
+    for change in changes:
+        if isinstance(change.place.owner, contextvars.ContextVar):
+            change.place.write(change.new)
 
 
 @contextmanager
@@ -136,8 +153,10 @@ def _autograd_function_of(error: BaseException) -> str | None:
     return None
 
 
-def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
-    """Run the function of ``state``; see ``trace``."""
+def _run(
+    state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec
+) -> tuple[Traced, list[Change], list[Change], list[Output]]:
+    """Run the function of ``state``; see ``trace`` and ``_run_once``."""
     guards = state.guards
     known = {id(found.value): found.value for found in state.captures.tensors} if _asks_identity(state) else None
     arguments, keywords = pytree.tree_unflatten(
@@ -187,15 +206,18 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
     outputs: list[Node] = []
     returned: list[Output] = []
+    positions: dict[int, int] = {}
     for leaf in flat:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
             leaf = state.captured_proxy(leaf)
         if isinstance(leaf, TensorProxy):
+            positions.setdefault(id(leaf), len(outputs))
             returned.append(Output(len(outputs)))
             outputs.append(state.returned(leaf))
         else:
-            value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
-            returned.append(Output(None, value))
+            returned.append(Output(None, keeping.number(leaf)))
+    changes = state.captures.journal.changed()
+    described, kept = keeping.described(state, changes, (arguments, keywords), outputs, positions)
     graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
     state.captures.settle()
     captured_guards = list(state.captures.guards)
@@ -208,7 +230,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     # The trace has refused each that is used while gradients are enabled.
     needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
     under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
-    return Traced(
+    traced = Traced(
         graph,
         tuple(returned),
         result_tree,
@@ -217,6 +239,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         under_no_grad,
         follows_arguments=known is not None or state.captures.follows_arguments,
     )
+    return traced, changes, described, kept
 
 
 def _asks_identity(state: Trace) -> bool:

@@ -512,8 +512,14 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "eval": (lambda x: x * eval("2"), r"eval\(\) reaches values"),
     "large array": (lambda x: x * float(large[0]), "large is no buffer of 4096 bytes"),
     "set of objects": (lambda x: x * len(objects), "objects is a set of objects"),
+    "weak values": (lambda x: x * weak_values["a"].k, "weak_values is a weak container"),
+    "weak keys": (lambda x: weak_keys.__setitem__(holder, x), "weak_keys is a weak container"),
+    "weak set": (lambda x: x * len(weak_set), "weak_set is a weak container"),
 }
 objects = {holder}
+weak_values = weakref.WeakValueDictionary(a=config(k=2.0))
+weak_keys: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+weak_set = weakref.WeakSet([holder])
 
 
 @pytest.mark.parametrize("name", REFUSED)

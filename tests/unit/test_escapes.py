@@ -1,15 +1,18 @@
-"""What a traced function keeps of its tensors, or returns in objects that a call cannot rebuild, is refused."""
+"""What a function keeps of its tensors is stored at every call; what a call cannot rebuild is refused."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen.errors import TraceError
@@ -74,6 +77,58 @@ def appended(x: torch.Tensor) -> Any:
     return x * 2
 
 
+def stored_view(x: torch.Tensor) -> Any:
+    holder.last = x[0]
+    return x * 2
+
+
+def stored_nested(x: torch.Tensor) -> Any:
+    holder.last = {"a": [x + 1, (x.shape, 3)], "q": collections.deque([x], 4), "p": Pair(x * 2, None)}
+    log.append(holder.last["a"])
+    return x * 2
+
+
+def averaged(x: torch.Tensor) -> Any:
+    before = 0.0 if holder.last is None else holder.last
+    holder.last = before * 0.9 + x.mean(0).detach() * 0.1
+    return x - holder.last
+
+
+def cached(x: torch.Tensor) -> Any:
+    if not log:
+        log.append(x)
+    else:
+        log[0] = torch.cat([log[0], x])
+    return log[0].sum(0)
+
+
+def stored_and_updated(x: torch.Tensor) -> Any:
+    holder.last = x * 2
+    holder.last.add_(1)
+    log.append(holder.last)
+    return holder.last * 2
+
+
+def stored_list(x: torch.Tensor, values: list[int]) -> Any:
+    holder.last = values
+    return x * 2
+
+
+def stored_weakly(x: torch.Tensor) -> Any:
+    holder.last = [weakref.ref(x)]
+    return x * 2
+
+
+def stored_key(x: torch.Tensor) -> Any:
+    holder.last = {x + 1: 2}
+    return x * 2
+
+
+def stored_in_a_set(x: torch.Tensor) -> Any:
+    holder.last = {x + 1}
+    return x * 2
+
+
 @functools.lru_cache
 def ones(n: int) -> torch.Tensor:
     return torch.ones(n)
@@ -90,14 +145,26 @@ RETURNED: dict[str, tuple[Callable[..., Any], str]] = {
     "coroutine": (coroutine, "returns a coroutine"),
     "iterator without tensors": (lambda x: iter([1, 2]), "returns a list_iterator"),
 }
-KEPT: dict[str, tuple[Callable[..., Any], str, int]] = {
-    "attribute": (stored, "keeps a tensor in attribute 'last' of a Holder", 2),
-    "attribute and result": (stored_and_returned, "keeps a tensor in attribute 'last' of a Holder", 1),
+REFUSED: dict[str, tuple[Callable[..., Any], str, int]] = {
     "attribute's attribute": (stored_in_a_box, "keeps a tensor in", 1),
-    "argument": (stored_argument, "keeps a tensor in attribute 'last' of a Holder", 1),
-    "size": (stored_size, "keeps a number in attribute 'last' of a Holder", 1),
-    "list": (appended, "keeps a tensor in", 1),
+    "argument's container": (stored_list, "keeps its argument, a list, in attribute 'last' of a Holder", 1),
+    "weak reference": (stored_weakly, "keeps a weak reference to a tensor", 1),
+    "key": (stored_key, "keeps a tensor in", 1),
+    "set": (stored_in_a_set, "keeps a tensor in", 1),
     "cached function": (lambda x: x + ones(3), "keeps a tensor in", 0),
+}
+STORED: dict[str, Callable[..., Any]] = {
+    "attribute": stored,
+    "attribute and result": stored_and_returned,
+    "argument": stored_argument,
+    "view of an argument": stored_view,
+    "size": stored_size,
+    "number": stored_number,
+    "list": appended,
+    "nested": stored_nested,
+    "average": averaged,
+    "keys and values": cached,
+    "updated after it is stored": stored_and_updated,
 }
 
 
@@ -117,18 +184,63 @@ def test_objects_that_a_call_cannot_rebuild(name: str) -> None:
     assert f"{__file__}:{function.__code__.co_firstlineno}" in str(refused.value)
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept(name: str) -> None:
-    function, words, offset = KEPT[name]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_kept(name: str) -> None:
+    function, words, offset = REFUSED[name]
+    arguments = (x, [1, 2]) if name == "argument's container" else (x,)
     with pytest.raises(TraceError, match=words) as refused:
-        jitgen.jit(function)(x)
+        jitgen.jit(function)(*arguments)
+    assert (holder.last, log) == (None, [])
     if offset:
         assert f"{__file__}:{function.__code__.co_firstlineno + offset}" in str(refused.value), "the line that keeps it"
 
 
-def test_a_number_that_is_kept() -> None:
-    with pytest.raises(TraceError, match="keeps a number in attribute 'last'"):
-        jitgen.jit(stored_number)(x, 3)
+def kept() -> Any:
+    """What ``STORED`` functions keep, which is put back to what it was at first."""
+    found = holder.last, list(log)
+    holder.last = None
+    log.clear()
+    return found
+
+
+@pytest.mark.parametrize("route", ["plain", "gradients", "no grad", "bind"])
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_kept(name: str, route: str) -> None:
+    """The tensors that eager torch keeps, after each of several calls of other sizes; and what is one with what."""
+    function = STORED[name]
+    given = [torch.randn(rows, 3, requires_grad=route in ("gradients", "no grad")) for rows in (2, 2, 4)]
+    given = given[:1] * 3 if route == "bind" else given
+    seen: list[Any] = []
+    for called in (function, jitgen.jit(function)):
+        called = called.bind(given[0]) if route == "bind" and called is not function else called
+        steps = []
+        assert (holder.last, log) == (None, [])
+        for each in given:
+            each = each * 1 if route == "gradients" else each
+            with torch.set_grad_enabled(route != "no grad"):
+                result = called(each)
+            tensors = pytree.tree_leaves((result, holder.last, log, each))
+            tensors = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
+            same = [[left is right for right in tensors] for left in tensors]
+            steps.append((result, pytree.tree_map(lambda leaf: leaf, (holder.last, log)), same))
+            requires = [tensor.requires_grad for tensor in tensors]
+            steps.append(requires)
+        if route == "gradients":
+            wanted = [tensor for tensor in tensors if tensor.requires_grad]
+            steps.append(torch.autograd.grad(sum(tensor.sum() for tensor in wanted), given, allow_unused=True))
+        kept()
+        seen.append(steps)
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_calls_that_keep_tensors_release_them() -> None:
+    jitted, references = jitgen.jit(stored), []
+    for _ in range(3):
+        jitted(x)
+        references.append(weakref.ref(holder.last))
+    holder.last = None
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
 
 
 def test_reference_cycles_are_collected() -> None:

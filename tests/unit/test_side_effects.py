@@ -320,7 +320,11 @@ def test_objects(name: str, route: str) -> None:
         call = functools.partial(jitgen.jit(state), x)
     elif route == "vmap":
         call, eager = over_batch(jitted, state), over_batch(function, expected)
-        if "attribute" in name or "list of" in name or name in ("slot", "average in a buffer", "setattr", "vars"):
+        if (
+            "attribute" in name
+            or "list of" in name
+            or name in ("slot", "namespace", "average in a buffer", "setattr", "vars")
+        ):
             pytest.skip("eager torch keeps a tensor of the transform")
     elif route == "bind":
         before = described(state)
@@ -440,16 +444,43 @@ def test_nonlocal_variables() -> None:
         torch.testing.assert_close(jitted(X), X * number)
         assert seen() == (number, None)
     function, seen = counter(True)
-    with pytest.raises(TraceError, match="keeps a tensor in variable 'last'"):
-        jitgen.jit(function)(X)
-    assert seen() == (0, None)
+    jitted = jitgen.jit(function)
+    for number in (1, 2):
+        torch.testing.assert_close(jitted(X), X * number)
+        torch.testing.assert_close(seen(), (number, X * 2))
+
+
+def test_a_global_variable_keeps_a_tensor() -> None:
+    torch.testing.assert_close(jitgen.jit(sets_global_tensor)(X), X + 1)
+    torch.testing.assert_close(LAST, X * 2)
 
 
 def test_refused_variables_are_as_they_were() -> None:
+    def function(x: torch.Tensor) -> Any:
+        global LAST
+        LAST = [{x * 2}]
+        return x + 1
+
     with pytest.raises(TraceError, match="keeps a tensor in variable 'LAST'") as refused:
-        jitgen.jit(sets_global_tensor)(X)
+        jitgen.jit(function)(X)
     assert LAST is None
-    assert f"{__file__}:{sets_global_tensor.__code__.co_firstlineno + 2}" in str(refused.value)
+    assert f"{__file__}:{function.__code__.co_firstlineno + 2}" in str(refused.value)
+
+
+def test_a_context_variable_without_a_value_gets_none_by_a_refused_call() -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("fresh")
+
+    def function(x: torch.Tensor, refuses: bool) -> Any:
+        variable.set(3)
+        return x * 2 if refuses and x.sum() > 0 else x
+
+    jitted = jitgen.jit(function)
+    with pytest.raises(TraceError):
+        jitted(X, True)
+    jitted.source(X, False)
+    assert variable.get(None) is None
+    jitted(X, False)
+    assert variable.get() == 3
 
 
 def test_caches_hold_no_tensor_of_a_trace() -> None:
@@ -465,7 +496,16 @@ class Hidden:
         self.values: dict[str, Any] = {}
 
     def keep(self, value: Any) -> None:
+        object.__getattribute__(self, "val" + "ues")["last"] = value
+
+    def keep_by_name(self, value: Any) -> None:
         getattr(self, "val" + "ues")["last"] = value
+
+
+def test_what_a_name_leads_to_that_is_looked_up_is_kept() -> None:
+    hidden = Hidden()
+    jitgen.jit(lambda x: (hidden.keep_by_name(x * 2), x)[1])(X)
+    torch.testing.assert_close(hidden.values["last"], X * 2)
 
 
 def test_what_no_name_leads_to_is_emptied() -> None:
@@ -761,7 +801,7 @@ def test_attributes_of_a_thread() -> None:
     LOCAL.h = 0
 
     def keeps(x: torch.Tensor) -> torch.Tensor:
-        LOCAL.h = x * 2
+        LOCAL.h = {x * 2}
         return x + 1
 
     with pytest.raises(TraceError, match="keeps a tensor in attribute 'h'"):

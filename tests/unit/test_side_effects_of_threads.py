@@ -135,7 +135,7 @@ def test_what_other_threads_write_stays_where_a_call_is_refused() -> None:
         shared["calls"] += 1
         entered.set()
         written.wait(timeout=10)
-        shared["kept"] = x * 2
+        shared["kept"] = {x * 2}
         return x
 
     def write() -> None:
