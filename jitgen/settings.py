@@ -117,6 +117,7 @@ SETTINGS = {
         ),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),
+        Setting("JITGEN_NVRTCFLAGS", _words, (), "flags for NVRTC after jitgen's own, such as -lineinfo for profilers"),
         Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),
         Setting("JITGEN_TUNED", str, None, "directory of measured choices, read before those that jitgen ships"),
         Setting("JITGEN_TEMPLATES", str, None, "directory of templates to use in place of the built-in ones"),

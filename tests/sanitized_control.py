@@ -17,7 +17,7 @@ from jitgen.spec import KernelSource, Target
 ERRORS = {
     "memcheck": "data[64 + threadIdx.x] = 1.0f;",  # beyond the 64 elements
     "racecheck": "shared[threadIdx.x % 2] = threadIdx.x; data[threadIdx.x] = shared[(threadIdx.x + 1) % 2];",
-    "synccheck": "if (threadIdx.x % 32 < 16) __syncthreads();",  # half of a warp
+    "synccheck": "if (threadIdx.x % 32 < 16) __syncthreads(); data[threadIdx.x] = 1.0f;",  # half of a warp
     "initcheck": "data[threadIdx.x] = other[threadIdx.x];",  # nothing has written to `other`
 }
 """The tool that has to find an error, and the lines that make it."""

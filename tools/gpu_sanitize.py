@@ -39,6 +39,8 @@ SILENCE = 100.0
 """Seconds without a line of output, after which a process is taken to hang: a line is one problem."""
 SECONDS = 540.0
 WORKERS = 12
+EVERY_LANE = "-DJITGEN_EVERY_LANE_ARRIVES"
+"""What makes racecheck see the order that ``warp_arrive`` of ``barrier.cuh`` makes."""
 FOUND = 9
 """Exit status of compute-sanitizer where it has found an error."""
 SUMMARY = re.compile(r"^=+ ((?:RACECHECK|ERROR) SUMMARY: .*)$", re.MULTILINE)
@@ -69,6 +71,7 @@ def job(program: str | None, tool: str, backend: str, case: str, number: int = 0
     paths = [str(gpu_code.CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment["JITGEN_DEBUG"] = "0"  # a tool slows a kernel down, and a wait that is bounded would be over
+    environment["JITGEN_NVRTCFLAGS"] = " ".join(["-lineinfo", *([EVERY_LANE] if tool == "racecheck" else [])])
     return Job(f"{tool}, {case}, {backend}", command, SILENCE, environment)
 
 
@@ -87,7 +90,7 @@ def judged(finished: Finished) -> dict[str, Any]:
     row = {"tool": tool, "case": case, "backend": backend, "clean": clean, "closing": closing}
     if not clean:
         told = [line for line in finished.lines if line.startswith("===") or "wrong" in line or "Error" in line]
-        row["details"] = (told or list(finished.lines))[:DETAILS]
+        row["details"] = [*(told or list(finished.lines))[:DETAILS], f"exit status {finished.status}"]
     return row | {"seconds": round(finished.seconds, 1)}
 
 

@@ -12,10 +12,12 @@ import functools
 import importlib.metadata
 import json
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jitgen import settings
 from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, register_shortage
 
@@ -40,11 +42,16 @@ class Headers:
 
 
 def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
-    """The toolchain that compiles a source with headers of ``packages`` here; None if something is missing."""
+    """The toolchain that compiles a source with headers of ``packages`` here; None if something is missing.
+
+    Flags of ``JITGEN_NVRTCFLAGS`` are part of the version, so kernels built with others are not used.
+    """
     version = _nvrtc_version()
     headers = [find_headers(package) for package in packages]
     if version is None or None in headers:
         return None
+    added = settings.get("JITGEN_NVRTCFLAGS")
+    version = f"{version} {shlex.join(added)}" if added else version
     return Toolchain("nvrtc", version, tuple(pair for found in headers if found for pair in found.versions))
 
 
@@ -222,8 +229,7 @@ def _flags(source: KernelSource) -> list[str]:
         flags.append("-lineinfo")
     if source.option("maxrregcount"):
         flags.append(f"--maxrregcount={source.option('maxrregcount')}")
-    flags += source.option("flags", ())
-    return flags
+    return [*flags, *source.option("flags", ()), *settings.get("JITGEN_NVRTCFLAGS")]
 
 
 def _include_paths(source: KernelSource) -> list[str]:

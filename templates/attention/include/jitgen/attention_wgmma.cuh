@@ -70,7 +70,6 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
   using Block::tile_ticket;
   using Block::keys_at;
   using Block::values_at;
-  using Block::release;
   using AttentionResults<Config, Operands>::finish;
   using AttentionResults<Config, Operands>::finish_split;
   using AttentionResults<Config, Operands>::leave;
@@ -163,7 +162,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
 #pragma unroll
       for (int i = 0; i < Config::width / 2; ++i) sums[i] = 0.0f;
       if (piece.w == 0) {
-        release(query_empty());
+        warp_arrive(query_empty());
       } else {
         const Task task = operands.task(piece.x);
         const auto of_rows = operands.rows_of_thread(task, row + warp * 16 + lane / 4);
@@ -189,7 +188,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           multiply_keys(scores, ring.stage);
           cute::warpgroup_wait<0>();
           settle(scores);
-          release(key_empty(ring.stage));
+          warp_arrive(key_empty(ring.stage));
           rule(ticket);
           weigh(scores, rows, scale, factor);
           pack(weights, scores);
@@ -213,7 +212,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
               cute::warpgroup_wait<0>();
             }
             settle(scores);
-            release(key_empty(ring.stage));
+            warp_arrive(key_empty(ring.stage));
             rule(ticket);
             const bool moves = weigh(scores, rows, scale, factor);
             const int finished = of_values.stage;
@@ -224,7 +223,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
             cute::warpgroup_wait<0>();
             settle(sums);
-            release(value_empty(finished));
+            warp_arrive(value_empty(finished));
             pack(weights, scores);
             if (moves) {
 #pragma unroll
@@ -235,7 +234,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           multiply_values(sums, weights, of_values.stage);
           cute::warpgroup_wait<0>();
           settle(sums);
-          release(value_empty(of_values.stage));
+          warp_arrive(value_empty(of_values.stage));
           while (Config::masked && !ticket.ends) {
             ticket = next_ticket(ring, warpgroup);
             wait_for_turn();
@@ -245,7 +244,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
         } else {
           pass(ring);
         }
-        release(query_empty());
+        warp_arrive(query_empty());
       }
       if (Config::most_splits > 1 && splits > 1) {
         leave(sums, rows, fold);
@@ -269,9 +268,9 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
   }
   // Leaves out a tile that only other warpgroups see, which take as many turns as this one.
   JITGEN_DEVICE void pass(Ring& ring) const {
-    release(key_empty(ring.stage));
+    warp_arrive(key_empty(ring.stage));
     barrier_wait_in_place(value_full(ring.stage), ring.phase, "value_full");
-    release(value_empty(ring.stage));
+    warp_arrive(value_empty(ring.stage));
     ring.next();
   }
   // The warpgroup's own rows, which nothing else reads; it has read those before.

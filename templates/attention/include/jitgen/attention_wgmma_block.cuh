@@ -92,12 +92,12 @@ struct AttentionBlock {
 
   JITGEN_DEVICE void initialise() const {
     barrier_init(query_full(), 1);
-    barrier_init(query_empty(), Shape::consumers / 32);
+    barrier_init(query_empty(), Shape::consumers / 32 * warp_arrivals);
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(key_full(stage), Config::key_copied ? 1 : 128);
       barrier_init(value_full(stage), Config::value_copied ? 1 : 128);
-      barrier_init(key_empty(stage), Shape::consumers / 32);
-      barrier_init(value_empty(stage), Shape::consumers / 32);
+      barrier_init(key_empty(stage), Shape::consumers / 32 * warp_arrivals);
+      barrier_init(value_empty(stage), Shape::consumers / 32 * warp_arrivals);
     }
     barrier_init_fence();
   }
@@ -116,11 +116,6 @@ struct AttentionBlock {
     const int each = (all + Operands::ranges - 1) / Operands::ranges;
     const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
     return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
-  }
-  // All lanes have read what the producer may overwrite now: a ticket, and with wgmma a tile.
-  JITGEN_DEVICE void release(uint32_t barrier) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
   }
   // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Weights are 2^(score * factor - base).
   struct Rows {

@@ -67,7 +67,6 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   using Block::tickets;
   using Block::tile_ticket;
   using Block::words;
-  using Block::release;
 
   // The products of this warpgroup's items with a tile's: pair 0 gives scores, pair 1 the gradients of weights.
   template <int pair, int length>
@@ -171,7 +170,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
         cute::warpgroup_wait<0>();
         settle(sums0);
         if constexpr (has_second) settle(sums1);
-        if (finished >= 0) release(tile_empty(finished));
+        if (finished >= 0) warp_arrive(tile_empty(finished));
         finished = -1;
       };
       while (true) {
@@ -202,7 +201,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           settle(scores);
           settle(sums0);
           if constexpr (Config::overlap) {
-            if (finished >= 0) release(tile_empty(finished));
+            if (finished >= 0) warp_arrive(tile_empty(finished));
             finished = stage;
           }
           const bool open = ticket.open(warpgroup);
@@ -233,7 +232,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
         } else {
           if constexpr (Config::overlap) finish_products();
           barrier_wait_in_place(tile_full(stage, 1), ring.phase, "tile_full");
-          release(tile_empty(stage));
+          warp_arrive(tile_empty(stage));
         }
         ring.next();
         if (ticket.ends()) break;
@@ -241,7 +240,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       if constexpr (Config::overlap) finish_products();
       const Task of_results = operands.task(tickets()->x, 0);
       const int row = tickets()->y + int(threadIdx.x / 32) * 16;
-      release(block_empty());
+      warp_arrive(block_empty());
       finish<0, Config::columns0>(of_results, row, sums0);
       if constexpr (has_second) finish<1, Config::columns1>(of_results, row, sums1);
     }

@@ -128,11 +128,11 @@ struct BackwardBlock {
 
   JITGEN_DEVICE void initialise() const {
     barrier_init(block_full(), Shape::copiers);
-    barrier_init(block_empty(), Shape::consumers / 32);
+    barrier_init(block_empty(), Shape::consumers / 32 * warp_arrivals);
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(tile_full(stage, 0), Shape::copiers);
       barrier_init(tile_full(stage, 1), Shape::copiers);
-      barrier_init(tile_empty(stage), Shape::consumers / 32);
+      barrier_init(tile_empty(stage), Shape::consumers / 32 * warp_arrivals);
     }
     barrier_init_fence();
   }
@@ -147,11 +147,6 @@ struct BackwardBlock {
   // The longest pieces come first: under most masks the last rows of Q see most keys, and most rows see the first keys.
   static JITGEN_DEVICE int first_of(const Piece& piece, const PieceWalk& walk) {
     return (Config::first_are_long ? walk.row_blocks - 1 - piece.row_block : piece.row_block) * Shape::block;
-  }
-  // All lanes have read what the producer may overwrite now.
-  JITGEN_DEVICE void release(uint32_t barrier) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
   }
 
   // ------------------------------------------------------------------------------------------------------- the producer

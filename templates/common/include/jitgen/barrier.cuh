@@ -28,6 +28,28 @@ JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same 
 JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// How often a warp arrives at a barrier that says that all of its lanes have read something: one lane does, after a
+// __syncwarp(). racecheck (compute-sanitizer of CUDA 13.0) does not see that this orders the other lanes' reads, and
+// reports the textbook form of it as a race. Where it watches, every lane arrives: what is reported then is one.
+#ifdef JITGEN_EVERY_LANE_ARRIVES
+constexpr int warp_arrivals = 32;
+#else
+constexpr int warp_arrivals = 1;
+#endif
+// `blocks`: of the cluster, each of which has the barrier.
+template <int blocks = 1>
+JITGEN_DEVICE void warp_arrive(uint32_t barrier) {
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+  if constexpr (blocks == 1) {
+    if (lane < warp_arrivals) barrier_arrive(barrier);
+  } else {
+#pragma unroll
+    for (int turn = 0; turn < warp_arrivals; ++turn) {
+      if (lane < blocks) barrier_arrive_at(barrier, lane);
+    }
+  }
+}
 #ifdef JITGEN_BOUNDED_WAITS
 JITGEN_DEVICE void barrier_bounded_wait(uint32_t barrier, uint32_t parity, const char* name) {
   const BoundedWait wait(name);

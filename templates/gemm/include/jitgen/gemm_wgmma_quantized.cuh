@@ -191,12 +191,7 @@ struct QuantizedKernel {
   // ------------------------------------------------------------------------------------------------------- consumers
 
   JITGEN_DEVICE void release(int stage) const {  // by each consumer warp, for every block that writes to the stage
-    const int lane = threadIdx.x % 32;
-    if constexpr (Config::multicast > 1) {
-      if (lane < Config::multicast) barrier_arrive_at(empty(stage), lane);
-    } else {
-      if (lane == 0) barrier_arrive(empty(stage));
-    }
+    warp_arrive<Config::multicast>(empty(stage));
   }
 
   JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring) const {
@@ -314,7 +309,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1 + (Shape::side_bytes > 0 ? 32 : 0));
-      barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast);
+      barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast * warp_arrivals);
     }
     barrier_init_fence();
   }
