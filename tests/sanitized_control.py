@@ -32,12 +32,21 @@ def source(tool: str, target: Target) -> KernelSource:
     return KernelSource(name, "cuda", "nvrtc", target, text)
 
 
-def run(tool: str) -> None:
-    """Launch the kernel whose error ``tool`` finds."""
+def run(tool: str, backend: str) -> None:
+    """Launch the kernel whose error ``tool`` finds; of Triton there is one, beyond its operand as memcheck's is."""
+    if backend == "triton":
+        from tests import sanitized_control_triton
+
+        sanitized_control_triton.run(torch.zeros(THREADS).cuda())
+    else:
+        _run_cuda(tool)
+    with contextlib.suppress(RuntimeError):  # memcheck ends the context at the first error
+        torch.cuda.synchronize()
+
+
+def _run_cuda(tool: str) -> None:
     kernel = source(tool, cuda.target_of(0))
     data, other = torch.zeros(THREADS).cuda(), torch.empty(THREADS, device="cuda")
     function = cuda.load(nvrtc.compile(kernel).files["kernel.cubin"], kernel.name, 0)
     launch = cuda.Launch(function, "PP", (None, None), (1, 1, 1), (THREADS, 1, 1))
     launch(cuda.current_stream(0), data.data_ptr(), other.data_ptr())
-    with contextlib.suppress(RuntimeError):  # memcheck ends the context at the first error
-        torch.cuda.synchronize()

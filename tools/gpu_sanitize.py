@@ -39,8 +39,8 @@ SILENCE = 100.0
 """Seconds without a line of output, after which a process is taken to hang: a line is one problem."""
 SECONDS = 540.0
 WORKERS = 12
-EVERY_LANE = "-DJITGEN_EVERY_LANE_ARRIVES"
-"""What makes racecheck see the order that ``warp_arrive`` of ``barrier.cuh`` makes."""
+RACECHECK = "-DJITGEN_RACECHECK"
+"""What makes ``barrier.cuh`` order accesses in ways that racecheck sees."""
 FOUND = 9
 """Exit status of compute-sanitizer where it has found an error."""
 SUMMARY = re.compile(r"^=+ ((?:RACECHECK|ERROR) SUMMARY: .*)$", re.MULTILINE)
@@ -71,7 +71,7 @@ def job(program: str | None, tool: str, backend: str, case: str, number: int = 0
     paths = [str(gpu_code.CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment["JITGEN_DEBUG"] = "0"  # a tool slows a kernel down, and a wait that is bounded would be over
-    environment["JITGEN_NVRTCFLAGS"] = " ".join(["-lineinfo", *([EVERY_LANE] if tool == "racecheck" else [])])
+    environment["JITGEN_NVRTCFLAGS"] = " ".join(["-lineinfo", *([RACECHECK] if tool == "racecheck" else [])])
     return Job(f"{tool}, {case}, {backend}", command, SILENCE, environment)
 
 
@@ -115,7 +115,7 @@ def inside(tool: str, backend: str, case: str) -> int:
     if case == CONTROL:
         from tests import sanitized_control
 
-        sanitized_control.run(tool)
+        sanitized_control.run(tool, backend)
         return 0
     wrong = 0
     for number, problem in enumerate(each for each in sanitized.PROBLEMS if each.case == case):
@@ -156,7 +156,8 @@ def main() -> int:
         bare = [job(program, BARE, backend, case) for case in cases for backend in backends]
         rows = list(run(bare, options.workers, deadline))
         broken = {(row["case"], row["backend"]) for row in rows if row["closing"].startswith("killed")}
-        watched = [job(program, tool, "cuda", CONTROL, number) for number, tool in enumerate(tools)]
+        controls = [*((tool, "cuda") for tool in tools), *([("memcheck", "triton")] if "memcheck" in tools else [])]
+        watched = [job(program, tool, backend, CONTROL, at) for at, (tool, backend) in enumerate(controls)]
         for case, backend in ((case, backend) for case in cases for backend in backends):
             if (case, backend) not in broken:  # what hangs alone would hang again
                 watched += [job(program, tool, backend, case, len(watched) + at) for at, tool in enumerate(tools)]

@@ -25,7 +25,7 @@ struct BoundedWait {
 
 // Arrivals since the kernel began. Barriers of the same id and other numbers of threads are counted apart.
 struct Arrivals {
-  static constexpr int ids = 16, sizes = 3, warps = 32;
+  static constexpr int ids = 16, sizes = 5, warps = 32;
   uint32_t named[ids][sizes];       // threads
   uint32_t of_cluster;              // warps; only that of the cluster's first block counts
   uint32_t cluster_target[warps];   // what each warp of this block waits for
@@ -37,7 +37,8 @@ JITGEN_DEVICE Arrivals& arrivals() {
 // Counts the threads of named barrier `id` among `threads`.
 template <int threads>
 JITGEN_DEVICE uint32_t& group_counter(int id) {
-  return arrivals().named[id][threads == 128 ? 0 : threads == 256 ? 1 : 2];
+  static_assert(threads == 32 || threads % 128 == 0 && threads <= 512, "a counter for each number of threads");
+  return arrivals().named[id][threads / 128];
 }
 JITGEN_DEVICE bool has_come(uint32_t count, uint32_t target) { return int32_t(count - target) >= 0; }
 
