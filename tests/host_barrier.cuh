@@ -27,6 +27,13 @@ inline void barrier_arrive_expect(uint32_t barrier, int bytes) {
   barrier_at(barrier).bytes += bytes;
   barrier_arrive(barrier);
 }
+constexpr int warp_arrivals = 1;
+template <int blocks = 1>
+inline void warp_arrive(uint32_t barrier) {
+  static_assert(blocks == 1, "the host has no clusters");
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
 inline void barrier_copied(uint32_t barrier, int bytes) {
   barrier_at(barrier).bytes -= bytes;
   barrier_at(barrier).turn();

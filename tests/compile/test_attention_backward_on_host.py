@@ -77,7 +77,11 @@ def test_against_float64(rule: Callable[..., Any], rows: int, keys: int, depth: 
 @pytest.mark.parametrize(
     ("written", "instead", "name"),
     [
-        ("barrier_init(tile_empty(stage), Shape::consumers / 32)", "barrier_init(tile_empty(stage), 99)", "tile_empty"),
+        (
+            "barrier_init(tile_empty(stage), Shape::consumers / 32 * warp_arrivals)",
+            "barrier_init(tile_empty(stage), 99)",
+            "tile_empty",
+        ),
         ("barrier_init(block_full(), Shape::copiers)", "barrier_init(block_full(), 1)", "block_full"),
     ],
 )

@@ -153,10 +153,10 @@ def test_a_product_that_miscounts(fault: str) -> None:
 
 OF_BACKWARD = {
     "a role that skips its arrival": (
-        "          release(tile_empty(stage));\n", "", r"hangs: .*tile_empty\(stage\) .*initialised for 8"
+        "          warp_arrive(tile_empty(stage));\n", "", r"hangs: .*tile_empty\(stage\) .*initialised for 8"
     ),
     "the last piece is not released": (
-        "      release(block_empty());\n      finish<0", "      finish<0", r"hangs: .*block_empty\(\)"
+        "      warp_arrive(block_empty());\n      finish<0", "      finish<0", r"hangs: .*block_empty\(\)"
     ),
     "one thread for a warp": (
         "barrier_init(block_full(), Shape::copiers);", "barrier_init(block_full(), 1);", r"block_full\(\).*for 1: "

@@ -223,3 +223,19 @@ def test_the_same_source_gives_the_same_bytes_elsewhere(tmp_path, monkeypatch: p
     key, digests = json.loads(answer.stdout)
     assert key == artifact.key
     assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in artifact.files.items()}
+
+
+def test_added_flags_come_last_and_make_another_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = source('extern "C" __global__ void kernel(float* x) { x[threadIdx.x] = ADDED; }')
+    monkeypatch.setenv("JITGEN_NVRTCFLAGS", "-lineinfo -DADDED=3.0f")
+    tools, added = nvrtc.toolchain(), nvrtc.compile(kernel)
+    assert tools is not None
+    assert tools.version.endswith(" -lineinfo -DADDED=3.0f")
+    assert added.meta["toolchain"] == str(tools)
+    assert "kernel.cu" in added.files["kernel.ptx"].decode()  # the line of an instruction
+    monkeypatch.setenv("JITGEN_NVRTCFLAGS", "-DADDED=4.0f")
+    assert nvrtc.compile(kernel).key != added.key
+    monkeypatch.delenv("JITGEN_NVRTCFLAGS")
+    assert nvrtc.toolchain() != tools
+    with pytest.raises(CompileError, match="ADDED"):
+        nvrtc.compile(kernel)
