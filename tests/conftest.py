@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import hangs, interpreter
+from tests import compiled_once, hangs, interpreter
 from tests.hangs import pytest_configure, pytest_runtest_protocol  # noqa: F401  (hooks)
 
 # Before anything imports torch: threads that spin while they wait take the other worker's processors.
@@ -62,9 +63,13 @@ def session_store() -> Iterator[Path]:
         except OSError:  # a checkout that cannot be written
             store = Path(temporary)
         patched.setenv("JITGEN_CACHE_DIR", str(store))
+        compiler = shutil.which(compiled_once.PROGRAM)
+        objects = store.parent / "objects"
+        if compiler is not None:
+            patched.setenv("PATH", compiled_once.on_path(compiler, str(objects), temporary))
         yield store
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
-        _prune(store)
+        _prune(store, objects)
 
 
 def _kept_store() -> Path:
@@ -78,12 +83,13 @@ def _kept_store() -> Path:
     return KEPT / folders_digest(*(CHECKOUT / "jitgen" / name for name in ("compile", "store", "runtime")))[:16]
 
 
-def _prune(store: Path) -> None:
+def _prune(store: Path, objects: Path) -> None:
     from jitgen.store import Store
 
     Store(store).prune(KEPT_BYTES)
+    compiled_once.prune(str(objects))
     for other in KEPT.glob("*"):
-        if other != store:
+        if other not in (store, objects):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -113,6 +119,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             where, case = mark.kwargs["where"], item.callspec.params  # type: ignore[attr-defined]
             if not where(**{name: case[name] for name in inspect.signature(where).parameters}):
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Sets what is in memory now apart from what tests make: looking through all of torch and all tests for cycles takes
+    half a second, which every refused trace does (``jitgen/trace/escapes.py``)."""
+    gc.collect()
+    gc.freeze()
 
 
 # ------------------------------------------------------------------------------------------------------ processor time
