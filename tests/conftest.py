@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,17 +115,46 @@ def own_flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``quick``, the cases for which its condition does not hold are slow."""
+    """Of a test marked ``quick``, the cases for which its condition does not hold are slow; of one marked ``covering``,
+    those that are in no covering array."""
+    covering: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("covering") is not None and item.get_closest_marker("slow") is None:
+            covering.setdefault(item.nodeid.partition("[")[0], []).append(item)
         for mark in item.iter_markers("quick"):
             where, case = mark.kwargs["where"], item.callspec.params  # type: ignore[attr-defined]
             if not where(**{name: case[name] for name in inspect.signature(where).parameters}):
                 item.add_marker(pytest.mark.slow)
 
+    for cases in covering.values():
+        (strength,) = cases[0].get_closest_marker("covering").args  # type: ignore[union-attr]
+        chosen = covering_array([case.callspec.params for case in cases], strength)  # type: ignore[attr-defined]
+        for number in set(range(len(cases))) - chosen:
+            cases[number].add_marker(pytest.mark.slow)
+
+
+def covering_array(cases: Sequence[Mapping[str, object]], strength: int) -> set[int]:
+    """Few of ``cases``, by number, that have all combinations of the values of ``strength`` parameters that occur.
+
+    The next one is always that with most combinations that were missing, and of several such that with the rarest ones.
+
+    Args:
+        cases: the parameters of each, by name; equal values are one object.
+    """
+    values = [sorted((name, id(value)) for name, value in case.items()) for case in cases]
+    has = [set(itertools.combinations(each, strength)) for each in values]
+    counts: Counter[Any] = Counter()
+    chosen: set[int] = set()
+    while missing := set().union(*has) - counts.keys():
+        best = max(range(len(cases)), key=lambda n: (len(has[n] & missing), -sum(counts[each] for each in has[n])))
+        chosen.add(best)
+        counts.update(has[best])
+    return chosen
+
 
 def pytest_collection_finish() -> None:
-    """Sets what is in memory now apart from what tests make: looking through all of torch and all tests for cycles takes
-    half a second, which every refused trace does (``jitgen/trace/escapes.py``)."""
+    """Takes what is in memory now out of the garbage collector's sight. Going through all of torch and all tests takes
+    half a second, and every refused trace has them gone through (``jitgen/trace/escapes.py``)."""
     gc.collect()
     gc.freeze()
 

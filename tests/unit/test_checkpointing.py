@@ -54,6 +54,7 @@ def check(function: Callable[..., Any], name: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_decorated", [True, False])
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.covering(2)
 def test_random_numbers_of_the_backward_are_those_of_the_forward(
     name: str, is_decorated: bool, backend: str | None
 ) -> None:
@@ -63,6 +64,7 @@ def test_random_numbers_of_the_backward_are_those_of_the_forward(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.covering(1)
 def test_nested_checkpoints(use_reentrant: bool, backend: str | None) -> None:
     function = jitgen.jit(RANDOM["dropout"])
 
@@ -90,6 +92,7 @@ def saves_products(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkp
 
 @pytest.mark.parametrize("backend", [None, "aot_eager", "jitgen"])
 @pytest.mark.parametrize("is_decorated", [True, False])
+@pytest.mark.covering(1)
 def test_selective_checkpointing(is_decorated: bool, backend: str | None) -> None:
     def dropped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.dropout((x @ weight).sin(), 0.5)

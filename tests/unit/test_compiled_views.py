@@ -196,6 +196,7 @@ def test_updates_through_views_are_seen(function: Callable[..., Any]) -> None:
     "function", [RowForEachLayer(), read_after_update, across_a_break, results_that_alias], ids=name_of
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["dynamic", "training"])
+@pytest.mark.covering(1)
 def test_updates_through_views_with_symbolic_sizes_and_gradients(function: Callable[..., Any], grad: bool) -> None:
     check(function, square, grad, dynamic=None if grad else True)
 
@@ -206,6 +207,7 @@ SEEDS = (3, 26, 57, 88)
 
 @pytest.mark.parametrize("mode", ["plain", "breaks", "grad", "dynamic"])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.covering(1)
 def test_random_programs_of_views(seed: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most are cut into programs of few nodes, so that views and their tensors are in different ones."""
     if mode == "grad":  # an argument that requires grad and gets a constant is updated by torch

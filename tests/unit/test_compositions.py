@@ -144,6 +144,7 @@ def test_batch_norm_moves_running_statistics() -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("momentum", [0.1, 0.0, None])
+@pytest.mark.covering(1)
 def test_batch_norm_of_a_module_in_training(momentum: Any, grad: bool) -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:

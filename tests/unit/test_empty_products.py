@@ -32,6 +32,7 @@ def gated(x: Any, w: Any) -> Any:
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize(("backend", "target"), [*TARGETS, ("cpp", None)])
+@pytest.mark.covering(1)
 def test_empty_products_are_lowered(backend: str, target: str | None, kind: str) -> None:
     dtype = WEIGHTS[kind]
     extra = {} if dtype else {"format": kind}

@@ -280,6 +280,7 @@ def test_gradients_have_the_dtype_of_their_tensors_and_are_summed_in_float32(dty
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.covering(1)
 def test_an_extremum_of_values_that_are_computed_in_more_bits_than_their_dtype(name: str, dtype: torch.dtype) -> None:
     """What is equal to the extremum as eager torch would have stored both shares its gradient."""
     x, b = (torch.randn(70, 33, dtype=dtype).requires_grad_(), torch.randn(33, dtype=dtype).requires_grad_())
@@ -498,6 +499,7 @@ def test_the_padding_of_an_embedding_gets_no_gradient(padding: int | None) -> No
 
 @pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.covering(1)
 def test_of_equal_elements_the_one_that_the_index_names_has_the_gradient(kind: str, keepdim: bool) -> None:
     x = torch.tensor([[1.0, 3.0, 3.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     check(lambda x: getattr(torch, kind)(x, 1, keepdim).values ** 2, x)
@@ -509,6 +511,7 @@ def test_of_equal_elements_the_one_that_the_index_names_has_the_gradient(kind: s
 @pytest.mark.parametrize("dim", [None, -1, (0, 1)])
 @pytest.mark.parametrize("correction", [3, 6, 7])
 @pytest.mark.parametrize("of", ["var", "std", "var_mean"])
+@pytest.mark.covering(2)
 def test_a_variance_without_degrees_of_freedom(dim: Any, correction: int, of: str) -> None:
     x = torch.tensor([[1.0, 5.0, 2.0], [3.0, 3.0, 3.0]], dtype=torch.float64, requires_grad=True)
 

@@ -242,6 +242,7 @@ def test_the_first_of_equal_elements_has_the_gradient_of_max_pooling(name: str, 
 @pytest.mark.parametrize("rank", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("return_indices", [False, True])
+@pytest.mark.covering(1)
 def test_the_first_of_equal_elements_has_the_gradient_of_adaptive_max_pooling(
     rank: int, size: int, return_indices: bool
 ) -> None:
@@ -290,6 +291,7 @@ def test_a_row_that_a_mask_of_numbers_hides_has_gradients_of_zero(kind: str) -> 
 
 @pytest.mark.parametrize("route", ["eager", "jit", pytest.param("compile", marks=pytest.mark.slow), "func"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.covering(1)
 def test_the_gradient_through_a_quantised_weight_has_the_accuracy_of_the_activation(
     dtype: torch.dtype, route: str
 ) -> None:

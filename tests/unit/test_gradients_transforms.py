@@ -46,6 +46,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("function", [loss, stopped])
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.covering(1)
 def test_transforms_are_those_of_torch(transform: str, function: Function) -> None:
     args = tuple(torch.randn(*shape).double() for shape in ((4, 3), (5, 2, 4), (5, 2, 3)))
     run = TRANSFORMS[transform]

@@ -62,6 +62,7 @@ def save(directory: Path, text: str, target: Target) -> str:
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 12345])
+@pytest.mark.covering(2)
 def test_a_kernel_runs(tmp_path: Path, target: Target, packed: bool, size: int) -> None:
     path = save(tmp_path, SCALE + "JITGEN_PACKED_ENTRY(scale)\n" * packed, target)
     assert (cpu.load_packed(path, "scale") is not None) == packed

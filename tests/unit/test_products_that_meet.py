@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,15 +42,19 @@ FUNCTIONS = (scores, scores_of_heads, attention, as_a_weight)
 FORMATS = ("int4", "uint4", "int8", "nf4", "fp8_e4m3", "mxfp4", "ternary")
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.quick(where=lambda format: format == "int4")
-def test_against_float64(format: str) -> None:
+CASES = [(FUNCTIONS, "int4", (rows,)) for rows in (1, 2, 33, 64)]
+CASES += [((scores, attention), format, (1, 33)) for format in FORMATS[1:]]
+
+
+@pytest.mark.parametrize(("functions", "format", "numbers_of_rows"), CASES)
+@pytest.mark.quick(where=lambda format, numbers_of_rows: format == "int4" and numbers_of_rows[0] in (1, 33))
+def test_against_float64(functions: tuple[Any, ...], format: str, numbers_of_rows: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     weights = [jitgen.quantize(torch.randn(WIDTH, WIDTH) / WIDTH**0.5, format) for _ in range(3)]
     exact = [weight.dequantize(torch.float64) for weight in weights]
-    for function in FUNCTIONS if format == "int4" else (scores, attention):
+    for function in functions:
         compiled = jitgen.jit(function)
-        for rows in (1, 2, 33, 64) if format == "int4" else (1, 33):
+        for rows in numbers_of_rows:
             x = torch.randn(rows, WIDTH)
             expected = function(x.double(), *exact)
             # Sums of WIDTH products of float32, each rounded once, of elements as large as the largest.
@@ -58,6 +64,7 @@ def test_against_float64(format: str) -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.covering(1)
 def test_are_kernels_of_gpus(function: object, backend: str) -> None:
     weights = [jitgen.quantize(torch.randn(WIDTH, WIDTH), "int4", 32) for _ in range(3)]
     for rows in (1, 2, 33, 64):

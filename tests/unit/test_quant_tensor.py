@@ -252,6 +252,7 @@ def test_a_module_moves_and_is_copied() -> None:
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.covering(1)
 def test_state_dicts(layout: str, assign: bool) -> None:
     source, target = Tied(), Tied()
     weight = target.first.weight.with_layout(layout)

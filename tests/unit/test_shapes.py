@@ -406,6 +406,7 @@ def _copy_by_an_embedding(x: Any, i: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("index", [1, -1])
+@pytest.mark.covering(1)
 def test_what_an_integer_tensor_without_dimensions_selects_is_a_view(function: Callable[..., Any], index: int) -> None:
     """An update of ``x[i]`` is one of ``x``, and of ``x`` one of it; beside a list and in an embedding it is a copy."""
     check(function, data(3, 3), torch.tensor(index))

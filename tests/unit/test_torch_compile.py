@@ -233,6 +233,7 @@ def test_an_update_where_torch_traces_is_an_update() -> None:
     ids=["elementwise", "reduction", "product"],
 )
 @pytest.mark.parametrize("in_dims", [(0, None), (1, None), (0, 0)])
+@pytest.mark.covering(1)
 def test_vmap(function: Callable[..., Any], in_dims: Any) -> None:
     x = torch.randn(3, 3, 5)
     w = torch.randn(3, 5) if in_dims[1] is None else torch.randn(3, 3, 5)
