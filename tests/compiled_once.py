@@ -31,13 +31,14 @@ def on_path(program: str, kept: str, directory: str) -> str:
         program: the machine's compiler.
         kept: where object files are kept, for all processes of a run and for the next run.
     """
+    import shlex  # not in the program itself
+
     os.makedirs(kept, exist_ok=True)
     path = os.path.join(directory, PROGRAM)
+    call = f"compiled_once.compile({program!r}, {kept!r}, sys.argv[1:])"
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import compiled_once; {call}"
     with open(path, "w") as file:
-        file.write(
-            f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
-            f"import compiled_once\ncompiled_once.compile({program!r}, {kept!r}, sys.argv[1:])\n"
-        )
+        file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -ISc {shlex.quote(code)} "$@"\n')
     os.chmod(path, 0o755)
     return f"{directory}{os.pathsep}{os.environ['PATH']}"
 

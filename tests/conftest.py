@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
-import itertools
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import compiled_once, hangs, interpreter
+from tests.covering import covering_array
 from tests.hangs import pytest_configure, pytest_runtest_protocol  # noqa: F401  (hooks)
 
 # Before anything imports torch: threads that spin while they wait take the other worker's processors.
@@ -131,25 +130,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chosen = covering_array([case.callspec.params for case in cases], strength)  # type: ignore[attr-defined]
         for number in set(range(len(cases))) - chosen:
             cases[number].add_marker(pytest.mark.slow)
-
-
-def covering_array(cases: Sequence[Mapping[str, object]], strength: int) -> set[int]:
-    """Few of ``cases``, by number, that have all combinations of the values of ``strength`` parameters that occur.
-
-    The next one is always that with most combinations that were missing, and of several such that with the rarest ones.
-
-    Args:
-        cases: the parameters of each, by name; equal values are one object.
-    """
-    values = [sorted((name, id(value)) for name, value in case.items()) for case in cases]
-    has = [set(itertools.combinations(each, strength)) for each in values]
-    counts: Counter[Any] = Counter()
-    chosen: set[int] = set()
-    while missing := set().union(*has) - counts.keys():
-        best = max(range(len(cases)), key=lambda n: (len(has[n] & missing), -sum(counts[each] for each in has[n])))
-        chosen.add(best)
-        counts.update(has[best])
-    return chosen
 
 
 def pytest_collection_finish() -> None:
