@@ -23,6 +23,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
+from jitgen.trace.journal import changes_stay
 from jitgen.trace.readable import refuse_tangents, why_unreadable
 
 
@@ -163,7 +164,8 @@ class LaunchPlan:
         if self._last is not None and has_repeated(tensors):
             self._last = (layout_check(tensors), *self._last[1:])
         if out is None:
-            return self._start(*self._find(leaves, None), leaves, tensors, ())
+            with changes_stay():
+                return self._start(*self._find(leaves, None), leaves, tensors, ())
         outputs = outputs_of(out)
         check_distinct(name, outputs)
         direct = self._find(leaves, outputs) if self._writes_results() else None

@@ -53,8 +53,8 @@ class Meanwhile:
         self.thread.join()
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_lock_of_the_function_holds(requires_grad: bool) -> None:
+@pytest.mark.parametrize("route", ["plain", "gradients", "plan"])
+def test_a_lock_of_the_function_holds(route: str) -> None:
     lock, state = threading.Lock(), {"calls": 0}
 
     @jitgen.jit
@@ -63,12 +63,13 @@ def test_a_lock_of_the_function_holds(requires_grad: bool) -> None:
             state["calls"] += 1
         return x + 1
 
-    x = X.clone().requires_grad_(requires_grad)
-    f(x)
+    x = X.clone().requires_grad_(route == "gradients")
+    called: Callable[[torch.Tensor], Any] = f.bind(x) if route == "plan" else f
+    called(x)
 
     def call() -> None:
         for _ in range(20):
-            f(x)
+            called(x)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
