@@ -153,7 +153,7 @@ class JitgenQuantizer(HfQuantizer):
         if self.pre_quantized:  # files have the names of the model in memory, which some renamings would change again
             names = [name + end for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
             weight_conversions = [one for one in weight_conversions if not _renames(one, names)]
-        return super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-any-return]
+        return super().update_weight_conversions(weight_conversions, model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         # save_pretrained reverts what from_pretrained did to names and tensors. It would divide experts, which are
