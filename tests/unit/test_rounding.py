@@ -14,9 +14,9 @@ Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 HALVES = (torch.float16, torch.bfloat16)
 
 SEES: dict[str, Function] = {
-    "isinf": lambda x, y: (x * x * 40).isinf(),
+    "isinf": lambda x, y: (x * x * 400).isinf(),
     "isfinite": lambda x, y: torch.isfinite(x * y * 1e4),
-    "isnan": lambda x, y: (x * x * 40).isnan(),
+    "isnan": lambda x, y: (x * x * 400).isnan(),
     "as float32": lambda x, y: (x * y).float(),
     "as float64": lambda x, y: (x / 3).double(),
     "as the other half": lambda x, y: (x / 3).to(torch.bfloat16 if x.dtype == torch.float16 else torch.float16),
@@ -48,8 +48,8 @@ SEES: dict[str, Function] = {
     "pad": lambda x, y: F.pad(x, (1, 1), value=0.1).float(),
     "remainder": lambda x, y: (x / 3) % (y / 7),
     "floor_divide": lambda x, y: (x / 3) // (y / 7),
-    "square root": lambda x, y: (x * x * 40).sqrt(),
-    "logarithm": lambda x, y: (x * x * 40).log2(),
+    "square root": lambda x, y: (x * x * 400).sqrt(),
+    "logarithm": lambda x, y: (x * x * 400).log2(),
 }
 
 
