@@ -101,7 +101,8 @@ def _copied(value: Any, device: str | None = None) -> Any:
 @cache
 def operators() -> dict[str, Any]:
     """torch's descriptions of its operators (``OpInfo``), by name."""
-    with warnings.catch_warnings():
+    # The import forbids the whole process to set flags of torch.backends, which other tests do.
+    with warnings.catch_warnings(), torch.backends.__allow_nonbracketed_mutation():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_methods_invocations as invocations
     invocations.wrapper_set_seed = _unseeded
