@@ -23,8 +23,8 @@ struct BoundedWait {
   }
 };
 
-// Arrivals since the kernel began. Barriers of the same id and other numbers of threads, from 128
-// on, are counted apart.
+// Arrivals since the kernel began. Barriers of the same id and another number of whole
+// warpgroups are counted apart.
 struct Arrivals {
   static constexpr int ids = 16, sizes = 5, warps = 32;
   uint32_t named[ids][sizes];       // threads
@@ -38,7 +38,7 @@ JITGEN_DEVICE Arrivals& arrivals() {
 // Counts the threads of named barrier `id` among `threads`.
 template <int threads>
 JITGEN_DEVICE uint32_t& group_counter(int id) {
-  static_assert(threads < 128 || threads % 128 == 0 && threads <= 512, "numbers below 128 share a counter");
+  static_assert(threads / 128 < Arrivals::sizes, "there is a counter for each number of whole warpgroups");
   return arrivals().named[id][threads / 128];
 }
 JITGEN_DEVICE bool has_come(uint32_t count, uint32_t target) { return int32_t(count - target) >= 0; }
