@@ -6,17 +6,45 @@ threads of a process end before it forks, and parent and child each start new on
 runtime cannot end them, the child computes with one thread, which needs no parallel region.
 
 A child that imports jitgen only after the fork is as torch alone would have it.
+
+``Lock`` is a lock that no child waits for.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import weakref
+from typing import Any
 
 _SOFT = 1
 """``omp_pause_soft`` of OpenMP 5.0: settings stay as they are."""
 
 _ended = False
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+class Lock:
+    """A lock that a thread may enter more than once. A child of ``fork`` has it open where another thread held it,
+    which is not there to release it."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def open_in_child(self) -> None:
+        """Open it, unless this thread has it."""
+        if not self._lock._is_owned():
+            self._lock = threading.RLock()
 
 
 def _end_threads() -> None:
@@ -34,6 +62,8 @@ def _pause() -> bool:
 
 
 def _in_child() -> None:
+    for lock in [*_locks]:
+        lock.open_in_child()
     if not _ended and (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jitgen import console
+from jitgen.forks import Lock
 
 PATIENCE = 2.0
 """Seconds of work before a line is shown."""
@@ -23,7 +24,7 @@ EVERY = 0.5
 """Seconds between two states of a line."""
 
 _lines: list[_Line] = []
-_lock = threading.Lock()
+_lock = Lock()
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +29,7 @@ from jitgen.call.signature import (
 )
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import RequiresGrad, UnsupportedError
+from jitgen.forks import Lock
 from jitgen.ir import symbols
 from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
@@ -46,18 +45,9 @@ from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 
-_adding = threading.Lock()
+_adding = Lock()
 """Held while a trace is added to those of its resolver, never while one is made: that runs the user's code."""
 
-
-def _after_fork() -> None:
-    """Another thread may have had the lock when this process was forked, and is not there to release it."""
-    global _adding
-    _adding = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 MANY_TRACES = 16
 """Traces for arguments of the same types at which a function is said to be traced again and again."""

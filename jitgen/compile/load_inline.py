@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,13 +26,14 @@ from typing import Any
 from jitgen import scratch
 from jitgen.compile import host, nvrtc
 from jitgen.errors import CompileError
+from jitgen.forks import Lock
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
 
 _HEADER = "torch_operator.hpp"
 _BINARY = "kernel.so"
 _SOURCES = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
 _WRITTEN_AS = {"cpp": "main.cpp", "cuda": "cuda.cu"}
-_building = threading.Lock()  # a build changes environment variables, which belong to the whole process
+_building = Lock()  # a build changes environment variables, which belong to the whole process
 
 # torch disables these operators for its own sources; CUDA's headers and the kernels that include them need them.
 _HALF_OPERATORS = tuple(

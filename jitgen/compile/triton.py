@@ -36,6 +36,7 @@ from typing import Any
 
 from jitgen import scratch, settings
 from jitgen.errors import CompileError, SourceLine
+from jitgen.forks import Lock
 from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key
 
 _DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm")
@@ -52,7 +53,7 @@ _SCRATCH = "PP"
 """Formats of the parameters that Triton appends to every kernel: pointers to global and profiling scratch memory."""
 
 # LLVM's state and linecache are shared by all threads of the process.
-_lock = threading.Lock()
+_lock = Lock()
 
 
 @functools.cache

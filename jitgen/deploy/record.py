@@ -14,6 +14,7 @@ from typing import Any
 
 from jitgen import scratch, settings
 from jitgen.errors import CacheError
+from jitgen.forks import Lock
 from jitgen.store import notice
 
 Entry = Mapping[str, Any]
@@ -89,18 +90,8 @@ def _at_end(write: Callable[[], None]) -> None:
         Finalize(None, write, exitpriority=10)
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _recorders: list[Recorder] = []
-
-
-def _after_fork() -> None:
-    """Another thread may have had the lock when this process was forked, and is not there to release it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def recording() -> bool:

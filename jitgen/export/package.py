@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator as operator_module
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +24,11 @@ from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
 from jitgen.export.nodes import Found, found_in, is_ours, open_size
 from jitgen.export.table import Table, table_of
+from jitgen.forks import Lock
 from jitgen.quant import weights
 from jitgen.spec import digest
 
-_lock = threading.Lock()
+_lock = Lock()
 """Locked while a package is made: operators, torch's decompositions and ``LIBRARY_PATH`` are the process's."""
 
 

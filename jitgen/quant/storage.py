@@ -6,7 +6,6 @@ that table, over ``StoredWeight``; ``qtensor`` joins the two. So imports point o
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.forks import Lock
 from jitgen.quant import eager, fakes, layouts, slices
 from jitgen.quant.formats import TENSOR_NAMES, Format, find
 from jitgen.quant.layouts import Tensors, portable
@@ -30,7 +30,7 @@ DEVICE_LAYOUTS = {"cpu": "cpu", "cuda": "mma"}
 PORTABLE = "portable_"
 """Begins the names of a weight's tensors in the portable layout, such as ``portable_codes``."""
 
-_lock = threading.RLock()
+_lock = Lock()
 """Locked while a weight is converted, and while what its views share changes."""
 
 

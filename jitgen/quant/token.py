@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from jitgen.forks import Lock
 from jitgen.spec import DTYPES
 
 
@@ -77,7 +77,7 @@ class Token:
 
 
 _tokens: weakref.WeakValueDictionary[tuple[Any, ...], Token] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def from_text(text: str, device: torch.device) -> Token:

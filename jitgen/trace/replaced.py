@@ -6,10 +6,11 @@ called by code that is being traced, and does nothing else elsewhere.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from jitgen.forks import Lock
 
 
 class Replaced:
@@ -21,7 +22,7 @@ class Replaced:
         self._replacements = dict(replacements)
         self._originals = {name: getattr(owner, name) for name in replacements}
         self._threads = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -60,3 +60,42 @@ def test_a_child_computes(arguments: tuple[str, ...], threads: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(10 + threads)
+
+
+LOCKED = """
+import os, signal, threading, time
+import torch, jitgen
+from jitgen import forks
+from jitgen.quant import storage, token
+from jitgen.trace import proxy
+jitgen.jit(lambda x: x + 1)(torch.ones(2))
+def hold():
+    for lock in [*forks._locks]:
+        lock.__enter__()
+    held.set()
+    time.sleep(600)
+held = threading.Event()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+own = forks.Lock()
+with own:
+    child = os.fork()
+    if not child:
+        signal.alarm(120)  # which ends a child that hangs
+        weight = jitgen.quantize(torch.randn(64, 64), "int8")
+        jitgen.jit(lambda x, w: torch.nn.functional.linear(x, w))(torch.ones(2, 64), weight)
+        assert own._lock._is_owned()
+if not child:
+    os._exit(0)
+print(len(forks._locks), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_child_waits_for_no_lock_of_its_parents_threads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    count, status = map(int, done.stdout.split())
+    assert count > 8, done.stderr
+    assert status == 0, done.stderr
