@@ -107,7 +107,7 @@ def parse(ptx: str, entry: str) -> Program:
     labels: dict[str, int] = {}
     site = ("", 0)
     for statement in _scoped(list(_statements(body))):
-        if statement.startswith(".loc"):
+        if re.match(r"\.loc\b", statement):
             at = re.search(r"inlined_at (\d+) (\d+)", statement) or re.match(r"\.loc\s+(\d+) (\d+)", statement)
             assert at is not None
             site = (files.get(at[1], at[1]), int(at[2]))
@@ -137,7 +137,7 @@ def _statements(body: str) -> Iterator[str]:
     depth = 0
     for line in re.sub(r",\s*\n\s*", ", ", body).splitlines():
         text = line.split("//")[0].strip()
-        if text.startswith((".loc", ".pragma")):
+        if re.match(r"\.(loc|pragma)\b", text):
             yield text
             continue
         while text:

@@ -105,12 +105,12 @@ class Registers:
     def compute(self, instruction: Instruction, lanes: Lanes) -> None:
         """Does what writes registers alone."""
         name, operands = instruction.name, instruction.operands
-        if name[0] in ("ld", "ldu"):
-            return self._load(instruction, lanes)
         if instruction.is_float or name[0] == "atom":
             for register in instruction.written:
                 self.write(register, lanes, np.zeros(lanes.size, dtype=np.uint64), 64)
             return None
+        if name[0] in ("ld", "ldu"):
+            return self._load(instruction, lanes)
         if name[0] == "mov" and "{" in "".join(operands):
             return self._pack(operands, width_of(name[-1]), lanes)
         if name[0] == "mapa":
@@ -171,6 +171,8 @@ class Registers:
             value = self.launch.values.get(self.parameters[base], 0) >> 8 * int(offset or 0)
             self.write(targets[0], lanes, np.full(lanes.size, value & (1 << bits) - 1, dtype=np.uint64), bits)
             return
+        if "local" in name:
+            raise NotImplementedError(f"{'.'.join(name)} at {instruction.place}")
         shared = any("shared" in part for part in name)
         address = self.address(operands[1], lanes)
         for number, target in enumerate(targets):
