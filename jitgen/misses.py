@@ -160,7 +160,7 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str] | None =
         _described[where] = "\n".join(
             (
                 f"{lowered.graph.name}: no kernel in {store.root} for {lowered}{_legend(str(lowered))}",
-                f"  {found or f'the store has nothing of a function called {lowered.graph.name}'}",
+                f"  {found or f'the store has no usable entry of a function called {lowered.graph.name}'}",
                 f"  to build it: {remedy() if remedy else _way(lowered)}",
                 f"  its request key is {lowered.key}",
             )

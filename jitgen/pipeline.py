@@ -130,6 +130,7 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = Non
     found = _from_store(lowered, store)
     if found is not None:
         console.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
+        _log_sources(found)
         _hold(lowered, found, store)
         return found
     if settings.is_strict():
@@ -164,6 +165,11 @@ def _names_kernels(plan: Mapping[str, Any], lowered: Lowered) -> bool:
     return len(plan["artifacts"]) == len(lowered.program.kernels) and isinstance(plan.get("toolchains"), list)
 
 
+def _log_sources(kernels: Sequence[BuiltKernel]) -> None:
+    for kernel in kernels:
+        console.log(3, lambda kernel=kernel: kernel.source)  # type: ignore[misc]
+
+
 def _hold(lowered: Lowered, kernels: Sequence[BuiltKernel], store: Store) -> None:
     """Keep the store from removing what this process uses."""
     store.hold(lowered.key, *(kernel.key for kernel in kernels))
@@ -196,6 +202,7 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
         if known is not None:
             console.log(1, f"{source.name}: the store has this kernel from another specialisation: {known.key}")
             built.append(BuiltKernel(kernel, known, "store"))
+            _log_sources(built[-1:])
             continue
         started = time.perf_counter()
         try:
@@ -208,8 +215,8 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
         console.log(
             1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}"
         )
-        console.log(3, source.text)
         built.append(BuiltKernel(kernel, stored, "compiled"))
+        _log_sources(built[-1:])
     plan = {
         "name": lowered.graph.name,
         "artifacts": [kernel.artifact.key for kernel in built],

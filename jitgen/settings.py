@@ -17,6 +17,9 @@ from typing import Any
 from jitgen.errors import SettingError
 
 BACKENDS = ("auto", "triton", "cuda", "cpp")
+CPU_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")
+"""CPU targets: psABI levels (v3 is AVX2, v4 is AVX-512), and ``generic`` for any other processor."""
+
 BOUNDED_WAITS = 5
 """Level of ``JITGEN_DEBUG`` at which a CUDA kernel that waits too long ends with an error that names the barrier."""
 
@@ -43,6 +46,12 @@ def _level(text: str) -> int:
     if text.strip() not in ("0", "1", "2", "3", "4", "5"):
         raise ValueError("expected a level from 0 to 5")
     return int(text)
+
+
+def _directory(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("there is no such directory")
+    return text
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -118,9 +127,14 @@ SETTINGS = {
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),
         Setting("JITGEN_NVRTCFLAGS", _words, (), "flags for NVRTC after jitgen's own, such as -lineinfo for profilers"),
-        Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),
-        Setting("JITGEN_TUNED", str, None, "directory of measured choices, read before those that jitgen ships"),
-        Setting("JITGEN_TEMPLATES", str, None, "directory of templates to use in place of the built-in ones"),
+        Setting(
+            "JITGEN_CPU_TARGET",
+            _choice(*CPU_LEVELS),
+            None,
+            "instruction-set level to use for this host, such as x86-64-v3",
+        ),
+        Setting("JITGEN_TUNED", _directory, None, "directory of measured choices, read before those that jitgen ships"),
+        Setting("JITGEN_TEMPLATES", _directory, None, "directory of templates to use in place of the built-in ones"),
     )
 }
 

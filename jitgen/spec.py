@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from jitgen import settings
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.settings import CPU_LEVELS
 
 SCHEMA = 1
 """Version of the format of everything jitgen writes to disk. It is part of the request key and of the artifact key, so
@@ -59,6 +61,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     """``"float32"`` for ``torch.float32``; UnsupportedError for a dtype jitgen has no row for."""
     name = DTYPE_NAMES.get(dtype)
     if name is None:
+        if not isinstance(dtype, torch.dtype):
+            raise UnsupportedError(f"{dtype!r:.80} is no torch.dtype; pass one, such as torch.float32")
         remedy = f"\n  {COMPLEX_REMEDY}" if dtype.is_complex else ""
         raise UnsupportedError(f"dtype {dtype} is not supported; jitgen knows {', '.join(DTYPES)}{remedy}")
     return name
@@ -81,9 +85,6 @@ def e4m3fn_saturates() -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------- targets
-
-CPU_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")
-"""CPU targets: psABI levels (v3 is AVX2, v4 is AVX-512), and ``generic`` for any other processor."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +193,9 @@ _host_target: Target | None = None
 def host_target() -> Target:
     """This machine's CPU target: the highest level whose instruction sets the processor reports."""
     global _host_target
-    from jitgen import settings
-
     chosen = settings.get("JITGEN_CPU_TARGET")
     if chosen:
-        return Target.parse(chosen)
+        return Target("cpu", chosen)
     if _host_target is None:
         _host_target = Target("cpu", _detect_level())
     return _host_target

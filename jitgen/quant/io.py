@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -116,7 +118,29 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
     tensors, metadata = flattened(state)
     # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
     separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    _safetensors().save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
+    safetensors = _safetensors()
+    with _shared_as_new_files_are(path):
+        safetensors.save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
+
+
+@contextmanager
+def _shared_as_new_files_are(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give the file that is written to ``path`` the permissions of the one that is there, or of a new file.
+
+    safetensors writes a temporary file, which its owner alone may read, and renames it. A checkpoint is often read by
+    another user, such as that of a server, so it gets what the process's umask allows, as ``torch.save`` has it.
+    """
+    existed = os.path.exists(path)
+    if not existed:
+        open(path, "ab").close()  # the umask decides its permissions, and cannot be read without being set
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            os.unlink(path)
+        raise
+    os.chmod(path, mode)
 
 
 def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

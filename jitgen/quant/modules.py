@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,12 +67,14 @@ class QuantizationReport:
         layers, skipped: each weight that was quantised, and each layer that was not.
         frozen_biases: the names of the biases of quantised layers that were trainable and are not any more.
         others: parameters of two and more dimensions that belong to no layer that is quantised.
+        unmatched: the patterns of ``format`` that match the name of no layer, such as one with a typing error.
     """
 
     layers: tuple[QuantizedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
     frozen_biases: tuple[str, ...] = ()
     others: tuple[SkippedLayer, ...] = ()
+    unmatched: tuple[str, ...] = ()
 
     @property
     def bytes_before(self) -> int:
@@ -98,6 +101,7 @@ class QuantizationReport:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
         lines += [f"left as it was: {skip.name}: {skip.reason}" for skip in (*self.skipped, *self.others)]
+        lines += [f"the pattern {pattern!r} matches no layer" for pattern in self.unmatched]
         if self.frozen_biases:
             frozen = ", ".join(self.frozen_biases[:3]) + (", ..." if len(self.frozen_biases) > 3 else "")
             lines.append(
@@ -166,12 +170,16 @@ def quantize_(
 
     Returns:
         a report with the SQNR and the size of every weight, everything of two or more dimensions that was not
-        quantised, with the reason, and the biases that are no longer trainable.
+        quantised, with the reason, the biases that are no longer trainable, and the patterns that match no layer.
 
     Raises:
-        FormatError: there is no such format, group size or method. UnsupportedError: there is no such layout. In either
-            case the model is unchanged.
+        FormatError: there is no such format, group size or method, or ``model`` is no module. UnsupportedError: there
+            is no such layout. In either case the model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise FormatError(
+            f"quantize_ takes a torch.nn.Module, not {type(model).__name__}; jitgen.quantize makes a weight of a tensor"
+        )
     choices = _choices(format, group_size)
     check_method(method)
     layouts.find(layout or "portable")
@@ -223,7 +231,21 @@ def quantize_(
                 QuantizedLinear.of(layer.module)
                 if not trainable_bias and freeze_bias(layer.module):
                     frozen.append(f"{layer.name}.bias".lstrip("."))
-    return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen), tuple(_others(model, taken, embeddings)))
+    return QuantizationReport(
+        tuple(layers),
+        tuple(skipped),
+        tuple(frozen),
+        tuple(_others(model, taken, embeddings)),
+        _unmatched(format, found),
+    )
+
+
+def _unmatched(format: str | Mapping[str, Any], layers: Sequence[_Layer]) -> tuple[str, ...]:
+    """The patterns of a mapping that match the name of none of ``layers``."""
+    patterns = format if isinstance(format, Mapping) else ()
+    return tuple(
+        pattern for pattern in patterns if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
+    )
 
 
 def _layers(model: nn.Module, embeddings: bool, experts: Collection[str]) -> Iterator[_Layer]:

@@ -13,6 +13,7 @@ from jitgen import settings
 from jitgen.cli.group import jitgen
 from jitgen.cli.source import read_argument, read_arguments
 from jitgen.compile import host, nvrtc
+from jitgen.errors import UnsupportedError
 from jitgen.spec import TensorSpec
 
 MODULE = """
@@ -172,6 +173,12 @@ def test_an_unknown_target_lists_the_known(module: str) -> None:
 def test_reading_an_argument(text: str, value: object) -> None:
     assert read_argument(text) == value
     assert type(read_argument(text)) is type(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", None, float])
+def test_a_spec_is_of_a_dtype_of_torch(dtype: object) -> None:
+    with pytest.raises(UnsupportedError, match=r"is no torch\.dtype; pass one, such as torch\.float32"):
+        TensorSpec(("M", 4), dtype)  # type: ignore[arg-type]
 
 
 def test_named_arguments() -> None:

@@ -167,7 +167,7 @@ def missed(function: object, *arguments: object) -> str:
 
 def test_a_miss_says_how_the_nearest_entry_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(5, 64), torch.randn(64, 32)
-    assert "has nothing of a function called product" in missed(product, x, w)
+    assert "has no usable entry of a function called product" in missed(product, x, w)
     misses._described.clear()
     jitgen.jit(product)(x, w)
     assert "it takes (float32" in missed(product, x.double(), w.double())
@@ -201,6 +201,17 @@ def test_a_miss_is_logged(capfd: pytest.CaptureFixture[str], monkeypatch: pytest
     jitgen.jit(gate)(torch.randn(3, 5), 2.0)
     jitgen.jit(gate)(torch.randn(3, 5).double(), 2.0)
     assert "jitgen: a miss: gate: no kernel" in capfd.readouterr().err
+
+
+def test_sources_are_shown_of_kernels_that_are_compiled_and_of_those_in_the_store(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", "3")
+    for message in ("jitgen: compiled jitgen_gate", "jitgen: from the store: jitgen_gate"):
+        jitgen.jit(gate)(torch.randn(3, 5), 2.0)
+        shown = capfd.readouterr().err
+        assert message in shown
+        assert shown.count(": gate, template elementwise") == 1
 
 
 def why(*arguments: str) -> tuple[int, str]:

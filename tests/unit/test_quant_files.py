@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +101,36 @@ def test_slices_of_one_tensor_and_plain_files(tmp_path: Path) -> None:
     assert torch.equal(io.load_quantized(path)["x"], whole)
     with pytest.raises(UnsupportedError, match="step is a int"):
         io.save_quantized({"step": 3}, path)  # type: ignore[dict-item]
+
+
+def test_a_file_has_the_permissions_of_a_new_file_or_of_the_one_it_replaces(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    path, other = tmp_path / "w.safetensors", tmp_path / "other"
+    before = os.umask(0o027)
+    try:
+        io.save_quantized({"w": torch.ones(2)}, path)
+        other.touch()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode) == 0o640
+    path.chmod(0o444)
+    io.save_quantized({"w": torch.zeros(2)}, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    assert torch.equal(io.load_quantized(path)["w"], torch.zeros(2))
+    with pytest.raises(FileNotFoundError):
+        io.save_quantized({"w": torch.ones(2)}, tmp_path / "missing" / "w.safetensors")
+
+
+def test_a_file_that_cannot_be_written_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(safetensors, "save_file", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        io.save_quantized({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_description_is_refused(tmp_path: Path) -> None:

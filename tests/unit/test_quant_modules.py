@@ -212,11 +212,17 @@ def test_patterns_of_names_choose_formats() -> None:
     ]
     assert {skip.name for skip in report.skipped} == {"2", "3"}
     assert "no pattern" in str(report)
+    assert report.unmatched == ()
+    report = jitgen.quantize_(nn.Sequential(nn.Linear(64, 64)), {"O": "int4", "0": None, "*": "int4"})
+    assert report.unmatched == ("O",)
+    assert "the pattern 'O' matches no layer" in str(report)
     tied = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     tied[1].weight = tied[0].weight
     assert not jitgen.quantize_(tied, {"0": "int4", "1": "int8"}).layers
     with pytest.raises(FormatError, match="int8, int4, uint4"):
         jitgen.quantize_(tied, {"0": "int9"})
+    with pytest.raises(FormatError, match=r"takes a torch\.nn\.Module, not Tensor; jitgen\.quantize makes"):
+        jitgen.quantize_(torch.randn(64, 64), "int4")  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="absmax, mse, hqq"):
         jitgen.quantize_(tied, "int4", method="best")
     assert jitgen.quantize_(tied, "uint2", 32, method="hqq").layers[0].names == ("0", "1")

@@ -65,6 +65,11 @@ def test_values_are_parsed(monkeypatch: pytest.MonkeyPatch, name: str, text: str
         ("JITGEN_CACHE_LIMIT", "inf", "500M"),
         ("JITGEN_CACHE_LIMIT", "-5G", "500M"),
         ("JITGEN_CACHE_LIMIT", "plenty", "500M"),
+        ("JITGEN_CPU_TARGET", "avx9", "x86-64-v2, x86-64-v3, x86-64-v4, generic"),
+        ("JITGEN_CPU_TARGET", "cpu", "x86-64-v2, x86-64-v3, x86-64-v4, generic"),
+        ("JITGEN_CPU_TARGET", "sm_90a", "x86-64-v2, x86-64-v3, x86-64-v4, generic"),
+        ("JITGEN_TEMPLATES", "/no/such/directory", "there is no such directory"),
+        ("JITGEN_TUNED", "/no/such/directory", "there is no such directory"),
     ],
 )
 def test_a_value_that_does_not_parse_says_what_does(
