@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import TraceError
+from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.custom_gradients import differentiated
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
@@ -37,10 +37,10 @@ def read(trace: Trace, proxy: TensorProxy, name: str) -> Any:
     """
     source = None if proxy.input is None else trace.sources[proxy.input]
     if source is None:
-        requires_grad = _requires_grad(trace, proxy.value)
+        has_history = requires_grad(trace, proxy.value)
         if name in ("requires_grad", "is_leaf"):
-            return requires_grad is (name == "requires_grad")
-        if not requires_grad or name == "grad":
+            return has_history is (name == "requires_grad")
+        if not has_history or name == "grad":
             return None
     elif name in ("requires_grad", "is_leaf"):
         return _guarded(trace, attribute(source, name))
@@ -65,7 +65,7 @@ def _guarded(trace: Trace, found: Captured) -> Any:
     return found.value
 
 
-def _requires_grad(trace: Trace, node: Node) -> bool:
+def requires_grad(trace: Trace, node: Node) -> bool:
     """Whether eager torch would give the result that ``node`` computes a history."""
     if not trace.differentiable or not torch.is_grad_enabled():
         return False
@@ -73,12 +73,17 @@ def _requires_grad(trace: Trace, node: Node) -> bool:
     return any(found)
 
 
+def is_detached(node: Node) -> bool:
+    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
+    return node.op == "view" and node.attrs == ("detach",)
+
+
 def _inputs_of(node: Node) -> Iterator[int]:
     """The inputs to which gradients of ``node`` may flow."""
     stack, seen = [node], {id(node)}
     while stack:
         each = stack.pop()
-        if not DTYPES[each.dtype].is_floating_point or (each.op == "view" and each.attrs == ("detach",)):
+        if not DTYPES[each.dtype].is_floating_point or is_detached(each):
             continue
         if each.op == "input":
             yield each.attrs[0]
@@ -86,6 +91,13 @@ def _inputs_of(node: Node) -> Iterator[int]:
         children = [each.inputs[position] for position in differentiated(each)]
         stack += [child for child in children if id(child) not in seen]
         seen.update(map(id, children))
+
+
+def refuse_other_history(trace: Trace, node: Node) -> None:
+    """UnsupportedError where ``x.requires_grad_(False)`` of the value ``node`` would change an argument, or a result
+    that requires grad, of which eager torch raises an error."""
+    if any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node)):
+        raise UnsupportedError("requires_grad_(False) of what requires grad; write x.detach(), or call it outside")
 
 
 def stored(trace: Trace, proxy: TensorProxy, name: str) -> Any:

@@ -17,6 +17,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
 from jitgen.spec import DIVISION, DTYPES
+from jitgen.trace import own_facts
 from jitgen.trace.casts import ordered
 from jitgen.trace.derivatives import derived
 from jitgen.trace.location import user_location
@@ -267,6 +268,7 @@ def detach(trace: Trace, input: Node) -> Node:
 def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
     if requires_grad:
         raise UnsupportedError("requires_grad_ inside a decorated function; call it outside, on the arguments")
+    own_facts.refuse_other_history(trace, input)
     return input
 
 

@@ -11,6 +11,8 @@ from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
 from jitgen.spec import DTYPES
+from jitgen.trace import own_facts
+from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.proxy import Memory, TensorProxy
 from jitgen.trace.scatters import scattered
@@ -70,15 +72,49 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{quote(user_location())}\n  use the operation that returns a new tensor"
         )
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
+    steps = _steps_from(base, proxy.value) or ()
+    is_tracked = _is_tracked(trace, steps, value, name)
     if len(sharing) == 1:
-        memory.base = proxy.value = value
+        memory.base = proxy.value = value if is_tracked else _with_history(trace, value, proxy.value, name)
     else:  # the tensor that they are views of changes, and with it all of them
-        memory.base = _written(trace, base, _steps_from(base, proxy.value) or (), value)
+        written = _written(trace, base, steps, value)
+        memory.base = written if is_tracked else _with_history(trace, written, base, name)
         for alias, chain in zip(sharing, chains, strict=True):
             alias.value = _moved(trace, memory.base, chain or ())
     for alias in sharing:
         if alias.input is not None:
             trace.mutated[alias.input] = alias.value
+
+
+def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> bool:
+    """Whether autograd would know of an update of the tensor that ``steps`` lead to: it does not under ``no_grad``, nor
+    of one of ``x.detach()`` or ``x.data``."""
+    if not trace.differentiable or not DTYPES[value.dtype].is_floating_point:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    if not any(map(own_facts.is_detached, steps)):
+        return True
+    if own_facts.requires_grad(trace, value):
+        raise UnsupportedError(
+            f"{trace.name}: {name} updates a detached tensor with a value that requires grad{quote(user_location())}\n"
+            "  clone the detached tensor first, or detach the value"
+        )
+    return False
+
+
+def _with_history(trace: Trace, value: Node, before: Node, name: str) -> Node:
+    """``value``, which an update that autograd does not know of has made of ``before``: the gradient is that of
+    ``before``, as in eager torch."""
+    if before.op != "input":
+        return with_gradient(trace, value, before, 1.0)
+    if trace.sources[before.attrs[0]].value.requires_grad:
+        raise UnsupportedError(
+            f"{trace.name}: {name} updates an argument that requires grad without a gradient, under no_grad or through "
+            f"detach or .data{quote(user_location())}\n"
+            "  call the function under torch.no_grad(), or make the update outside of it"
+        )
+    return trace.detached(value)  # refused where gradients of this input are wanted
 
 
 def is_selection(value: object) -> bool:

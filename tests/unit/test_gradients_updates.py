@@ -1,4 +1,4 @@
-"""Gradients of functions that update an argument in place, and the versions of what is updated."""
+"""Gradients of functions that update tensors in place, and the versions of what is updated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_leaf_is_updated_as_torch_allows() -> None:
         return parameter * x  # its gradient reaches the leaf in eager torch
 
     parameter, x = torch.ones(3, requires_grad=True), torch.randn(3)
-    with pytest.raises(jitgen.UnsupportedError, match=r"requires grad .* torch\.no_grad"):
+    with pytest.raises(jitgen.UnsupportedError, match=r"(?s)requires grad .* torch\.no_grad"):
         jitgen.jit(step)(parameter, x)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         jitgen.jit(lambda x: x.add_(1))(parameter)
@@ -175,3 +175,109 @@ def test_an_updated_argument_that_shares_memory_is_refused_with_gradients_too(ot
         assert torch.equal(b, x)
     apart = x * 1
     torch.testing.assert_close(function(apart[:3], apart[3:]), x[:2] * 2 + x[3:5])
+
+
+def through_data(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.data.mul_(3)
+    return y * y
+
+
+def through_detach(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    part = y.detach()[1:]
+    part.add_(1)
+    return y[1:] * part
+
+
+def under_no_grad(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    with torch.no_grad():
+        y.clamp_(0.5, 3)
+    return y * y
+
+
+def a_part_under_no_grad(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    with torch.no_grad():
+        y[1] = 3
+        y[2:] *= 2
+    y = y * x
+    y[0] = x[1]
+    return y * y
+
+
+def a_new_tensor_under_no_grad(x: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    with torch.no_grad():
+        total += x
+    total = total + x
+    return total * x
+
+
+def unrelated_buffer(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        BUFFER.mul_(0.5).add_(x.detach())
+    return x * BUFFER
+
+
+BUFFER = torch.ones(4)
+UNTRACKED = [through_data, through_detach, under_no_grad, a_part_under_no_grad, a_new_tensor_under_no_grad]
+UNTRACKED += [unrelated_buffer]
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("function", UNTRACKED)
+def test_an_update_that_autograd_does_not_know_of_keeps_the_gradient_of_what_it_updates(
+    function: Callable[..., Any], is_leaf: bool
+) -> None:
+    found = []
+    for called in (function, jitgen.jit(function)):
+        BUFFER.fill_(1)
+        leaf = torch.tensor([0.25, 0.5, 1.0, 2.0], requires_grad=True)
+        result = called(leaf if is_leaf else leaf * 1)
+        found.append((result, torch.autograd.grad(result.sum(), leaf), BUFFER.clone()))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def clamps_a_parameter(x: torch.Tensor) -> torch.Tensor:
+    WEIGHT.data.clamp_(0, 1)
+    return x * WEIGHT
+
+
+def doubles_its_argument(x: torch.Tensor) -> torch.Tensor:
+    x.detach().mul_(2)
+    return x * 1
+
+
+def adds_to_detached(x: torch.Tensor) -> torch.Tensor:
+    y = (x * 2).detach()
+    y.add_(x)
+    z = x * 3
+    z.detach().add_(x)
+    return z
+
+
+def drops_the_history(x: torch.Tensor) -> torch.Tensor:
+    x.requires_grad_(False)
+    return x * 2
+
+
+WEIGHT = nn.Parameter(torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (clamps_a_parameter, "updates an argument that requires grad without a gradient"),
+        (doubles_its_argument, "updates an argument that requires grad without a gradient"),
+        (adds_to_detached, "updates a detached tensor with a value that requires grad"),
+        (drops_the_history, "of what requires grad"),
+    ],
+)
+def test_updates_whose_gradients_would_be_others_are_refused(function: Callable[..., Any], words: str) -> None:
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=words) as refused:
+        jitgen.jit(function)(x)
+    assert f"{__file__}:" in str(refused.value)
+    assert (x.tolist(), WEIGHT.tolist(), x.requires_grad) == ([1] * 4, [3] * 4, True)
