@@ -36,9 +36,9 @@ def _over_square(g: Any, a: Any, b: Any) -> Any:
 
 def _power(g: Any, a: Any, b: Any) -> Any:
     """The gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
-    if isinstance(b, (int, float)) and not isinstance(a, (int, float)):
-        return torch.zeros_like(g) if b == 0 else g * b * a ** (b - 1)
-    return torch.where(b == 0, 0.0, g * b * a ** (b - 1)) if isinstance(b, torch.Tensor) else g * b * a ** (b - 1)
+    if isinstance(b, torch.Tensor):
+        return torch.where(b == 0, 0.0, g * (b * a ** (b - 1)))
+    return torch.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
 
 
 def _exponent(g: Any, a: Any, b: Any, out: Any) -> Any:

@@ -154,6 +154,8 @@ def arange(
         start, step, floating = int(start), int(step), False
     default = default_dtype() if floating else torch.int64
     name = dtype_name(dtype or default)
+    if name == "bool" or name.startswith("float8"):
+        raise TypeError(f"arange of {name} is not defined, in torch neither; convert the result with .to()")
     for bound in filter(is_constant, (start, end, step)):
         require_range(trace, bound, compute_dtype(name) if DTYPES[name].is_floating_point else "int64")
     value = index

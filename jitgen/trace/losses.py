@@ -347,6 +347,11 @@ def _of_probabilities(
     return reduced(loss.sum(dim), reduction)
 
 
+def _positive(missed: Tensor) -> Tensor:
+    """``missed`` where it is above 0, and 0 elsewhere without a gradient: torch skips what is NaN, too."""
+    return torch.where(missed > 0, missed, 0.0)
+
+
 @composition("_nn.multi_margin_loss")
 def multi_margin_loss(
     input: Tensor,
@@ -367,10 +372,9 @@ def multi_margin_loss(
     label = _reported(label, ~((label >= 0) & (label < input.shape[dim])))
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
-    picked = torch.where(known, _of_class(mask, input, dim), math.nan)
-    missed = (margin - picked.unsqueeze(dim) + input).relu()  # which has no gradient at 0
+    missed = _positive(margin - _of_class(mask, input, dim).unsqueeze(dim) + input)
     missed = torch.where(mask, 0.0, missed if p == 1 else missed * missed)
-    loss = missed.mean(dim)
+    loss = torch.where(known, missed.mean(dim), math.nan)
     if weight is not None:
         loss = loss * _of_class(mask, weight, dim)
     return reduced(loss, reduction)
@@ -389,7 +393,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
     chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
     other = ~chosen.any(-2, keepdim=True)
     picked = torch.where(chosen, input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
-    missed = (1 - picked + input.unsqueeze(-2)).relu()  # which has no gradient at 0
+    missed = _positive(1 - picked + input.unsqueeze(-2))
     loss = torch.where(other & named.unsqueeze(-1), missed, 0.0).sum((-2, -1)) / classes
     return reduced(loss, reduction)
 

@@ -215,9 +215,16 @@ def _scaled(
     return pointwise(trace, "bitwise_and" if dtype == "bool" else "mul", other, alpha, dtype=dtype)
 
 
+def _require_alpha(alpha: Value, dtype: str) -> None:
+    """torch's rule for the factor of a sum or difference of ``dtype``: a bool multiplies bools alone."""
+    if symbols.kind_of(unwrap(alpha)) == "bool" and dtype != "bool":
+        raise TypeError(f"a bool alpha for a result of {dtype}, which torch refuses too; pass 0 or 1")
+
+
 @row("add")
 def add(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
     dtype = result_dtype(input, other)
+    _require_alpha(alpha, dtype)
     return pointwise(trace, "bitwise_or" if dtype == "bool" else "add", input, _scaled(trace, other, alpha, dtype))
 
 
@@ -225,6 +232,7 @@ def add(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
 def sub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
     if any(value.dtype == "bool" if isinstance(value, Node) else isinstance(value, bool) for value in (input, other)):
         raise TypeError("subtraction is not defined for bool tensors, as in torch; use ^ or logical_xor")
+    _require_alpha(alpha, result_dtype(input, other))
     return pointwise(trace, "sub", input, _scaled(trace, other, alpha, result_dtype(input, other), negated=True))
 
 
@@ -395,7 +403,7 @@ def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
     rest = 1.0 - weight if is_number(weight) else pointwise(trace, "sub", 1.0, weight)
     high = pointwise(trace, "sub", end, pointwise(trace, "mul", span, rest))
     near = pointwise(trace, "lt", pointwise(trace, "abs", as_node(trace, weight)), 0.5, result="bool")
-    return where(trace, near, low, high)
+    return derived(trace, where(trace, near, low, high), [input, end, weight], lambda value: [rest, weight, span])
 
 
 @row("addcmul")
@@ -420,16 +428,19 @@ def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
 
 @row("hypot")
 def hypot(trace: Trace, input: Node, other: Node) -> Node:
-    """sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows."""
+    """sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows.
+
+    As in C, it is infinite where one of them is, even beside a NaN.
+    """
     dtype = result_dtype(input, other)
     first, second = (pointwise(trace, "abs", value, dtype=dtype) for value in (input, other))
     large, small = pointwise(trace, "maximum", first, second), pointwise(trace, "minimum", first, second)
     ratio = pointwise(trace, "div", small, large)
     root = pointwise(trace, "sqrt", pointwise(trace, "add", 1.0, pointwise(trace, "mul", ratio, ratio)))
     plain = pointwise(trace, "eq", large, 0.0, result="bool")
-    infinite = pointwise(trace, "eq", large, math.inf, result="bool")
-    either = pointwise(trace, "bitwise_or", plain, infinite)
-    value = where(trace, either, large, pointwise(trace, "mul", large, root))
+    infinite = pointwise(trace, "bitwise_or", *(isinf(trace, each) for each in (first, second)))
+    value = where(trace, plain, large, pointwise(trace, "mul", large, root))
+    value = where(trace, infinite, math.inf, value)
     return derived(
         trace,
         value,

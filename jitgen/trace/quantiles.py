@@ -105,11 +105,17 @@ def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
 
 
 def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
-    """torch's pair of values and indices; without a dimension the value alone."""
+    """torch's pair of values and indices; without a dimension the value alone.
+
+    Where gradients are computed, the element that the index names has that of the value, a NaN too.
+    """
+    differentiable = isinstance(input, TensorProxy) and input.owner.differentiable and input.is_floating_point()
     if dim is None:
-        if isinstance(input, TensorProxy) and input.owner.differentiable:
+        if differentiable:
             value = _shared(_rows(input, dim), value)
         return _back(value, input, dim, keepdim)
+    if differentiable:
+        value = _at(_rows(input, dim), index)
     return kind((_back(value, input, dim, keepdim), _back(index, input, dim, keepdim)))
 
 

@@ -226,7 +226,14 @@ def _variance(trace: Trace, input: Node, dim: Dims, correction: Any) -> tuple[No
     number = count(input, dims)
     decided = [trace.guards.decide(symbols.compare("gt", number, least)) for least in (0, unwrap(correction))]
     if all(decided):
-        return pointwise(trace, "div", total, symbols.sub(_number(number), float(correction))), middle
+        freedom = symbols.sub(_number(number), float(correction))
+        value = pointwise(trace, "div", total, freedom)
+        # torch's formula: the mean has no part in it, so that an infinite element leaves the others finite deviations.
+
+        def slopes(value: Node) -> list[Node]:
+            return [pointwise(trace, "div", pointwise(trace, "mul", deviation, 2.0), freedom)]
+
+        return derived(trace, value, [input], slopes), middle
     zero = trace.cast(as_node(trace, 0.0), total.dtype)
     if trace.differentiable:
         return _without_freedom(

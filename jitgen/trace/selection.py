@@ -191,9 +191,10 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     if min is None and max is None:
         raise ValueError("clamp needs min, max or both")
     dtype = result_dtype(*(value for value in (input, min, max) if value is not None))
-    if dtype == "bool" and min is not None and max is not None:
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if dtype == "bool" and (len(bounds) == 2 or not isinstance(bounds[0], Node)):
         raise TypeError("not defined for bool tensors")
-    for bound in (min, max):
+    for bound in bounds:
         require_range(trace, bound, dtype)
     value = input
     if trace.differentiable and any(isinstance(each, Node) and is_float(each) for each in (input, min, max)):

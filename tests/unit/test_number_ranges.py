@@ -98,6 +98,26 @@ def test_refused_where_torch_refuses(dtype: torch.dtype) -> None:
     assert not different
 
 
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a bool alpha": lambda x: torch.add(x, x, alpha=True),
+    "a bool alpha of sub": lambda x: torch.sub(x, x, alpha=False),
+    "a bool beta of addr": lambda x: torch.addr(x[:, None], x, x, beta=True),
+    "a float alpha of addr": lambda x: torch.addr(x[:, None], x, x, alpha=1.5),
+    "a bool bound": lambda x: x.clamp(min=False),
+    "arange": lambda x: torch.arange(3, dtype=x.dtype),
+    "linspace": lambda x: torch.linspace(0, 1, 4, dtype=x.dtype),
+    "logspace": lambda x: torch.logspace(0, 1, 4, dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_numbers_of_the_wrong_kind_are_refused_where_torch_refuses(dtype: torch.dtype) -> None:
+    x = torch.tensor([1, 0, 1]).to(dtype)
+    for name, function in REFUSED.items():
+        if _is_refused(lambda: function(x)):  # noqa: B023
+            assert _is_refused(lambda: jitgen.jit(function).lower(x)), name  # noqa: B023
+
+
 def test_the_error_is_one_of_torch_and_names_the_line() -> None:
     x = torch.ones(3, dtype=torch.int8)
     with pytest.raises(NumberRangeError, match=r"300 is beyond the range of int8") as caught:

@@ -20,12 +20,18 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None) 
     return same.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
+def _require_arithmetic(name: str, dtype: torch.dtype) -> None:
+    if dtype.itemsize == 1:
+        raise TypeError(f"{name} of {dtype} is not defined, in torch neither; convert the result with .to()")
+
+
 @composition("linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Both ends are exact: the second half is computed from the end backwards."""
     dtype, steps = torch.get_default_dtype() if dtype is None else dtype, int(steps)
     if not dtype.is_floating_point:
         raise UnsupportedError("linspace of integers is not supported; torch.arange is")
+    _require_arithmetic("linspace", dtype)
     for bound in (start, end):
         if isinstance(bound, Tensor):
             require_rank(bound, (0,))
@@ -49,6 +55,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedError("logspace of integers is not supported; write torch.logspace(...).to(dtype)")
+    _require_arithmetic("logspace", dtype)
     for bound in (start, end):
         if not isinstance(bound, Tensor):
             torch.full((), bound, dtype=dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.custom_gradients import with_gradient
+from jitgen.spec import dtype_name
 from jitgen.trace.compositions.checks import require_float
 from jitgen.trace.table import composition
 
@@ -24,13 +25,17 @@ def floating(value: Any) -> Any:
 @composition("addr")
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     product = torch.outer(vec1, vec2)
+    whole = torch.result_type(input, product)
     for factor in (alpha, beta):
+        if isinstance(factor, bool) and whole != torch.bool:
+            raise TypeError(f"a bool factor for a result of {dtype_name(whole)}, which torch refuses too; pass 0 or 1")
+        if isinstance(factor, float) and not whole.is_floating_point:
+            raise TypeError(f"a float factor for a result of {dtype_name(whole)}, which torch refuses too")
         torch.full((), factor, dtype=product.dtype)  # is refused where it is beyond the dtype
     input = input.expand(product.shape)  # is refused where it does not broadcast
-    dtype = torch.result_type(input, product)
     product = product if alpha == 1 else product * alpha
     result = product if beta == 0 else (input if beta == 1 else input * beta) + product
-    return result.to(dtype)
+    return result.to(whole)
 
 
 @composition("isclose")

@@ -57,8 +57,15 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> T
 
 
 def distance(difference: Tensor, p: float) -> Tensor:
-    """The norm of the last dimension. For p = inf every element that has the largest size gets all of the gradient."""
+    """The norm of the last dimension. For p = inf every element that has the largest size gets all of the gradient.
+
+    For p = 0 a NaN is counted by a vector norm, while torch's distances are NaN then; so is the slope for p = 1.
+    """
     norm = torch.linalg.vector_norm(difference, p, -1, True)
+    if p == 0:
+        return torch.where(difference.isnan().any(-1), math.nan, norm.squeeze(-1))
+    if p == 1:
+        norm = with_gradient(norm, difference, torch.where(difference.isnan(), math.nan, difference.sign()))
     if p == math.inf:
         norm = with_gradient(norm, difference, torch.where(difference.abs() == norm, difference.sign(), 0.0))
     return norm.squeeze(-1)
@@ -96,10 +103,10 @@ def trapezoid(y: Tensor, x: Any = None, *, dx: Any = None, dim: int = -1) -> Ten
     length = y.shape[dim]
     if length == 0:
         return y.sum(dim) * 0.0
-    first, last = y.narrow(dim, 0, length - 1), y.narrow(dim, 1, length - 1)
     if not isinstance(x, Tensor):
-        spacing = 1.0 if dx is None else dx
-        return (first + last).sum(dim) * (spacing / 2.0)
+        ends = y.select(dim, 0) + y.select(dim, -1)
+        return (y.sum(dim) - ends * 0.5) * (1.0 if dx is None else dx)
+    first, last = y.narrow(dim, 0, length - 1), y.narrow(dim, 1, length - 1)
     if x.dim() == 1:
         require_shape(x, (length,), "the points")
         apart = (x[1:] - x[:-1]).reshape(-1, *[1] * (y.dim() - 1 - dim % y.dim()))
