@@ -136,10 +136,25 @@ def _compared(sample: Sample, call: Callable[..., Any], jitted: Any, ours: Any, 
     for number, (ours_leaf, eager_leaf) in enumerate(zip(got, eager, strict=True)):
         if not isinstance(eager_leaf, torch.Tensor):
             continue
+        if sample.operator == "topk" and number == 1 and _name_the_values(ours_leaf, got[0], sample.arguments()[0]):
+            continue
         found = _difference(ours_leaf, exact[number], eager_leaf, spreads[number])
         if found is not None:
             return "wrong", found
     return "right", ""
+
+
+def _name_the_values(index: torch.Tensor, values: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether the indices of ``topk`` name elements with its values, each once: of equal elements torch gives any."""
+    for dim in range(source.dim()):
+        others = [d for d in range(source.dim()) if d != dim]
+        if all(index.shape[d] == source.shape[d] for d in others):
+            once = torch.equal(
+                index.sort(dim).values.diff(dim=dim) > 0, torch.ones_like(index.diff(dim=dim), dtype=torch.bool)
+            )
+            if once and torch.equal(source.gather(dim, index), values):
+                return True
+    return False
 
 
 def _difference(got: torch.Tensor, exact: Any, eager: torch.Tensor, spread: Any) -> str | None:
