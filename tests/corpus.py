@@ -5,17 +5,17 @@
     python tests/corpus.py write before/            # with one version of the code
     python tests/corpus.py compare before/          # with the other: prints a diff, exits 1 where there is one
 
+    python tests/corpus.py compare before/ --only attention    # the cases whose names have this word
+
 Nothing is compiled. The head of a source (its comment lines, which describe the specialisation) is left out of the
-comparison, and a line ``if (true) {`` of the older sources counts as ``{``, which is what is generated now where
-nothing is masked. Both are the same C++, lines are compared one to one, and no line of the newer sources is changed; so
-no other difference is hidden. tinygrad compares its kernels with those of its main branch in the same way ("process
-replay").
+comparison. tinygrad compares its kernels with those of its main branch in the same way ("process replay").
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,13 +191,82 @@ def _products() -> Iterator[Case]:
     yield "transposed", transposed, (Spec((77, 512), half), Spec((512, 256), half))
 
 
-def sources() -> Iterator[tuple[str, str]]:
-    """(name, source) of every kernel of the corpus."""
-    for name, function, arguments in (*_pointwise(), *_rows(), *_attention(), *_products()):
+def _ordered() -> Iterator[Case]:
+    """Scans, sorts and scatters."""
+    x, indices = Spec((64, 5000), single), Spec((64,), torch.int64)
+    yield "cumsum", lambda x: x.cumsum(-1), (x,)
+    yield "cumsum_of_columns", lambda x: x.exp().cumsum(0), (Spec((300, 70), half),)
+    yield "cummax", lambda x: x.cummax(-1), (Spec((3, 100000), single),)
+    yield "logcumsumexp", lambda x: x.logcumsumexp(-1), (x,)
+    yield "sort", lambda x: x.sort(-1, descending=True), (x,)
+    yield "topk", lambda x: x.topk(5, -1), (Spec((64, 333), half),)
+    yield "sort_long", lambda x: x.argsort(-1), (Spec((2, 90000), single),)
+    yield "index_add", lambda x, i: x.new_zeros(11, x.shape[1]).index_add(0, i, x), (x, indices)
+    yield "embedding", lambda w, i: F.embedding(i, w), (x, indices)
+    yield "scatter", lambda x, i: x.scatter(1, i, 2.0), (x, Spec((64, 9), torch.int64))
+
+
+def _more_attention() -> Iterator[Case]:
+    def windowed(q: Any, k: Any, v: Any) -> Any:
+        rows, keys = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        scores = (q @ k.mT * 0.125).masked_fill((keys > rows) | (rows - keys >= 256), float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    def biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return torch.softmax(q @ k.mT / 8 + bias, -1) @ v
+
+    def sinks(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        scores = torch.cat([q @ k.mT / 8, sink.expand(*q.shape[:-1], 1)], -1)
+        return torch.softmax(scores, -1)[..., :-1] @ v
+
+    heads = 3 * [Spec((2, 8, 700, 64), half)]
+    yield "windowed", windowed, tuple(heads)
+    yield "biased", biased, (*heads, Spec((8, 700, 700), half))
+    yield "sinks", sinks, (*heads, Spec((8, 1, 1), half))
+    quantised = [Spec((1, 8, 1, 128), half), *2 * [Spec((1, 8, 9000, 128), torch.float8_e4m3fn)]]
+    yield "decode_float8", lambda q, k, v: torch.softmax(q @ k.to(q.dtype).mT, -1) @ v.to(q.dtype), tuple(quantised)
+
+
+def _gradients() -> Iterator[Case]:
+    """Functions whose backwards are lowered."""
+
+    def causal(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def capped(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return torch.softmax(20 * torch.tanh((q @ k.mT + bias) / 20), -1) @ v
+
+    def mlp(x: Any, weight: Any, gate: Any, down: Any) -> Any:
+        x = F.rms_norm(x, x.shape[-1:], weight)
+        return F.linear(F.silu(F.linear(x, gate)), down)
+
+    def spec(*shape: int, dtype: torch.dtype = half) -> Any:
+        return torch.empty(shape, dtype=dtype, requires_grad=True)
+
+    for dtype in (half, single):
+        yield f"backward_causal_{dtype}", causal, tuple(3 * [spec(2, 8, 700, 64, dtype=dtype)])
+    yield "backward_causal_wide", causal, tuple(3 * [spec(1, 4, 512, 128)])
+    yield "backward_capped", capped, (*3 * [spec(2, 8, 700, 64)], spec(8, 700, 700))
+    yield "backward_mlp", mlp, (spec(300, 512), spec(512), spec(1024, 512), spec(512, 1024))
+    yield "backward_softmax", lambda x: torch.softmax(x, -1), (spec(700, 4096),)
+    yield "backward_embedding", lambda w, i: F.embedding(i, w), (spec(1000, 64), torch.zeros(300, dtype=torch.int64))
+
+
+def _kernels(name: str, function: Callable[..., Any], arguments: tuple[Any, ...], route: tuple[str, str]) -> Any:
+    lowered = jitgen.jit(function).lower(*arguments, backend=route[0], target=route[1])
+    return (*lowered.kernels, *(lowered.backward.kernels if name.startswith("backward") else ()))
+
+
+def sources(word: str = "") -> Iterator[tuple[str, str]]:
+    """(name, source) of every kernel of the cases whose names have ``word``."""
+    cases = (_pointwise(), _rows(), _attention(), _products(), _ordered(), _more_attention(), _gradients())
+    for name, function, arguments in itertools.chain(*cases):
+        if word not in name:
+            continue
         for backend, target in ROUTES:
             file = f"{name.replace('torch.', '')}.{backend}.{target}"
             try:
-                kernels = jitgen.jit(function).lower(*arguments, backend=backend, target=target).kernels
+                kernels = _kernels(name, function, arguments, (backend, target))
             except jitgen.UnsupportedError as error:
                 yield file, f"refused: {type(error).__name__}\n"
                 continue
@@ -212,29 +281,25 @@ def _body(source: str) -> list[str]:
     return lines[first:]
 
 
-def _without_true_conditions(lines: list[str]) -> list[str]:
-    """``lines`` with each that is ``if (true) {`` and nothing else made ``{``, at the same indentation."""
-    return [line.removesuffix("if (true) {") + "{" if line.strip() == "if (true) {" else line for line in lines]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("write", "compare"))
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", default="", metavar="WORD", help="the cases whose names have this word")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
-    found = dict(sources())
+    found = dict(sources(options.only))
     if options.verb == "write":
         for name, source in found.items():
             (options.directory / name).write_text(source)
         print(f"{len(found)} sources written")
         return 0
-    before = {path.name: path.read_text() for path in options.directory.iterdir()}
+    before = {path.name: path.read_text() for path in options.directory.iterdir() if options.only in path.name}
     differing = sorted(found.keys() ^ before.keys())
     for name in differing:
         print(f"only {'now' if name in found else 'before'}: {name}")
     for name in sorted(found.keys() & before.keys()):
-        old, new = _without_true_conditions(_body(before[name])), _body(found[name])
+        old, new = _body(before[name]), _body(found[name])
         if old != new:
             differing.append(name)
             sys.stdout.writelines(
