@@ -17,7 +17,7 @@ from jitgen.call import eager_linear, linear_operator, traced_call
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.dynamo import stand_ins
 from jitgen.errors import UnsupportedError
 

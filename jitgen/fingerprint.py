@@ -35,7 +35,7 @@ def code_digest() -> str:
     total = hashlib.sha256()
     for path in generating_files(package):
         _add(total, path.relative_to(package).as_posix(), without_comments(path.read_text(encoding="utf-8")).encode())
-    return _digest(total, (package / "compile", "*.hpp"), (templates_directory(), "*"))
+    return _digest(total, (package / "compilers", "*.hpp"), (templates_directory(), "*"))
 
 
 def generating_files(package: Path) -> list[Path]:

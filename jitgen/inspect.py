@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen import lowering, pipeline
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.ir.program import Kernel
 from jitgen.pipeline import BuiltKernel
@@ -148,11 +148,11 @@ class Executable:
                 elif kind in ("ptx", "amdgcn", "ttir"):
                     code.setdefault(kind, []).append(built.artifact.text(name))
             if "kernel.cubin" in built.artifact.files:
-                from jitgen.compile import disassemble
+                from jitgen.compilers import disassemble
 
                 code.setdefault("sass", []).append(disassemble.sass(built.artifact.read("kernel.cubin")))
             elif self._lowered.route.target.kind == "cpu" and self._lowered.route.compiler == "host":
-                from jitgen.compile import host
+                from jitgen.compilers import host
 
                 code.setdefault("asm", []).append(host.assembly(self._lowered.render(number)[0]))
         return _Code(code)
@@ -177,7 +177,7 @@ class Executable:
             if resources["shared_bytes"] is not None:
                 resources["shared_bytes"] += dynamic
             if "kernel.cubin" in built.artifact.files and resources["registers"] is None:
-                from jitgen.compile import disassemble
+                from jitgen.compilers import disassemble
 
                 used = disassemble.resource_usage(built.artifact.read("kernel.cubin"), entry)
                 resources |= {name: used[name] for name in ("registers", "spill_bytes")}

@@ -20,7 +20,7 @@
 
 Neighbours: ``call/`` makes the graph from the arguments of a call, and the launcher from the compiled kernels. It
 remembers the launcher, so a warm call does not come here. ``lowering.py`` holds the functions that ``lower`` calls,
-``families/family.py`` says what a family answers, ``compile/routes.py`` lists the compilers, ``store/`` is the cache.
+``families/family.py`` says what a family answers, ``compilers/routes.py`` lists the compilers, ``store/`` is the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen import console, events, misses, scratch, settings
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.errors import CacheMissError, CompileError, CompileWarning
 from jitgen.families.rewrites import rewritten
 from jitgen.ir import graph as graphs

@@ -1,7 +1,7 @@
 """Frozen descriptions that flow between the layers: dtypes, targets, tensor specs, kernel sources and artifacts.
 
-Everything here is a value: hashable or JSON-serializable, free of tensors, devices and paths. ``compile/``, ``store/``
-and ``runtime/`` meet in this module and never import one another.
+Everything here is a value: hashable or JSON-serializable, free of tensors, devices and paths. ``compilers/``,
+``store/`` and ``runtime/`` meet in this module and never import one another.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import replace
 from ptx import parse, place
 from ptx_threads import WARP, Arrival, Barrier, Hang, Launch, Machine
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.spec import KernelSource
 
 USES = re.compile(r"\bmbarrier\.|\bbarrier\.cluster|\bbar(rier)?\.(sync|arrive)\s+[^;]*,")

@@ -2,7 +2,7 @@
 
 Many kernels that tests compile differ from another one in nothing but their name: the backward of ten layers, or of the
 same function in ten tests. ``on_path`` puts a program ``g++`` in front of the machine's on ``PATH``. Run as
-``jitgen/compile/host.py`` runs the host compiler, it compiles the kernel under the name ``ONE`` to an object file,
+``jitgen/compilers/host.py`` runs the host compiler, it compiles the kernel under the name ``ONE`` to an object file,
 which it keeps, and links that with the kernel's own name as an alias. A kernel with the same text, headers and flags is
 only linked, in 0.05 s instead of 0.25 s. Every other command goes to the machine's compiler unchanged, and so does a
 kernel that does not compile, for its error.

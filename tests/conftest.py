@@ -81,7 +81,7 @@ def _kept_store() -> Path:
     """
     from jitgen.fingerprint import folders_digest
 
-    return KEPT / folders_digest(*(CHECKOUT / "jitgen" / name for name in ("compile", "store", "runtime")))[:16]
+    return KEPT / folders_digest(*(CHECKOUT / "jitgen" / name for name in ("compilers", "store", "runtime")))[:16]
 
 
 def _prune(store: Path, objects: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitgen.codegen import environment
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.runtime import cpu
 from jitgen.spec import KernelSource, Target
 

@@ -10,7 +10,7 @@ import contextlib
 
 import torch
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.runtime import cuda
 from jitgen.spec import KernelSource, Target
 

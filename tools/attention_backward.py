@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.runtime import cuda
 from jitgen.runtime.tensor_map import TensorMap
 from tests.backward_kernels import Backward

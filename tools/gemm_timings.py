@@ -130,7 +130,7 @@ def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
 
 
 def compiled(source: Any) -> Any:
-    from jitgen.compile import nvrtc
+    from jitgen.compilers import nvrtc
 
     try:
         artifact = nvrtc.compile(source)
@@ -194,7 +194,7 @@ def main() -> None:
     if options.dry:
         return
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        from jitgen.compile import routes
+        from jitgen.compilers import routes
 
         prepared = [routes.prepare(each) for each in sources.values()]
         built = dict(zip(sources, pool.map(compiled, prepared, chunksize=2), strict=True))

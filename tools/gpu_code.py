@@ -29,7 +29,7 @@ FOR_OTHERS = (
         "jitgen/forks.py",
     ),
     *("jitgen/bench", "jitgen/checkpoints", "jitgen/cli", "jitgen/deploy", "jitgen/export", "jitgen/huggingface"),
-    *("jitgen/store", "jitgen/compile/host.py", "jitgen/runtime/cpu.py", "jitgen/runtime/interpreter.py"),
+    *("jitgen/store", "jitgen/compilers/host.py", "jitgen/runtime/cpu.py", "jitgen/runtime/interpreter.py"),
     *("jitgen/codegen/cpp.py", "jitgen/quant/layouts/cpu.py", "templates/cli"),
 )
 """Files and folders that decide nothing on a GPU."""

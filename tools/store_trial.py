@@ -37,7 +37,7 @@ import torch
 
 import jitgen
 from jitgen import spec
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.deploy import bounds, work
 from jitgen.deploy.workers import WorkerProcesses
 from jitgen.store import Store, default, layout, lock, usage  # noqa: F401  before privileges are given up

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jitgen import settings
 from jitgen.bench.measurement import Bench, Measurement
-from jitgen.compile import routes
+from jitgen.compilers import routes
 
 _SCRIPT = Path(__file__).with_name("first_call.py")
 _PACKAGE = Path(__file__).resolve().parents[2]

@@ -121,7 +121,7 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
         "settings": asdict(bench),
     }
     if bench.device == "cpu":
-        from jitgen.compile import host
+        from jitgen.compilers import host
         from jitgen.runtime.cpu import last_level_cache
         from jitgen.spec import host_target
 
@@ -137,7 +137,7 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
 
 def gpu_facts() -> dict[str, Any]:
     """The first GPU with its driver, and the version of CUDA and of NVRTC."""
-    from jitgen.compile import nvrtc
+    from jitgen.compilers import nvrtc
 
     gpu = torch.cuda.get_device_properties(0)
     return {

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.bench.measurement import Bench, Measurement, relative_error
 from jitgen.bench.timing import host_medians
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.spec import KernelSource, host_target
 
 ELEMENTS = 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from jitgen import chips, settings
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.errors import UnsupportedError
 from jitgen.lowering import Route
 from jitgen.spec import Target, host_target, runs_here

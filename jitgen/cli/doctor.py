@@ -123,20 +123,20 @@ def _interpreter() -> Iterator[Row]:
 
 
 def _host_compiler() -> Iterator[Row]:
-    from jitgen.compile import host
+    from jitgen.compilers import host
 
     remedy = "install g++ or clang++ (apt install g++), or set JITGEN_CXX"
     yield _found("compile", "cpp", host.toolchain(), remedy)
 
 
 def _triton() -> Iterator[Row]:
-    from jitgen.compile import triton
+    from jitgen.compilers import triton
 
     yield _found("compile", "triton", triton.toolchain(), "pip install triton")
 
 
 def _nvrtc() -> Iterator[Row]:
-    from jitgen.compile import nvrtc
+    from jitgen.compilers import nvrtc
 
     yield _found("compile", "cuda", nvrtc.toolchain(), nvrtc.missing() or "")
     for package, name in (("cuda", "CUDA and CCCL headers"), ("nvidia-cutlass", "CUTLASS headers")):
@@ -146,7 +146,7 @@ def _nvrtc() -> Iterator[Row]:
 
 
 def _cute() -> Iterator[Row]:
-    from jitgen.compile import cute, nvrtc
+    from jitgen.compilers import cute, nvrtc
 
     if nvrtc.toolchain(cute.PACKAGES) is not None:  # what is missing has a row already
         found = cute.problem()
@@ -198,7 +198,7 @@ def _version(toolkit: Path) -> list[int]:
 
 
 def _disassembler() -> Iterator[Row]:
-    from jitgen.compile import disassemble
+    from jitgen.compilers import disassemble
 
     remedy = "comes with Triton (pip install triton) and with the CUDA toolkit; only exe.asm['sass'] needs it"
     yield _found("tools", "cuobjdump", disassemble.find_tool(), remedy)

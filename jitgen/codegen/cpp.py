@@ -1,4 +1,4 @@
-"""The C++ dialect for CPUs: branch-free scalar code, which the host compiler vectorises (``compile/host.py``)."""
+"""The C++ dialect for CPUs: branch-free scalar code, which the host compiler vectorises (``compilers/host.py``)."""
 
 from __future__ import annotations
 

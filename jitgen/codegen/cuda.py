@@ -1,4 +1,4 @@
-"""The CUDA C++ dialect, compiled by NVRTC (``compile/nvrtc.py``) or nvcc (``compile/load_inline.py``)."""
+"""The CUDA C++ dialect, compiled by NVRTC (``compilers/nvrtc.py``) or nvcc (``compilers/load_inline.py``)."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def kernel_source(
     Args:
         name: the entry symbol.
         folder: the directory with the family's templates and headers.
-        compiler: the compiler of the route (``compile/routes.py``).
+        compiler: the compiler of the route (``compilers/routes.py``).
         options: the ``KernelSource`` options: what changes the binary besides the text.
     """
     rendered = render(language, folder, template, values)

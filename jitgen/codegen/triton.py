@@ -6,7 +6,7 @@ and AMD and runs in Triton's interpreter (``runtime/interpreter.py``).
 
 A row calls libdevice's function wherever ``tl``'s is an approximation: in float32 ``tl.exp`` is ``ex2.approx`` of a
 rounded product, and ``tl.sqrt`` and ``/`` are not IEEE. A pointwise kernel loses nothing by it, since memory bounds it.
-Sources must be compiled so that libdevice does not flush subnormals; ``compile/triton.py`` does so.
+Sources must be compiled so that libdevice does not flush subnormals; ``compilers/triton.py`` does so.
 """
 
 from __future__ import annotations

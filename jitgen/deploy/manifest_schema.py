@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from jitgen import settings
 from jitgen.codegen.text import NAME_LENGTH, is_function_name
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy import node_schema
 from jitgen.errors import CacheError, CacheMissError, CompileError, UnsupportedError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen import events
-from jitgen.compile import routes
+from jitgen.compilers import routes
 from jitgen.deploy import bounds, catalog, manifest_schema, row_variants, work
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry

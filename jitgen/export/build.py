@@ -1,6 +1,6 @@
 """The object file of a package's operators: the generated C++ and every kernel in one relocatable file.
 
-A CPU kernel is compiled by the flags of ``compile/host.py``, so it computes what a call computes, under a name of its
+A CPU kernel is compiled by the flags of ``compilers/host.py``, so it computes what a call computes, under a name of its
 own. A GPU kernel is the cubin that the store has of it. Inductor links the object into the model's library.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jitgen import pipeline, scratch
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.errors import CompileError
 from jitgen.export import source
 from jitgen.export.table import KernelRef

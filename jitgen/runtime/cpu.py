@@ -1,7 +1,7 @@
 """Load a compiled CPU kernel and make it callable with raw pointers.
 
 The kernel's OpenMP symbols are resolved when it is loaded, to the runtime that torch has loaded; this module imports
-torch first, through ``jitgen.spec``. Neighbours: ``compile/host.py`` made the shared object, the store holds it, and
+torch first, through ``jitgen.spec``. Neighbours: ``compilers/host.py`` made the shared object, the store holds it, and
 ``runtime/launcher.py`` calls the function that ``load_packed`` returns.
 
 ctypes takes about 90 ns to convert each argument of a call. So a kernel also exports ``<entry>_packed``

@@ -2,7 +2,7 @@
 
 ``load`` loads a cubin on a device. A ``Launch`` is one kernel with its launch prepared, so that a warm call packs the
 few values that vary and makes one driver call. Importing this module touches no GPU and no compiler. Neighbours:
-``compile/`` made the binaries, ``call/specialization.py`` prepares launches, and ``runtime/launcher.py`` writes
+``compilers/`` made the binaries, ``call/specialization.py`` prepares launches, and ``runtime/launcher.py`` writes
 ``Launch.__call__`` out into its launchers; ``runtime/residency.py`` checks what a kernel assumes before it is launched.
 """
 

@@ -9,7 +9,7 @@ For the duration of a launch this module replaces what the interpreter lacks or 
 - float8: tensors are passed as bytes, as the dialect reads and writes them (``codegen/triton.py``).
 - scalars: each has its type in the signature; the interpreter would guess a type from the value.
 
-Neighbours: ``compile/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
+Neighbours: ``compilers/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Step:
     Attributes:
         kind: ``"cpu"``, ``"cuda"``, ``"operator"`` or ``"interpreter"``.
         kernel: cpu: the function of one packed buffer; cuda: a ``Launch``; operator: a torch operator, see
-            ``compile/torch_operator.hpp`` for its arguments; interpreter: a function of tensors.
+            ``compilers/torch_operator.hpp`` for its arguments; interpreter: a function of tensors.
         pointers: (buffer, byte offset) of each operand.
         scalars: for each run-time scalar, Python text over ``a0``, ``a1``, ... (numeric arguments).
         pack, tail, threaded: cpu: the function that packs pointers, scalars and the thread count; the bytes after

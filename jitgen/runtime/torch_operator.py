@@ -1,7 +1,7 @@
 """Load a kernel that was built as a torch operator.
 
-Loading the library registers the operator; no compiler is needed. Neighbours: ``compile/load_inline.py`` built the
-library, the store holds it, and ``compile/torch_operator.hpp`` documents the operator's arguments.
+Loading the library registers the operator; no compiler is needed. Neighbours: ``compilers/load_inline.py`` built the
+library, the store holds it, and ``compilers/torch_operator.hpp`` documents the operator's arguments.
 """
 
 from __future__ import annotations

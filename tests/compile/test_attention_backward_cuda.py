@@ -11,7 +11,7 @@ from backward_kernels import Backward
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.compile import disassemble, nvrtc
+from jitgen.compilers import disassemble, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 

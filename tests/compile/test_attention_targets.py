@@ -10,7 +10,7 @@ import torch
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.compile import disassemble, nvrtc
+from jitgen.compilers import disassemble, nvrtc
 from jitgen.nn import functional
 from tests.attention import formula
 

@@ -11,7 +11,7 @@ from barrier_cases import CASES, checked, lowered
 from barrier_launches import of_backward, of_lowered, of_product
 from wgmma_kernels import DENSE, QUANTIZED, Dense, Quantized
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 

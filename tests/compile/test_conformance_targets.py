@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from tests.conformance import refusals
 from tests.conformance.samples import operators
 from tests.conformance.targets import ROUTES, faults

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.spec import CPU_LEVELS
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a C++ compiler")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jitgen.codegen.environment import family_folder, headers, packages
-from jitgen.compile import cute, disassemble, nvrtc
+from jitgen.compilers import cute, disassemble, nvrtc
 from jitgen.spec import KernelSource, Target
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from gemm_numeric import assert_near, operands, product
 
 from jitgen import _data
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.quant.formats import FORMATS, find
 from tests.cuda_on_host import run
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import disassemble
-from jitgen.compile import triton as compiler
+from jitgen.compilers import disassemble
+from jitgen.compilers import triton as compiler
 from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.spec import Artifact, KernelSource
 

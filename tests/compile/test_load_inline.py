@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from jitgen.codegen import environment
-from jitgen.compile import load_inline
+from jitgen.compilers import load_inline
 from jitgen.errors import CacheError, CompileError
 from jitgen.runtime import torch_operator
 from jitgen.spec import Artifact, KernelSource, Target, artifact_key, host_target

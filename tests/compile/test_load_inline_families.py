@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host, load_inline
+from jitgen.compilers import host, load_inline
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "elementwise": lambda x, weight: torch.sin(x) * 2 + 1,

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from jitgen.codegen import environment
-from jitgen.compile import disassemble, nvrtc
+from jitgen.compilers import disassemble, nvrtc
 from jitgen.errors import CompileError, UnsupportedError
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import Artifact, KernelSource, Target, Toolchain
@@ -198,7 +198,7 @@ def test_the_toolchain_names_every_header_package() -> None:
 
 IN_A_PROCESS = """
 import hashlib, json, sys
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.spec import KernelSource, Target
 name, arch, text, headers = json.load(sys.stdin)
 source = KernelSource(name, "cuda", "nvrtc", Target.parse(arch), text, tuple(map(tuple, headers)))

@@ -12,7 +12,7 @@ import torch
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.families.scan.chunks import CHUNKS, LEAST_CHUNK, chunks_of
 from tests import scans
 from tests.cuda_on_host import run

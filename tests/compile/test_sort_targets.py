@@ -11,7 +11,7 @@ import torch
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from tests import sorts
 from tests.cuda_on_host import run
 from tests.sorts import both_ways, sample

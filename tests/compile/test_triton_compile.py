@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jitgen.compile import triton as compiler
+from jitgen.compilers import triton as compiler
 from jitgen.errors import CompileError
 from jitgen.ir.ops import COMPUTE_DTYPES
 from jitgen.spec import KernelSource, Target, artifact_key
@@ -243,6 +243,6 @@ def test_interpreting_and_compiling_exclude_each_other(monkeypatch: pytest.Monke
 
 
 def test_toolchain_does_not_import_triton(tmp_path: Path) -> None:
-    code = "import sys; from jitgen.compile import triton; print(triton.toolchain(), 'triton' in sys.modules)"
+    code = "import sys; from jitgen.compilers import triton; print(triton.toolchain(), 'triton' in sys.modules)"
     done = _run(code, tmp_path, tmp_path)
     assert re.fullmatch(r"triton \d+\.\d+\.\S+ False\n", done.stdout), done.stderr

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC and the headers of CUDA")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from wgmma_kernels import DENSE, QUANTIZED, Dense, Quantized
 
-from jitgen.compile import disassemble, nvrtc
+from jitgen.compilers import disassemble, nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 

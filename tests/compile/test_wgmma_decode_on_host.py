@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.quant.formats import FORMATS, find
 from tests.compile.test_formats_on_host import host_headers
 from tests.cuda_on_host import on_host

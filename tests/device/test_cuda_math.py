@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from jitgen.codegen import environment
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.ir.ops import COMPUTE_DTYPES, FLOATS, INTS, OPS
 from jitgen.runtime import cuda
 from jitgen.spec import DTYPES, KernelSource, Target

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.errors import JitgenError
 from jitgen.runtime import cuda
 from jitgen.spec import KernelSource

@@ -10,7 +10,7 @@ import torch
 from wgmma_kernels import DENSE, ENTRY, QUANTIZED, Dense, Quantized
 
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.runtime import cuda
 from jitgen.runtime.tensor_map import TensorMap
 from jitgen.spec import Target

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.spec import TensorSpec, host_target
 
 needs_compiler = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

@@ -38,7 +38,7 @@ from jitgen.bench import (
 )
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),

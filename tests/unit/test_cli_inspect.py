@@ -16,7 +16,7 @@ from jitgen.chips import CHIPS, Chip, chips
 from jitgen.cli.group import jitgen
 from jitgen.cli.page_graph import HEIGHT, WIDTH, draw
 from jitgen.cli.page_rates import bound
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.ir.graph import Builder, Graph
 from jitgen.spec import Target
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from jitgen import settings
 from jitgen.cli.group import jitgen
 from jitgen.cli.source import read_argument, read_arguments
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.errors import UnsupportedError
 from jitgen.spec import TensorSpec
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import CompileError
 from jitgen.spec import KernelSource
 from tests import compiled_once

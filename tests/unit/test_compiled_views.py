@@ -17,7 +17,7 @@ import view_programs
 from torch import nn
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.dynamo import backend, cut
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

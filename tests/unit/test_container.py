@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jitgen import _data, settings
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytest.importorskip("build")
 CHECKOUT = _data.checkout_directory()

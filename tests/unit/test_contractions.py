@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
 from jitgen.trace import table

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cpp_harness import INTEGERS, ON_TARGETS, TARGETS, TYPES, Library, loop, source
 
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES, Target, runs_here
 

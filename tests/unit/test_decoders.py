@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.huggingface import layers
 from tests import decoders
 

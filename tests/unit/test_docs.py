@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from jitgen import _data, errors, settings
 from jitgen.bench import chart, markdown
 from jitgen.cli.group import jitgen as command_line
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.quant import describe
 
 CHECKOUT = _data.checkout_directory()

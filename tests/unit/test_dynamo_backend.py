@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.dynamo import backend
 from jitgen.dynamo.program import Program
 

@@ -12,7 +12,7 @@ from jitgen_cases import lowered
 from numeric import reference
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.runtime import cpu
 
 GROUP, RUN = 64, 1024

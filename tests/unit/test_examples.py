@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jitgen import _data, settings
-from jitgen.compile import host
+from jitgen.compilers import host
 
 CHECKOUT = _data.checkout_directory()
 LADDER = sorted((CHECKOUT / "examples").glob("[0-9]*")) if CHECKOUT else []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jitgen.compile import host
+from jitgen.compilers import host
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import jitgen
 from jitgen import misses, settings
 from jitgen.cli.group import jitgen as command
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.store import Store, layout
 
 ROOT = Path(__file__).parents[2]

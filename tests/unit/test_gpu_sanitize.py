@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.families import registry
 from jitgen.spec import Target
 from tests import sanitized, sanitized_control

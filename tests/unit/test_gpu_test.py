@@ -186,7 +186,7 @@ def test_what_is_not_gpu_code_exists() -> None:
     assert [name for name in gpu_code.FOR_OTHERS if not (CHECKOUT / name).exists()] == []
     found = list(gpu_code.files())
     assert "templates/attention_backward/include/jitgen/attention_backward.cuh" in found
-    assert {"jitgen/runtime/cuda.py", "jitgen/ir/graph.py", "jitgen/compile/nvrtc.py"} <= set(found)
+    assert {"jitgen/runtime/cuda.py", "jitgen/ir/graph.py", "jitgen/compilers/nvrtc.py"} <= set(found)
 
 
 def test_a_card_without_a_record_and_a_run_that_was_not_clean_are_told(tmp_path: Path) -> None:

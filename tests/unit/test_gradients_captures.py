@@ -9,7 +9,7 @@ import torch
 
 import jitgen
 from jitgen.call.resolver import Resolver
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 

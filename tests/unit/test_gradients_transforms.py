@@ -12,7 +12,7 @@ from torch.func import grad, grad_and_value, jacfwd, jacrev, vjp
 from torch.func import vmap as batched
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 

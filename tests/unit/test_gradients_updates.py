@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

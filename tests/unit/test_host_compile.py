@@ -10,7 +10,7 @@ import pytest
 import torch
 from cpp_harness import source
 
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import CacheError, CompileError
 from jitgen.runtime import cpu
 from jitgen.spec import Target, Toolchain, artifact_key, host_target

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers", reason="needs transformers: pip install 'jitgen[test]'")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 
 
 def test_a_specialization_names_the_kernels_that_its_calls_launched() -> None:

@@ -345,7 +345,7 @@ ALLOWED: dict[str, set[str]] = {
     "forks": set(),
     "progress": {"console", "forks"},
     "scratch": set(),
-    "compile": {"errors", "forks", "scratch", "settings", "spec", "_version"},
+    "compilers": {"errors", "forks", "scratch", "settings", "spec", "_version"},
     "store": {"console", "errors", "settings", "spec", "_version", "_data"},
     "runtime": {"errors", "scratch", "settings", "spec"},
 }

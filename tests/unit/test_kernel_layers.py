@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.huggingface import layers
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

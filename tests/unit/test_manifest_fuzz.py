@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import jitgen
 from jitgen import pipeline
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import JitgenError
 from jitgen.families import registry
 from jitgen.ir import graph as graphs

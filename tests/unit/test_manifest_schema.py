@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import CacheError, pipeline
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.deploy import expression_schema, manifest, manifest_schema, node_schema, row_variants
 from jitgen.gradients import plan
 from jitgen.ir import graph, ops, symbols

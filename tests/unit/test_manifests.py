@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import jitgen
 from jitgen import _data
 from jitgen.cli.group import jitgen as command
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.deploy import catalog, manifest_schema, prewarm
 from jitgen.spec import SCHEMA
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.trace import run
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

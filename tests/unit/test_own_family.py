@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.families import registry
 from jitgen.families.family import Claim, Family, Partition
 from jitgen.ir.graph import Node

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import cpp_extension
 
 import jitgen
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
 from jitgen.export.nodes import found_in, is_ours, open_size

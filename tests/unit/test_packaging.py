@@ -12,7 +12,7 @@ import pytest
 
 from jitgen import _data, settings
 from jitgen._version import __version__
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytest.importorskip("build")
 pytest.importorskip("hatchling")

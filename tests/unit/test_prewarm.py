@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import jitgen
 from jitgen import settings
 from jitgen.cli.group import jitgen as command
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.deploy import manifest as manifests
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

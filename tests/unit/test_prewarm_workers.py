@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen.cli.group import jitgen as command
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.deploy import bounds, executors, prewarm, work
 from jitgen.deploy.workers import WorkerDied, WorkerProcesses
 from jitgen.families import registry

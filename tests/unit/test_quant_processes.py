@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jitgen import _data
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 

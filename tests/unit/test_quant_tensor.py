@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen import _data
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor

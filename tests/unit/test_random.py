@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 from tests import philox
 from tests.cuda_on_host import DRAWN, run
 from tests.distributions import (

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.errors import CompileError
 from jitgen.families.family import LaunchShape, Persistence
 from jitgen.runtime import cuda, residency

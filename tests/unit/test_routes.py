@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 

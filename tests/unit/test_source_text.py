@@ -29,7 +29,7 @@ from jitgen.codegen.text import (
     function_name,
     is_function_name,
 )
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.families import registry
 
 NAMES = (
@@ -238,7 +238,7 @@ def test_scalars_that_are_not_finite_launch(value: float) -> None:
 
 def test_directories_and_commands_have_plain_names() -> None:
     """The entry is what names temporary directories, the compiler's seed and the operator of ``load_inline``."""
-    from jitgen.compile import load_inline
+    from jitgen.compilers import load_inline
 
     low = jitgen_cases.lowered(_function("$(touch ran); `x` /../"), torch.randn(3, 8), torch.randn(8))
     source = pipeline.routes.prepare(low.render(0)[0])

@@ -17,7 +17,7 @@ from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, flip, make_old,
 
 import jitgen
 from jitgen import scratch, settings
-from jitgen.compile import host
+from jitgen.compilers import host
 from jitgen.errors import CacheWarning
 from jitgen.store import Store, atomic, layout, notice
 from jitgen.store.default import default_store

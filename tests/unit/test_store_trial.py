@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jitgen import _data
-from jitgen.compile import host
+from jitgen.compilers import host
 
 CHECKOUT = _data.checkout_directory()
 pytestmark = pytest.mark.skipif(CHECKOUT is None or host.toolchain() is None, reason="needs the checkout, a compiler")

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "chain": lambda x, y, mask: (x * 1.1 + 0.3).relu() * x - 0.5,

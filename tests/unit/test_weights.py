@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gemm_numeric import assert_near, bounds, product
 
 import jitgen
-from jitgen.compile import host
+from jitgen.compilers import host
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 N, K = 40, 96

@@ -1,4 +1,4 @@
-// A kernel as a torch operator, for the load_inline route: jitgen/compile/load_inline.py appends this header's macro to
+// A kernel as a torch operator, for the load_inline route: jitgen/compilers/load_inline.py appends this header's macro to
 // the generated source.
 //
 //   JITGEN_TORCH_OPERATOR(name, entry) registers

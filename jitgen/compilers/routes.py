@@ -12,11 +12,11 @@ from jitgen.errors import UnsupportedError
 from jitgen.spec import KernelSource, Target, Toolchain
 
 ROUTES = {
-    ("cpp", "host"): "jitgen.compile.host",
-    ("cpp", "load_inline"): "jitgen.compile.load_inline",
-    ("cuda", "nvrtc"): "jitgen.compile.nvrtc",
-    ("cuda", "load_inline"): "jitgen.compile.load_inline",
-    ("triton", "triton"): "jitgen.compile.triton",
+    ("cpp", "host"): "jitgen.compilers.host",
+    ("cpp", "load_inline"): "jitgen.compilers.load_inline",
+    ("cuda", "nvrtc"): "jitgen.compilers.nvrtc",
+    ("cuda", "load_inline"): "jitgen.compilers.load_inline",
+    ("triton", "triton"): "jitgen.compilers.triton",
 }
 """(backend, compiler) -> module of the compiler. The first compiler of a backend is its default."""
 

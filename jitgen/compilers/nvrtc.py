@@ -3,7 +3,7 @@
 jitgen's static headers are passed in memory (``KernelSource.headers``); third-party ones are found by ``find_headers``.
 The program is compiled under the logical name ``jitgen/<key12>/kernel.cu``, so the same source gives the same bytes on
 every machine. Neighbours: ``codegen/cuda.py`` is the dialect of the sources, ``pipeline.py`` calls ``compile`` on a
-miss, ``runtime/cuda.py`` loads the cubin, ``compile/disassemble.py`` shows it.
+miss, ``runtime/cuda.py`` loads the cubin, ``compilers/disassemble.py`` shows it.
 """
 
 from __future__ import annotations

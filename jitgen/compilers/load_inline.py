@@ -1,9 +1,9 @@
 """``cpp`` and ``cuda`` sources as torch operators, by ``torch.utils.cpp_extension.load_inline``.
 
 The operator is for programs that need a kernel in torch's dispatcher (``torch.compile``, ``torch.export``, a C++ server
-that only loads a library). The other routes compile and launch faster. Neighbours: ``compile/host.py`` has the compiler
-and its flags; ``compile/torch_operator.hpp`` registers the operator, is appended to the source and documents the
-operator's arguments; ``runtime/torch_operator.py`` loads the library, without a compiler.
+that only loads a library). The other routes compile and launch faster. Neighbours: ``compilers/host.py`` has the
+compiler and its flags; ``compilers/torch_operator.hpp`` registers the operator, is appended to the source and documents
+the operator's arguments; ``runtime/torch_operator.py`` loads the library, without a compiler.
 
 ``load_inline`` loads the library that it has built. A library with a name ``unregistered_*`` registers no operator, so
 building has no effect on the process; the operator is registered once, when the library is loaded from the store.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jitgen import scratch
-from jitgen.compile import host, nvrtc
+from jitgen.compilers import host, nvrtc
 from jitgen.errors import CompileError
 from jitgen.forks import Lock
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
@@ -98,7 +98,7 @@ def compile(source: KernelSource) -> Artifact:
     """Compile ``source`` (language ``cpp`` or ``cuda``) to a library that registers its operator when loaded.
 
     Returns:
-        files ``kernel.cpp`` or ``kernel.cu``, and ``kernel.so``; meta as for ``compile/host.py``, and the operator's
+        files ``kernel.cpp`` or ``kernel.cu``, and ``kernel.so``; meta as for ``compilers/host.py``, and the operator's
         name. The key is that of ``with_operator(source)``.
 
     Raises:

@@ -1,7 +1,7 @@
 """The SASS of a cubin, and the resources that each of its entries uses. It is for inspection; no launch needs it.
 
 It runs ``cuobjdump``, which runs the ``nvdisasm`` in its own directory, from Triton's wheel or from a CUDA toolkit.
-Neighbours: ``compile/nvrtc.py`` and ``compile/triton.py`` make the cubins, ``inspect.py`` shows the result as
+Neighbours: ``compilers/nvrtc.py`` and ``compilers/triton.py`` make the cubins, ``inspect.py`` shows the result as
 ``exe.asm["sass"]``.
 """
 

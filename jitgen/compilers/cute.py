@@ -6,7 +6,7 @@ with CuTe's layouts and tensors needs all of it. The probe is such a kernel: a l
 
 from __future__ import annotations
 
-from jitgen.compile import nvrtc
+from jitgen.compilers import nvrtc
 from jitgen.errors import CompileError
 from jitgen.spec import Artifact, KernelSource, Target
 
