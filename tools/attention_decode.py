@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
 from jitgen.bench.timing import medians
-from jitgen.families.attention import decode, split_keys, wgmma
+from jitgen.families.attention.forward import decode, split_keys, wgmma
 from jitgen.runtime import cuda
 
 CHOSEN, CLUSTER, RANGES, LOAD = wgmma.candidates, decode.cluster, split_keys.splits, cuda.load

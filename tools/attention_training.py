@@ -97,7 +97,7 @@ def measured(batch: int, heads: int, size: int, depth: int, causal: bool) -> Ite
 
 def variants(results: int, batch: int, heads: int, size: int, depth: int) -> Iterator[dict[str, Any]]:
     """The causal backward under other tiles of its kernel with so many results."""
-    from jitgen.families.attention_backward import schedule
+    from jitgen.families.attention.backward import schedule
 
     chosen = schedule.tiles_of
     tiles = itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3))

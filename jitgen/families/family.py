@@ -1,6 +1,6 @@
 """What a kernel family is: one frozen object with everything that the rest of jitgen asks of it.
 
-A family lives in a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``) and
+A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which
 exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 
 1. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
@@ -304,7 +304,7 @@ class Family:
     """One kernel family; see the module for when each attribute is asked.
 
     Attributes:
-        name: of the package, of the templates' folder, and in the banner of a source.
+        name: of the templates' folder, in stored plans and manifests, and in the banner of a source.
         claim: ``(values, partition) -> Claim``.
         layout: ``(kernel, call) -> (layouts, geometries)``, one of each per region; NotViewable where a movement needs
             a copy first.

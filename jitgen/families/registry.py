@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jitgen.families.attention import FAMILY as ATTENTION
-from jitgen.families.attention_backward import FAMILY as ATTENTION_BACKWARD
+from jitgen.families.attention.backward import FAMILY as ATTENTION_BACKWARD
+from jitgen.families.attention.forward import FAMILY as ATTENTION
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from jitgen.families.attention_backward.context import merged
-from jitgen.families.attention_backward.rule import BOTH, Rule, products_behind, rule_of
+from jitgen.families.attention.backward.context import merged
+from jitgen.families.attention.backward.pairs import BOTH, Rule, products_behind, rule_of
 from jitgen.ir.body import Instruction as I
 
 FLOAT = "float32"

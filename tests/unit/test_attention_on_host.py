@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jitgen._data import templates_directory
-from jitgen.families.attention.wgmma import CLUSTER_WIDTHS, WIDTHS
+from jitgen.families.attention.forward.wgmma import CLUSTER_WIDTHS, WIDTHS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jitgen.families.attention.scales import scaled
+from jitgen.families.attention.forward.scales import scaled
 from jitgen.ir.body import Instruction
 
 FLOAT = "float32"

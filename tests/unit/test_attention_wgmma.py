@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 from jitgen.device import Device
-from jitgen.families.attention import schedule
-from jitgen.families.attention.decode import DecodeSchedule
+from jitgen.families.attention.forward import schedule
+from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.runtime.tensor_map import TensorMap
 from jitgen.spec import Target
 

@@ -83,7 +83,7 @@ def test_modules_do_not_reach_into_each_other() -> None:
     assert not found
 
 
-FAMILIES = tuple(f"jitgen.families.{family.name}" for family in registry.FAMILIES)
+FAMILIES = tuple(family.claim.__module__.rpartition(".")[0] for family in registry.FAMILIES)
 
 
 def _package(module: str) -> str | None:

@@ -1,0 +1,36 @@
+"""The backward of attention: products with a pointwise function of other products, which are computed again in tiles.
+
+The modules, in the order in which a call needs them:
+
+* ``match``: such products in a graph, and rewrites to the form that is matched.
+* ``claim``, ``region``, ``body``: from there to a region and its instructions.
+* ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
+* ``wgmma``, ``wgmma_schedule``: the kernel of sm_90a: what it can compute, tensor maps, tiles.
+* ``render``, ``context``, ``<dialect>``: what the templates read; ``pairs`` rewrites what a tile computes in CUDA.
+
+The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
+``launch.integer_names`` lists, and the run-time scalars.
+"""
+
+from __future__ import annotations
+
+from jitgen.families.attention.backward.claim import NAME, claim, decide, merge, rewrite_values
+from jitgen.families.deferred import deferred
+from jitgen.families.family import Family
+
+FAMILY = Family(
+    name=NAME,
+    rewrite_values=rewrite_values,
+    claim=claim,
+    decide=decide,
+    merge=merge,
+    body=deferred(__name__, "body.body_of"),
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "schedule.buckets"),
+)

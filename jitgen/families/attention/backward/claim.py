@@ -1,0 +1,211 @@
+"""What this family claims: products with a pointwise function of other products, and the pointwise work after them.
+
+A region iterates over ``(lead..., m, e)``: batch and heads, rows of the result, its columns. The *rows* are those of a
+block: queries where dQ is computed, keys where dK and dV are. ``n`` is streamed, inner and sequential; so are ``d``,
+what the products inside sum over, and dimensions ``g`` of the lead that the result is summed over: heads that share
+keys. Results over the same products are stores of one region: dK and dV. ``claim`` finds it in these steps:
+
+1. ``match.py`` recognises products; ``Partition.decide`` is asked about each, with its sizes.
+2. One that is no result by pointwise operations and views is materialized, and its sum over the lead if that is read.
+3. ``region.py`` makes operands of what is in memory, and materializes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jitgen.device import Device
+from jitgen.families.family import Claim, Partition
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.program import Decision
+from jitgen.ir.regions import Region
+
+if TYPE_CHECKING:
+    from jitgen.families.attention.backward.match import Streamed
+
+NAME = "attention_backward"
+MOST_WIDTH = 256
+"""Elements of a head at most: D and E."""
+MOST_RESULTS = 2
+"""Results of one region at most: dK and dV."""
+MOST_PRODUCTS = 2
+"""Products of a tile that results share at most: scores and the gradients of weights."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The question whether products are computed again in the kernel that reads them (``Partition.decide``).
+
+    Attributes:
+        rows, streamed: of the tile of products.
+        widths: of the result, and the depths of the products inside. Sizes are symbolic until ``at`` gives numbers.
+        dtypes: of all operands of products.
+    """
+
+    rows: Any
+    streamed: Any
+    widths: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        widths = ", ".join(map(str, self.widths))
+        return f"a product with a function of products, {self.rows} rows by {self.streamed}, widths {widths}"
+
+    def at(self, environment: Mapping[str, Any]) -> Fusion:
+        """The question with numbers for its sizes."""
+        rows, streamed, *widths = (
+            symbols.evaluate(size, environment) for size in (self.rows, self.streamed, *self.widths)
+        )
+        return replace(self, rows=rows, streamed=streamed, widths=tuple(widths))
+
+    def placement(self, fused: bool) -> str:
+        """Where the products inside are computed, in words."""
+        return "computed again, a tile at a time" if fused else "in memory"
+
+
+def decide(question: Fusion, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question`` in one kernel."""
+    if min(question.widths, default=0) == 0:
+        return Decision(False, "products over no elements are zeros")
+    if max(question.widths) > MOST_WIDTH:
+        return Decision(False, f"the backward of attention has kernels for heads of at most {MOST_WIDTH} elements")
+    if device.dialect == "triton" and "float64" in question.dtypes:
+        return Decision(False, "float64 has no tensor cores")
+    if device.dialect == "cuda":
+        from jitgen.families.attention.backward.wgmma import obstacle
+
+        against = obstacle(question.widths, question.dtypes, device.target)
+        return Decision(not against, against or "the products inside are larger than all that is read", bool(against))
+    return Decision(True, "the products inside are larger than all that is read")
+
+
+def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """``values`` with their products in the form that ``match.py`` knows."""
+    if not may_have_streamed(values):
+        return values
+    from jitgen.families.attention.backward.match import has_streamed, oriented
+
+    return oriented(values, partition.mover) if has_streamed(values) else values
+
+
+def may_have_streamed(values: Sequence[Node]) -> bool:
+    """A test that imports nothing: whether ``values`` have an exponential and a product."""
+    return {"contract", "exp"} <= {node.op for node in topological(values)}
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Regions for those of ``values`` that end in such a product; in the others it is materialized."""
+    values = list(values)
+    if not may_have_streamed(values):
+        return Claim([], values)
+    from jitgen.families.attention.backward.match import has_streamed
+
+    if not has_streamed(values):
+        return Claim([], values)
+    from jitgen.families.attention.backward.region import end_of, region_of, store_of
+
+    found = _fused(values, partition)
+    while found:
+        hidden = [of for of in found if not _ends(of, found, values, partition)]
+        if not hidden:
+            break
+        ends = [end_of(of, values) for of in _over_same_tiles(hidden)]
+        memo = dict(zip(map(id, ends), partition.materialize_together(ends), strict=True))
+        values = [partition.mover.substituted(node, memo) for node in values]
+        found = _fused(values, partition)
+    regions: list[Region] = []
+    rest: list[Node | None] = list(values)
+    for of in found:
+        stores = []
+        for position, value in enumerate(values):
+            if of.result in topological([value]):
+                store = store_of(position, value, of, values, partition.mover)
+                assert store is not None
+                stores.append(store)
+                rest[position] = None
+        region = region_of(of, stores, partition)
+        for number, other in enumerate(regions):
+            if (joined := joint(other, region)) is not None:
+                regions[number] = joined
+                break
+        else:
+            regions.append(region)
+    return Claim(regions, rest)
+
+
+def _over_same_tiles(hidden: Sequence[Streamed]) -> list[Streamed]:
+    """The first of ``hidden``, and others that one region may compute with it."""
+    first, *others = hidden
+    found = [first]
+    for other in others:
+        shared = set(map(id, first.products)) & set(map(id, other.products))
+        if not shared or other.function.shape != first.function.shape or len(found) == MOST_RESULTS:
+            continue
+        if first.result not in topological([other.result]) and other.result not in topological([first.result]):
+            found.append(other)
+    return found
+
+
+def _fused(values: Sequence[Node], partition: Partition) -> list[Streamed]:
+    from jitgen.families.attention.backward.match import streamed_in
+
+    return [of for of in streamed_in(values) if partition.decide(NAME, fusion_of(of)).fused]
+
+
+def fusion_of(of: Streamed) -> Fusion:
+    """The question whether ``of`` is one kernel."""
+    rows, streamed = of.function.shape[-2:]
+    widths = (of.result.shape[-1], *(product.inputs[0].shape[-1] for product in of.products))
+    operands = (of.result.inputs[1], *(child for product in of.products for child in product.inputs))
+    return Fusion(rows, streamed, widths, tuple(dict.fromkeys(node.dtype for node in operands)))
+
+
+def _ends(of: Streamed, found: Sequence[Streamed], values: Sequence[Node], partition: Partition) -> bool:
+    """Whether every one of ``values`` that is computed from ``of`` is a store of it, and of no other one."""
+    from jitgen.families.attention.backward.region import store_of
+
+    others = {id(other.result) for other in found if other is not of}
+    for value in values:
+        order = topological([value])
+        if of.result not in order:
+            continue
+        if any(id(node) in others for node in order) or store_of(0, value, of, values, partition.mover) is None:
+            return False
+    return True
+
+
+def merge(left: Region, right: Region, result: int) -> Region | None:
+    """``joint`` of two regions that compute temporaries, with the result of ``right`` as number ``result``."""
+    stores = tuple(replace(store, result=result) for store in right.stores)
+    return joint(left, replace(right, stores=stores))
+
+
+def joint(left: Region, right: Region) -> Region | None:
+    """One region that computes the results of both, which are functions of the same products; else None."""
+    if len(left.stores) + len(right.stores) > MOST_RESULTS:
+        return None
+    if _frame(left) != _frame(right) or not _tiles(left) & _tiles(right):
+        return None
+    from jitgen.families.attention.backward.region import depth_axes, stages_of
+
+    stores = (*left.stores, *right.stores)
+    depths = depth_axes(stores)
+    if len(depths) > MOST_PRODUCTS:
+        return None
+    kept = (axis for axis in left.axes if axis.name[0] != "d")
+    return Region(NAME, (*kept, *depths), stores, stages_of(len(depths), len(stores)))
+
+
+def _frame(region: Region) -> tuple[Any, ...]:
+    """The axes along which the stores of joint regions are the same: all but depths and the columns of a result."""
+    return tuple(axis for axis in region.axes if axis.name[0] not in "de")
+
+
+def _tiles(region: Region) -> frozenset[int]:
+    """The ids of the products over a tile that a region computes."""
+    from jitgen.families.attention.backward.match import tile_products
+
+    return frozenset(map(id, tile_products(region.stores)))

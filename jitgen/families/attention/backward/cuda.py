@@ -1,0 +1,394 @@
+"""The context of ``templates/attention_backward/attention_backward.cu.j2``: a struct of operands that
+``attention_backward.cuh`` walks.
+
+Of what a tile computes, the values of one row are words: those of a streamed row are computed by the warps that copy,
+those of a row of the block once by the threads that have it. See ``pairs.py`` for what pairs of rows compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, Printed, printed
+from jitgen.families.attention.backward.context import (
+    Backward,
+    Operand,
+    Result,
+    bounds,
+    functions_of,
+    merged,
+)
+from jitgen.families.attention.backward.layout import Layout, is_tile, results_of
+from jitgen.families.attention.backward.pairs import BOTH, Rule, behind, rule_of
+from jitgen.families.attention.backward.wgmma import (
+    BATCH_RANK,
+    Roles,
+    WgmmaSchedule,
+    mapped_names,
+    roles,
+    tile_operands,
+)
+from jitgen.families.attention.rule.addresses import indices, sum_of
+from jitgen.families.attention.rule.bounds import Words, ends_of, without_conditions
+from jitgen.ir.body import Body
+from jitgen.ir.program import Kernel
+
+WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+RUN = 8
+"""Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
+SCORE_ROWS = {"tanh": {"float32": "jitgen::tanh_of_score({0})", "float": "jitgen::tanh({0})"}}
+"""Rows in place of the dialect's own, of values whose absolute error counts; as in the forward's kernel."""
+PAIR_OF_WORDS = ("int64", "float64")
+"""Dtypes of eight bytes."""
+
+
+def rules(body: Body, layout: Layout, of: Roles) -> tuple[Rule, Rule]:
+    """What a tile computes without masks and with them."""
+    functions = functions_of(body, layout)
+    kinds = dict(enumerate(layout.operands))
+
+    def rule(parts: Sequence[Any]) -> Rule:
+        instructions, roots = merged(parts)
+        at = dict(zip(results_of(body), roots, strict=True))
+        found = [at[number] for number in of.results]
+        first = found.pop() if of.early else None
+        narrow = body.contractions[of.products[0]].dtype == "float16"
+        return rule_of(instructions, first, found, of.products[0], kinds, factored=not narrow)
+
+    whole, masked = rule([without_conditions(function) for function in functions]), rule(functions)
+    if _factor_of(whole) != _factor_of(masked):
+        raise AssertionError("a mask changes no factor of all pairs of rows")
+    return whole, masked
+
+
+def _factor_of(rule: Rule) -> object:
+    return None if rule.factor is None else _identity(rule, rule.factor)
+
+
+def words_of(body: Body, layout: Layout, of: Roles) -> tuple[int, int]:
+    """Numbers of words of a row of the block, and of a tile."""
+    both = rules(body, layout, of)
+    return _count(_positions(both, "row")), _count(_positions(both, "key"))
+
+
+def _positions(both: tuple[Rule, Rule], level: str) -> list[tuple[Rule, int]]:
+    """The values that are words: those that either rule reads, each with the rule that says how it is computed."""
+    found: dict[tuple[object, ...], tuple[Rule, int]] = {}
+    for rule in both:
+        for position in rule.words(level):
+            found.setdefault(_identity(rule, position), (rule, position))
+    return list(found.values())
+
+
+def _identity(rule: Rule, position: int) -> tuple[object, ...]:
+    """What decides the value at ``position``, whichever rule it is of."""
+    instruction = rule.instructions[position]
+    return (
+        instruction.op,
+        instruction.dtype,
+        str(instruction.attr),
+        tuple(_identity(rule, argument) for argument in instruction.args),
+    )
+
+
+def _count(words: Sequence[tuple[Rule, int]]) -> int:
+    return sum(2 if rule.instructions[p].dtype in PAIR_OF_WORDS else 1 for rule, p in words)
+
+
+def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward, dialect: Dialect) -> Built:
+    """Template context and source options; see ``families/render.py``."""
+    (body,) = kernel.bodies
+    role = roles(body, layout)
+    maps = mapped_names(schedule, body, role)
+    scores = list(of.tile.operands)
+    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind in ("task", "row", "key")}
+    found = bounds(of.tile, known, WORDS)
+    pointers = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in of.operands if o.pointer]
+    fields = [*pointers, *(f"Index {name}" for name in of.integers), *(f"{kind} {name}" for name, kind in of.scalars)]
+    writer = _Writer(of, layout, replace(dialect, rows={**dialect.rows, **SCORE_ROWS}), rules(body, layout, role), role)
+    lefts = [body.contractions[number].x[0].attr for number in role.products]
+    ordered = [of.results[results_of(body).index(number)] for number in role.results]
+    first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]
+    depths = [of.products[first_of_tile.index(number)].depth for number in role.products]
+    widths = [result.width for result in ordered]
+    slots = [*depths, "0"][:2]
+    slots += [widths[number] if slot == 2 + number else "0" for number, slot in enumerate(role.slots)]
+    return {
+        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
+        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
+        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
+        "index": "int64_t" if schedule.wide else "int32_t",
+        "element": dialect.storage_types[body.contractions[role.products[0]].dtype],
+        "config": _config(schedule, of, role),
+        "accumulator": of.accumulator,
+        "tasks": " * ".join(of.batch) or "1",
+        "heads": " * ".join(of.summed) or "1",
+        "task_indices": [*indices(of.batch, "number", "z", "/"), *indices(of.summed, "head", "y", "/")],
+        "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in of.operands],
+        "of_task": [
+            {"name": f"x{o.index}", "type": o.type, "expression": f"jitgen::load({o.pointer}[found.at{o.index}])"}
+            for o in scores
+            if o.kind == "task" and o.pointer
+        ],
+        "row_ends": [_ends(o, "a", 0) for o in scores if o.kind == "row" and found.reads(ends_of(o))],
+        "key_ends": [_ends(o, "b", 1) for o in scores if o.kind == "key" and found.reads(ends_of(o))],
+        "task_ends": [
+            {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
+            for o in scores
+            if o.kind == "task" and o.is_integer and found.reads(ends_of(o))
+        ],
+        "bounds": found,
+        "masked": of.masked,
+        "tile_words": writer.staged("key"),
+        "block_words": writer.staged("row"),
+        "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
+        "block_elements": [
+            _elements(of.operands[index], number, copied, f"block{number}")
+            for number, (index, copied) in enumerate(zip(lefts, schedule.block_copied, strict=True))
+        ],
+        "tile_elements": [
+            _elements(of.operands[index], number, copied, f"tile{number}")
+            for number, (index, copied) in enumerate(zip(tile_operands(body, role), schedule.tile_copied, strict=True))
+            if index is not None
+        ],
+        "columns": _choice(slots),
+        "result_columns": _choice(widths),
+        "factor": writer.factor(),
+        "results": [_result(result, number, layout) for number, result in enumerate(ordered)],
+    }, {"fmad": True}
+
+
+def _choice(names: Sequence[str]) -> str:
+    """The one of ``names`` that the template parameter ``number`` chooses."""
+    chosen = "".join(f"number == {number} ? {name} : " for number, name in enumerate(names[:-1]))
+    return f"{chosen}{names[-1]}"
+
+
+def _config(schedule: WgmmaSchedule, of: Backward, role: Roles) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of the Config of ``attention_backward.cuh``."""
+    columns, slots = (*schedule.columns, 0), (*schedule.slots, 1)
+    numbers = {
+        "warpgroups": schedule.warpgroups,
+        "tile": schedule.tile,
+        "stages": schedule.stages,
+        "products": len(schedule.depths),
+        "depth0": schedule.depths[0],
+        "depth1": (*schedule.depths, 0)[1],
+        "columns0": columns[0],
+        "columns1": columns[1],
+        "slot0": slots[0],
+        "slot1": slots[1],
+        "tile_words": schedule.tile_words,
+        "block_words": schedule.block_words,
+        "block_copied": _bits(schedule.block_copied),
+        "tile_copied": _bits(schedule.tile_copied),
+    }
+    # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
+    in_memory = {o.kind for o in of.tile.operands if o.pointer and o.dtype == "float32"}
+    flags = {
+        "early": role.early,
+        "masked": of.masked,
+        "first_are_long": "key" in in_memory and "row" not in in_memory,
+        "overlap": schedule.overlap,
+    }
+    return [
+        *(("int", name, str(number)) for name, number in numbers.items()),
+        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
+    ]
+
+
+def _bits(flags: Sequence[bool]) -> int:
+    return sum(1 << number for number, flag in enumerate(flags) if flag)
+
+
+def _base(operand: Operand) -> str:
+    """The offset of the first element of a task with indices ``z0`` ... and ``y0`` ..."""
+    names = [*(f"z{dim}" for dim in range(len(operand.batch))), *(f"y{dim}" for dim in range(len(operand.summed)))]
+    strides = [*operand.batch, *operand.summed]
+    if operand.role == "store":
+        names, strides = names[: len(operand.batch)], list(operand.batch)
+    return sum_of([operand.offset], strides, names)
+
+
+def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:
+    at = f"task.at{operand.index} + {where} * {operand.own[own]}"
+    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
+    is_index = not operand.pointer
+    return {"index": operand.index, "name": f"x{operand.index}", "expression": expression, "is_index": is_index}
+
+
+def _elements(operand: Operand, number: int, copied: bool, name: str) -> dict[str, Any]:
+    """An operand of products: the coordinates of its matrix in its tensor map, or the expression of an element."""
+    steps = [f"{step} != 0 ? int(task.z{dim}) : 0" for dim, step in enumerate(operand.batch)]
+    steps += [f"{step} != 0 ? int(task.y{dim}) : 0" for dim, step in enumerate(operand.summed)]
+    at = f"task.at{operand.index} + row * {operand.own[0]} + column * {operand.own[1]}"
+    return {
+        "number": number,
+        "is_copied": copied,
+        "map": name,
+        "coordinates": ", ".join([*["0"] * (BATCH_RANK - len(steps)), *steps]),
+        "element": f"{operand.pointer}[{at}]",
+    }
+
+
+def _result(result: Result, number: int, layout: Layout) -> dict[str, Any]:
+    return {
+        "number": number,
+        "accumulator": result.accumulator,
+        "loads": [_run(o, layout) for o in result.loads],
+        "lines": result.lines,
+        "stores": [_run(o, layout) for o in result.stores],
+    }
+
+
+def _run(operand: Operand, layout: Layout) -> dict[str, Any]:
+    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
+    step = "1" if operand.kind == "contiguous" else operand.own[1]
+    return {
+        "index": operand.index,
+        "storage": operand.storage,
+        "type": operand.type,
+        "value": operand.value,
+        "pointer": operand.pointer,
+        "offset": f"task.at{operand.index} + a * {operand.own[0]} + e * {step}",
+        "step": step,
+        "is_vector": bool(operand.pointer) and operand.kind == "contiguous" and layout.unit >= RUN,
+    }
+
+
+class _Writer:
+    """Writes the two rules, whose words are the same.
+
+    Attributes:
+        both: the rules: without masks, and with them.
+        words: by level, the values that are words and the first word of each.
+    """
+
+    def __init__(self, of: Backward, layout: Layout, dialect: Dialect, both: tuple[Rule, Rule], role: Roles):
+        self.of, self.dialect, self.both, self.role = of, dialect, both, role
+        self.operands = {o.index: o for o in of.operands}
+        self.printed: list[Printed] = [printed(rule.instructions, dialect, "s") for rule in both]
+        self.words: dict[str, dict[tuple[object, ...], tuple[Rule, int, int]]] = {}
+        for level in ("row", "key"):
+            number, found = 0, {}
+            for rule, position in _positions(both, level):
+                found[_identity(rule, position)] = rule, position, number
+                number += 2 if rule.instructions[position].dtype in PAIR_OF_WORDS else 1
+            self.words[level] = found
+
+    def staged(self, level: str) -> dict[str, Any]:
+        """How the words of a row are computed: ``loads``, ``lines`` and the ``words``."""
+        where = "a" if level == "row" else "b"
+        loads: dict[str, dict[str, str]] = {}
+        lines, words = {}, []
+        for number, rule in enumerate(self.both):
+            mine = [(p, first) for r, p, first in self.words[level].values() if r is rule]
+            prefix = "" if number == 0 else "m"
+            found = self.printed[number] if number == 0 else printed(rule.instructions, self.dialect, "m")
+            for position in sorted(behind(rule.instructions, [p for p, _ in mine])):
+                instruction, name = rule.instructions[position], found.names[position]
+                if instruction.op in ("load", "iota"):
+                    loads[name] = self._load(self.operands[instruction.attr], instruction.dtype, name, where)
+                elif position in found.lines:
+                    lines[prefix, position] = found.lines[position]
+            for position, first in mine:
+                name, dtype = found.names[position], rule.instructions[position].dtype
+                words += [{"number": first + n, "bits": text} for n, text in enumerate(_bits_of(name, dtype))]
+        return {"loads": list(loads.values()), "lines": list(lines.values()), "words": words}
+
+    def _load(self, operand: Operand, dtype: str, name: str, where: str = "") -> dict[str, str]:
+        """The value of an operand at row ``where`` of its side, or at a pair of rows."""
+        kind = self.dialect.types[dtype]
+        if operand.kind == "task":
+            expression = f"task.x{operand.index}" if operand.pointer else f"task.at{operand.index}"
+            return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
+        steps = {"row": [("a", 0)], "key": [("b", 1)], "both": [("a", 0), ("b", 1)]}[operand.kind]
+        at = " + ".join([f"task.at{operand.index}", *(f"{row} * {operand.own[own]}" for row, own in steps)])
+        expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
+        return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
+
+    def factor(self) -> dict[str, Any]:
+        """What sums of the first result are multiplied with: ``lines`` and a ``value``, which is empty for 1."""
+        rule, found = self.both[0], self.printed[0]
+        if rule.factor is None:
+            return {"lines": [], "value": ""}
+        positions = sorted(behind(rule.instructions, (rule.factor,)))
+        return {"lines": [found.lines[p] for p in positions if p in found.lines], "value": found.names[rule.factor]}
+
+    def rule(self, number: int) -> dict[str, Any]:
+        """The functions of one of the rules."""
+        rule, found = self.both[number], self.printed[number]
+        last = rule.second[0]
+        return {
+            "name": ("open", "masked")[number],
+            "title": ("Where no mask hides a pair", "Where one may, or a row does not exist")[number],
+            "is_open": number == 0,
+            "scores": f"acc{self.role.products[0]}",
+            "kept": found.names[rule.kept],
+            "gradients": f"acc{self.role.products[1]}" if len(self.role.products) > 1 else "unused",
+            "first": self._phase(number, rule.first_phase, rule.kept, rule.first, ends=False),
+            "second": self._phase(
+                number, rule.second_phase, last, rule.second[1] if len(rule.second) > 1 else None, ends=True
+            ),
+        }
+
+    def _phase(
+        self, number: int, positions: Sequence[int], value: int, other: int | None, ends: bool
+    ) -> dict[str, Any]:
+        """One phase.
+
+        Args:
+            ends: whether its value is the left operand of a product, and so zero where a row does not exist.
+        """
+        rule, found = self.both[number], self.printed[number]
+        words, loads, lines, pairs = [], [], [], False
+        for position in positions:
+            instruction, level = rule.instructions[position], rule.levels[position]
+            name = found.names[position]
+            side = next((each for each in ("row", "key") if level == frozenset((each,))), None)
+            word = self.words[side].get(_identity(rule, position)) if side else None
+            if side and word is not None:
+                words.append(_word(name, instruction.dtype, side, word[2], self.dialect))
+            elif instruction.op in ("load", "iota"):
+                operand = self.operands[instruction.attr]
+                if side is None or instruction.op == "iota":
+                    loads.append(self._load(operand, instruction.dtype, name))
+                    pairs |= level == BOTH and bool(operand.pointer)
+            elif position in found.lines and side is None:
+                lines.append(found.lines[position])
+        return {
+            "words": words,
+            "loads": loads,
+            "lines": lines,
+            "pairs": pairs,
+            "value": found.names[value],
+            "other": found.names[other] if other is not None else "",
+            "ends": ends,
+        }
+
+
+def _bits_of(name: str, dtype: str) -> list[str]:
+    """A value as words."""
+    if dtype == "float32":
+        return [f"uint32_t(__float_as_int({name}))"]
+    if dtype in PAIR_OF_WORDS:
+        bits = f"uint64_t(__double_as_longlong({name}))" if dtype == "float64" else f"uint64_t({name})"
+        return [f"uint32_t({bits})", f"uint32_t({bits} >> 32)"]
+    return [f"uint32_t({name})"]
+
+
+def _word(name: str, dtype: str, level: str, first: int, dialect: Dialect) -> dict[str, str]:
+    """A value from its words."""
+    of = "of_block" if level == "row" else "of_tile"
+    kind, word = dialect.types[dtype], f"{of}[{first}]"
+    if dtype == "float32":
+        expression = f"__int_as_float(int({word}))"
+    elif dtype in PAIR_OF_WORDS:
+        bits = f"int64_t(uint64_t({of}[{first + 1}]) << 32 | {word})"
+        expression = f"__longlong_as_double({bits})" if dtype == "float64" else bits
+    else:
+        expression = f"{kind}({word})"
+    return {"type": kind, "value": name, "expression": expression}

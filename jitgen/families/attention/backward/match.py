@@ -1,0 +1,283 @@
+"""Recognising the backward of attention in a graph: products with a function of other products, which is never stored.
+
+With T products over a tile of rows a and streamed rows b, and F a pointwise function of them::
+
+    R[a, w] = sum over b of F(T_0[a, b], T_1[a, b], ...) Y[b, w],    T_t[a, b] = sum over d of X_t[a, d] Z_t[b, d]
+
+Of attention, with S = q k^T, dP = dO v^T and dS computed of both: dQ is such a product over the keys b of a query a,
+with Y the keys; dK one over the queries b of a key a, with Y the queries; dV likewise, with F the weights and Y dO. In
+F an exponential of a T is what makes it worth computing again (Dao, "FlashAttention-2", 2023).
+
+``oriented`` brings a graph into this form: transposed and reshaped products become products of such operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.families.attention.rule.heads import with_split
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
+from jitgen.ir.equations import axes, equation
+from jitgen.ir.exponentials import linear_in
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.regions import Store
+from jitgen.ir.views import Mover
+
+STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
+"""Operations that no F computes: their results are in memory before the kernel, except the products T."""
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """A product that was recognised.
+
+    Attributes:
+        result: R.
+        function: F, its left operand.
+        products: the T, in the order in which F is computed from them.
+    """
+
+    result: Node
+    function: Node
+    products: tuple[Node, ...]
+
+
+def is_plain(product: Node) -> bool:
+    """Whether ``product`` is one of matrices: with one axis of rows, of columns, and one that it sums over."""
+    named = axes(product.attrs[0])
+    return len(named.rows) == len(named.columns) == len(named.contracted) == 1
+
+
+def matched(result: Node) -> Streamed | None:
+    """``result`` as a product with a function of other products; None where it is none."""
+    if result.op != "contract" or not is_plain(result):
+        return None
+    function = result.inputs[0]
+    inner = [node for node in at_own_coordinates(function, "contract") if node.shape == function.shape]
+    if not inner or not all(map(is_plain, inner)):
+        return None
+    powers = [node for node in topological([function], leaves="contract") if node.op == "exp"]
+    behind = {id(node) for power in powers for node in at_own_coordinates(power, "contract")}
+    if not any(id(node) in behind for node in inner):
+        return None
+    if any(_is_of_own_rows(stop, inner) for stop in stops([function], inner)):
+        return None  # as a forward is
+    return Streamed(result, function, tuple(inner))
+
+
+def streamed_in(values: Sequence[Node]) -> list[Streamed]:
+    """All such products in ``values``. One with weights proportional to an exponential alone is a forward's, unless
+    another function reads the same scores."""
+    found = [of for node in topological(values) if (of := matched(node)) is not None]
+    several = {id(node) for of in found if not _is_forward(of) for node in of.products}
+    return [of for of in found if not _is_forward(of) or several & set(map(id, of.products))]
+
+
+def _is_forward(of: Streamed) -> bool:
+    return len(of.products) == 1 and linear_in(of.function) is not None
+
+
+def stops(roots: Sequence[Node], products: Sequence[Node]) -> list[Node]:
+    """The nodes that ``roots`` read and no kernel computes in a tile, ``products`` and what is behind them left out."""
+    found, stack, seen = [], list(roots), set(map(id, products))
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found += [node] if node.op in STOPS else []
+            stack.extend(() if node.op in STOPS else node.inputs)
+    return found
+
+
+def _is_of_own_rows(stop: Node, products: Sequence[Node]) -> bool:
+    """Whether ``stop`` is computed from ``products``, or is a sum or a maximum over rows as such products have them."""
+    behind = set(map(id, topological([stop])))
+    return _has_own_rows(stop) or any(id(product) in behind for product in products)
+
+
+def _has_own_rows(stop: Node) -> bool:
+    if stop.op != "reduce":
+        return False
+    (operand,) = stop.inputs
+    return _is_function(operand) or (stop.attrs[0] == "max" and bool(_products_behind(operand)))
+
+
+def results_of(stores: Sequence[Store]) -> list[Node]:
+    """The product R of each of ``stores``: the outermost one that it is computed from."""
+    return [next(n for n in reversed(topological([store.value])) if n.op == "contract") for store in stores]
+
+
+def tile_products(stores: Sequence[Store]) -> list[Node]:
+    """The products T that the results ``stores`` are computed from, each once."""
+    results = set(map(id, results_of(stores)))
+    nodes = topological([store.value for store in stores])
+    return [node for node in nodes if node.op == "contract" and id(node) not in results]
+
+
+def has_streamed(values: Sequence[Node]) -> bool:
+    """A quick test: whether ``values`` have products with functions as a backward has them, and not a forward."""
+    return any(_is_backward(node) for node in topological(values))
+
+
+def _is_backward(node: Node) -> bool:
+    """Whether ``node`` is a product with a function that reads no values of its own rows."""
+    if node.op != "contract":
+        return False
+    functions = [child for child in node.inputs if _is_function(child)]
+    if len(functions) != 1 or not is_plain(node):
+        return False
+    behind, inner = _inside(functions[0]), _products_behind(functions[0])
+    if any(_has_own_rows(stop) for stop in behind if stop.op == "reduce"):
+        return False
+    return len(inner) > 1 or linear_in(functions[0]) is None
+
+
+def _is_function(node: Node) -> bool:
+    """Whether ``node`` is computed, by pointwise operations and views, from an exponential of a product."""
+    stack: list[tuple[Node, bool]] = [(node, False)]
+    seen: set[tuple[int, bool]] = set()
+    while stack:
+        top, inside = stack.pop()
+        if (id(top), inside) in seen:
+            continue
+        seen.add((id(top), inside))
+        if top.op == "contract":
+            if inside:
+                return True
+        elif is_pointwise(top) or top.op == "view":
+            stack.extend((child, inside or top.op == "exp") for child in top.inputs)
+    return False
+
+
+def oriented(values: Sequence[Node], mover: Mover) -> list[Node]:
+    """``values`` with products of such functions as products with the function at the left, and no view between the
+    function and the products that it is computed from."""
+    images = oriented_images(values, mover)
+    return [images[id(value)] for value in values]
+
+
+def oriented_images(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
+    """For each node behind ``values``, by its id, what ``oriented`` makes of it."""
+    orient = _Orient(values, mover)
+    images: dict[int, Node] = {}
+    for value in values:
+        rewritten(value, mover, orient.of, images)
+    return images
+
+
+class _Orient:
+    """The rewrite of one node whose operands are rewritten. Other products of a graph stay as they are.
+
+    Attributes:
+        tiles: the products that functions are computed from, and those with functions, by their ids.
+    """
+
+    def __init__(self, values: Sequence[Node], mover: Mover):
+        self.mover = mover
+        self.tiles: set[int] = set()
+        for node in topological(values):
+            if _is_backward(node):
+                self.tiles.add(id(node))
+                functions = (child for child in node.inputs if _is_function(child))
+                self.tiles.update(id(each) for child in functions for each in _products_behind(child))
+
+    def of(self, node: Node, rebuilt: Node) -> Node:
+        if rebuilt.op == "view":
+            return self._view(rebuilt)
+        if node.op == "contract" and id(node) in self.tiles:
+            self.tiles.add(id(rebuilt))
+            left, right = rebuilt.inputs
+            if _is_function(right) and not _is_function(left):
+                return self.mover.move(self._swapped(rebuilt), last_two(len(rebuilt.shape)), rebuilt.shape)
+        if rebuilt.op == "cast" and rebuilt.inputs[0].op == "cast":
+            return self._without_round_trip(rebuilt)
+        return rebuilt
+
+    def _without_round_trip(self, node: Node) -> Node:
+        """A cast to float32 and back is none."""
+        (wide,) = node.inputs
+        (source,) = wide.inputs
+        exact = source.dtype in ("bfloat16", "float16") and wide.dtype in ("float32", "float64")
+        return source if exact and source.dtype == node.dtype else node
+
+    def _view(self, view: Node) -> Node:
+        (source,) = view.inputs
+        if id(source) in self.tiles:
+            found = self._of_product(source, view)
+            if found is not None:
+                return found
+        moved = self.mover.move(source, view.attrs, view.shape)
+        # What the movement went through may now be a view of a product.
+        return moved if moved.op == "view" or moved is source else self._again(moved)
+
+    def _of_product(self, product: Node, view: Node) -> Node | None:
+        """``view`` of ``product`` as a product; None where it is none."""
+        rank, shape, (kind, *parameters) = len(product.shape), view.shape, view.attrs
+        if kind == "permute":
+            (order,) = parameters
+            if order[-2:] == (rank - 2, rank - 1):
+                return self._moved(product, view.attrs, shape)
+            if order[-2:] != (rank - 1, rank - 2):
+                return None
+            lead = order[:-2]
+            if lead == tuple(range(rank - 2)):
+                return self._swapped(product)
+            moved = self._moved(product, ("permute", (*lead, rank - 2, rank - 1)), (*shape[:-2], shape[-1], shape[-2]))
+            return self._swapped(moved)
+        whole = kind == "reshape" and len(shape) >= 2 and shape[-2:] == product.shape[-2:]
+        return self._moved(product, view.attrs, shape) if whole else None
+
+    def _operand(self, node: Node, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+        """``node``, an operand of ``product``, under a movement of the batch to ``shape``."""
+        if attrs == ("reshape",) and len(shape) == len(product.shape) + 1:
+            for dim in range(len(product.shape) - 2):
+                if product.shape[:dim] == shape[:dim] and product.shape[dim + 1 :] == shape[dim + 2 :]:
+                    return self._again(with_split(node, (dim, (shape[dim], shape[dim + 1])), self.mover))
+        return self._again(self.mover.move(node, attrs, (*shape[:-2], *node.shape[-2:])))
+
+    def _moved(self, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+        """``product`` under a movement of its batch."""
+        x, w = (self._operand(node, product, attrs, shape) for node in product.inputs)
+        attributes = (equation(len(shape) - 2, 1), *product.attrs[1:])
+        return self._kept(
+            self.mover.builder.make("contract", (x, w), product.dtype, shape, attributes, product.location)
+        )
+
+    def _again(self, node: Node) -> Node:
+        return rewritten(node, self.mover, self.of)
+
+    def _swapped(self, product: Node) -> Node:
+        """``product`` transposed: with its operands exchanged."""
+        left, right = product.inputs
+        shape = (*product.shape[:-2], product.shape[-1], product.shape[-2])
+        return self._kept(self.mover.builder.like(product, (right, left), shape))
+
+    def _kept(self, product: Node) -> Node:
+        self.tiles.add(id(product))
+        return product
+
+
+def last_two(rank: int) -> tuple[Any, ...]:
+    """The movement that exchanges the last two dimensions of ``rank``."""
+    return "permute", (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _inside(function: Node) -> list[Node]:
+    """The nodes that ``function`` is computed from by pointwise operations and views, and what these read."""
+    found, stack, seen = [], [function], set()
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found.append(node)
+            if is_pointwise(node) or node.op == "view":
+                stack.extend(node.inputs)
+    return found
+
+
+def _products_behind(function: Node) -> list[Node]:
+    """The products among these, except those that read quantised weights."""
+    products = [node for node in _inside(function) if node.op == "contract" and is_plain(node)]
+    return [node for node in products if not any(each.op == "dequantize" for each in topological([node]))]

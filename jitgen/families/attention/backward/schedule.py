@@ -1,0 +1,122 @@
+"""How a kernel of attention's backward walks its tiles: pure functions from layout, sizes and target to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.backward.claim import decide, fusion_of, may_have_streamed
+from jitgen.families.attention.backward.layout import results_of
+from jitgen.families.attention.rule.triton_tiles import MMA_SYNC_ROWS, most_rows
+from jitgen.families.family import Problem, SizeBuckets
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, topological, under_views
+from jitgen.ir.views import Mover
+
+LEAST_BLOCK = 16
+"""Elements of a dimension of a product in Triton, at least."""
+TRITON_ROWS = (16, 32, 64)
+"""Upper ends of the buckets of rows in Triton: a block is a power of two, 128 rows at most."""
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """On a CPU: tiles of ``rows`` by ``streamed`` products, which a thread has in its cache."""
+
+    rows: int = 64
+    streamed: int = 64
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        return f"tiles of {self.rows} rows by {self.streamed}"
+
+
+@dataclass(frozen=True)
+class TritonSchedule:
+    """In Triton, a program for a block of rows.
+
+    Attributes:
+        block_m, block_n: rows of a program, and streamed rows of a tile.
+        depths, widths: powers of two that the depths of products and the widths of results fit into.
+        even: whether all of them are these.
+        warps, stages: of a program; tiles in flight.
+        wide: 64-bit indices.
+    """
+
+    block_m: int
+    block_n: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    even: bool
+    warps: int
+    stages: int
+    wide: bool
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        words = f"{self.block_m} rows a program, {self.block_n} streamed at once, {self.warps} warps, "
+        return f"{words}{self.stages} stages{', 64-bit indices' if self.wide else ''}"
+
+
+def candidates(problem: Problem, device: Device) -> Sequence[Any]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (CpuSchedule(),)
+    if device.dialect == "cuda":
+        from jitgen.families.attention.backward import wgmma_schedule
+
+        return wgmma_schedule.candidates(body, layout, geometry, device)
+    depths, widths = (tuple(map(_block_of, sizes)) for sizes in (geometry.depths, geometry.widths))
+    results = len(results_of(body))
+    wide = any(contraction.dtype == "float32" for contraction in body.contractions)
+    large = max(*depths, *widths) * (2 if wide else 1)
+    rows, streamed, warps, stages = tiles_of(large, results, wide)
+    streamed_operands = [contraction.weight[0] for contraction in body.contractions]
+    tiles = [(layout.operands[index], body.operands[index].dtype) for index in streamed_operands]
+    rows = most_rows(min(rows, _block_of(device.rows(geometry.rows))), tiles, layout.unit, device)
+    warps = warps if rows > MMA_SYNC_ROWS else min(warps, 4)
+    even = depths == geometry.depths and widths == geometry.widths
+    return (TritonSchedule(rows, streamed, depths, widths, even, warps, stages, layout.wide),)
+
+
+def tiles_of(large: int, results: int, is_float32: bool = False) -> tuple[int, int, int, int]:
+    """(rows, streamed rows, warps, stages) where operands are at most ``large`` 16-bit elements wide. A block's sums
+    and its operands are in registers and shared memory together, two of each where there are two results. Products of
+    float32 are unrolled multiplications: tiles of 64 x 64 took 54 s to compile, of 32 x 32 a third of that (Triton 3.6,
+    heads of 64)."""
+    if is_float32 and large <= 256:
+        return 32, 32, 4, 2
+    if large <= 64:
+        return (128, 64, 8, 3) if results > 1 else (128, 64, 4, 3)
+    if large <= 128:
+        return 64, 64, 4, 2
+    if large <= 256:
+        return (64, 32, 8, 2) if results == 1 else (32, 32, 4, 2)
+    return 16, 16, 4, 1
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The rows of each result, of which few have smaller blocks in Triton, the streamed rows and the matrices."""
+    if not may_have_streamed(graph.results):
+        return []
+    from jitgen.families.attention.backward.match import oriented_images, streamed_in
+
+    images = oriented_images(graph.results, Mover(Builder()))
+    found = []
+    for of in streamed_in([images[id(node)] for node in graph.results]):
+        if not decide(fusion_of(of).at(environment), device).fused:
+            continue
+        computed = {id(of.result), *map(id, of.products)}
+        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        *lead, rows, streamed = of.function.shape
+        found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
+        found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
+    return found
+
+
+def _block_of(size: int) -> int:
+    """The least power of two that is no less than ``size``, and a block of Triton's at least."""
+    return max(LEAST_BLOCK, 1 << max(size - 1, 0).bit_length())

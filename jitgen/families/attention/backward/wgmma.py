@@ -1,0 +1,222 @@
+"""The kernel of sm_90a, ``attention_backward.cuh``, in Python: what it can compute, shared memory, tensor maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jitgen.device import Device
+from jitgen.families.attention.backward.layout import Geometry, Layout, is_tile, results_of
+from jitgen.families.attention.backward.pairs import products_behind
+from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
+from jitgen.ir.body import Body
+from jitgen.ir.program import Kernel
+from jitgen.spec import Target
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+ROWS = 64
+"""Rows of a consumer warpgroup: those of a wgmma."""
+CHUNK = 64
+"""Elements of a row of shared memory, of 128 bytes."""
+WIDTHS = (16, 32, 64, 96, 128)
+"""The n's of wgmma that ``wgmma_atoms.cuh`` has, up to what the sums of two results have registers for."""
+BATCH_RANK = 3
+"""Batch dimensions of a tensor map, which has two more."""
+STAGED = 32
+"""Columns of results that a warp stages in shared memory at once."""
+SLOTS = 4
+"""Operands of a tile: the right ones of products, and of sums where they are others."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which of a body's contractions is what in ``attention_backward.cuh``.
+
+    Attributes:
+        products: tile products, by their numbers among the body's contractions; the first is of scores.
+        results: R0, and R1 if there is one, likewise.
+        early: whether R1 is a sum of what is computed of scores alone.
+        slots: where the right operand of each result is.
+    """
+
+    products: tuple[int, ...]
+    results: tuple[int, ...]
+    early: bool
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WgmmaSchedule:
+    """On Hopper's tensor cores.
+
+    Attributes:
+        warpgroups: that compute, with 64 rows each; one more copies.
+        tile: streamed rows of a tile.
+        stages: tiles in shared memory.
+        depths: of products, rounded up to multiples of 16, that of scores first.
+        columns: of results, rounded up to what wgmma takes.
+        slots: where their right operands are.
+        block_words, tile_words: numbers of 4 bytes of each row of the block, and of the tile.
+        block_copied, tile_copied: which operands tensor maps describe; the others are copied element by element.
+        overlap: whether the last product of a tile runs on under the first one of the next.
+        wide: 64-bit indices.
+    """
+
+    warpgroups: int
+    tile: int
+    stages: int
+    depths: tuple[int, ...]
+    columns: tuple[int, ...]
+    slots: tuple[int, ...]
+    tile_words: int
+    block_words: int
+    block_copied: tuple[bool, ...]
+    tile_copied: tuple[bool, ...]
+    overlap: bool
+    wide: bool
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        words = [f"wgmma, {self.block_m} rows a block, {self.warpgroups} warpgroups"]
+        words += [f"{self.stages} stages of {self.tile} streamed rows"]
+        copied = all((*self.block_copied, *self.tile_copied))
+        words += [] if copied else ["operands copied element by element"]
+        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block."""
+        return self.warpgroups * ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.warpgroups + 1) * WARPGROUP
+
+    @property
+    def slot_columns(self) -> tuple[int, ...]:
+        """Columns of each operand of a tile, as far as there is one."""
+        found = [*self.depths, 0][:2]
+        return (
+            *found,
+            *(c if s == n else 0 for n, c, s in zip((2, 3), (*self.columns, 0), (*self.slots, 0), strict=False)),
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as the header's ``Shape::bytes``."""
+        block = sum(-(-depth // CHUNK) for depth in self.depths)
+        tile = sum(-(-columns // CHUNK) for columns in self.slot_columns)
+        words = -(-self.tile_words * self.tile * 4 // 1024) * 1024
+        staging = self.warpgroups * 4 * 16 * (STAGED + 8) * 4
+        barriers = (2 + 3 * self.stages) * 8 + 16 - (2 + 3 * self.stages) % 2 * 8
+        rows = block * self.block_m + self.stages * tile * self.tile
+        return rows * 2 * CHUNK + self.stages * words + staging + barriers + 16 * (1 + self.stages)
+
+
+def obstacle(widths: Sequence[int], dtypes: Sequence[str], target: Target) -> str:
+    """Why there is no kernel for a result of ``widths[0]`` columns over products of the other depths; empty where there
+    is one."""
+    if target.arch != "sm_90a":
+        return f"the cuda dialect's backward of attention is for sm_90a, not for {target}; backend='triton' has one"
+    if len(set(dtypes)) != 1 or not set(dtypes) <= {"bfloat16", "float16"}:
+        return (
+            "the cuda dialect's backward of attention takes 16-bit operands of one dtype; backend='triton' takes others"
+        )
+    if max(widths) > WIDTHS[-1]:
+        return f"heads of more than {WIDTHS[-1]} elements, whose sums do not fit registers; backend='triton' takes them"
+    if len(widths) > 3:
+        return "a function of more than two products; backend='triton' takes it"
+    return ""
+
+
+def roles(body: Body, layout: Layout) -> Roles:
+    """What each contraction of ``body`` is."""
+    tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
+    results = results_of(body)
+    read = [products_behind(body.contractions[r].x, len(body.contractions[r].x) - 1) for r in results]
+    alone = [number for number in range(len(results)) if len(read[number]) == 1] if len(results) > 1 else []
+    order = [number for number in range(len(results)) if number not in alone[:1]] + alone[:1]
+    early = bool(alone)
+    if early:
+        (scores,) = read[alone[0]]
+    else:
+        scores = tiles[max(layout.shared[order[0]], 0)]
+    products = (scores, *(number for number in tiles if number != scores))
+    slots = []
+    for place, number in enumerate(order):
+        shared = layout.shared[number]
+        slots.append(products.index(tiles[shared]) if shared >= 0 else 2 + place)
+    return Roles(products, tuple(results[number] for number in order), early, tuple(slots))
+
+
+def tile_operands(body: Body, of: Roles) -> tuple[int | None, ...]:
+    """The operand in each slot of a tile; None where there is none."""
+    found: list[int | None] = [body.contractions[number].weight[0] for number in of.products]
+    found += [None] * (SLOTS - len(found))
+    for number, slot in zip(of.results, of.slots, strict=True):
+        if slot >= 2:
+            found[slot] = body.contractions[number].weight[0]
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- tensor maps
+
+
+def is_mappable(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
+    """Whether a tensor map describes operand ``index``, of ``rows`` rows: 16-byte aligned rows, strides that are not
+    negative, and few dimensions before them."""
+    strides = geometry.strides[index]
+    return (
+        device.has_tensor_maps
+        and layout.operands[index] == "contiguous"
+        and layout.unit * item_size(body.operands[index].dtype) >= ACCESS_BYTES
+        and layout.batch + layout.summed <= BATCH_RANK
+        and rows > 0
+        and (strides[-2] > 0 or rows == 1)
+        and min((0, *strides)) == 0
+    )
+
+
+def mapped_names(schedule: WgmmaSchedule, body: Body, of: Roles) -> list[str]:
+    """The tensor maps of the kernel in the order of its parameters."""
+    blocks = [f"block{pair}" for pair, copied in enumerate(schedule.block_copied) if copied]
+    tiles = zip(tile_operands(body, of), schedule.tile_copied, strict=True)
+    return [*blocks, *(f"tile{slot}" for slot, (index, copied) in enumerate(tiles) if copied and index is not None)]
+
+
+def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: WgmmaSchedule) -> Iterator[MappedTensor]:
+    """The kernel's tensor maps in the order of ``mapped_names``."""
+    (body,) = kernel.bodies
+    of = roles(body, layout)
+    sources = [
+        (
+            body.contractions[number].x[0].attr,
+            geometry.rows,
+            geometry.depths[sorted(of.products).index(number)],
+            schedule.block_m,
+        )
+        for number, copied in zip(of.products, schedule.block_copied, strict=True)
+        if copied
+    ]
+    found = results_of(body)
+    lengths = [geometry.depths[sorted(of.products).index(number)] for number in of.products]
+    lengths += [0] * (2 - len(lengths)) + [geometry.widths[found.index(number)] for number in of.results] + [0]
+    for index, length, copied in zip(tile_operands(body, of), lengths, schedule.tile_copied, strict=False):
+        if copied and index is not None:
+            sources.append((index, geometry.keys, length, schedule.tile))
+    for index, rows, columns, box in sources:
+        operand, strides = body.operands[index], geometry.strides[index]
+        sizes = (*geometry.batch, *geometry.summed)
+        batch = [(size if step else 1, step) for size, step in zip(sizes, strides[:-2], strict=True)]
+        padded = [(1, 0)] * (BATCH_RANK - len(batch)) + batch
+        assert operand.buffer is not None
+        yield MappedTensor(
+            operand.buffer,
+            geometry.offsets[index] * item_size(operand.dtype),
+            operand.dtype,
+            (*(size for size, _ in padded), rows, columns),
+            (*(step for _, step in padded), strides[-2], 1),
+            (*(1,) * BATCH_RANK, box, CHUNK),
+            2 * CHUNK,
+        )

@@ -1,0 +1,61 @@
+"""Schedules of the kernel of sm_90a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jitgen.device import Device
+from jitgen.families.attention.backward.cuda import words_of
+from jitgen.families.attention.backward.layout import Geometry, Layout, results_of
+from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, is_mappable, roles, tile_operands
+from jitgen.ir.body import Body
+from jitgen.spec import Target
+
+MOST_STAGES = 4
+"""Tiles in shared memory at most: three and four were equally fast (H200, D 128)."""
+SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
+"""Shared memory of a block at most, on every chip with wgmma."""
+
+
+def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
+    """The schedule for a kernel with this body."""
+    of = roles(body, layout)
+    tiles = sorted(of.products)
+    depths = tuple(-(-max(geometry.depths[tiles.index(number)], 1) // 16) * 16 for number in of.products)
+    found = results_of(body)
+    columns = tuple(
+        next(width for width in WIDTHS if geometry.widths[found.index(number)] <= width) for number in of.results
+    )
+    large = max(*depths, *columns)
+    tile, overlap = _tile(large, len(of.results), of.early)
+    block_words, tile_words = words_of(body, layout, of)
+    lefts = [(body.contractions[p].x[0].attr, geometry.rows) for p in of.products]
+    first = WgmmaSchedule(
+        warpgroups=2,
+        tile=tile,
+        stages=1,
+        depths=depths,
+        columns=columns,
+        slots=of.slots,
+        tile_words=tile_words,
+        block_words=block_words,
+        block_copied=tuple(is_mappable(body, layout, geometry, index, rows, device) for index, rows in lefts),
+        tile_copied=tuple(
+            index is None or is_mappable(body, layout, geometry, index, geometry.keys, device)
+            for index in tile_operands(body, of)
+        ),
+        overlap=overlap,
+        wide=layout.wide,
+    )
+    staged = (replace(first, stages=stages) for stages in range(1, MOST_STAGES + 1))
+    return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
+
+
+def _tile(large: int, results: int, early: bool) -> tuple[int, bool]:
+    """Streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two products of
+    a tile, their 16-bit forms, and sums."""
+    if results == 1:
+        return 128, large <= 64
+    if not early:
+        return 32, False
+    return (64, False) if large > 64 else (64, True)

@@ -1,0 +1,267 @@
+"""What the attention family claims: attention, with the pointwise work after it and the row values beside it.
+
+An attention region iterates over ``(lead..., m, e)``: batch and heads, rows of the query, columns of the value. The
+keys ``n`` and the depth ``d`` are inner and sequential. Its stages are ``contract over d, map, reduce over n, contract
+over n, map``. ``claim`` finds it in these steps:
+
+1. ``match.py`` recognises products as attention; ``Partition.decide`` is asked about each, with what speaks against it.
+2. One that is behind another operation than pointwise ones and views is materialized, with what follows it pointwise.
+3. The others become stores: views after the result are undone, and what multiplies the weights of a row multiplies the
+   result instead. Results that are values of the same rows (log-sum-exp) become stores beside it.
+4. Heads that share keys, repeated by ``repeat_interleave`` or the like, become a dimension of their own, along which
+   keys and values have stride 0.
+5. Operands are tensors; what is not is materialized, except a query that is computed pointwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.forward.match import Attention, matched, obstacle, spread_rows
+from jitgen.families.attention.forward.results import last_of, undone
+from jitgen.families.family import Claim, Partition
+from jitgen.ir import symbols
+from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.exponentials import exponential_behind
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.program import Decision
+from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.views import Mover
+
+NAME = "attention"
+MOST_DEPTH, MOST_WIDTH = 576, 512
+"""D and E of a kernel at most, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
+registers, as a whole."""
+MOST_CUDA_DEPTH = 256
+"""The same for the cuda dialect, whose sums are in the registers of one warpgroup."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The question whether an attention is one kernel (``Partition.decide``).
+
+    Attributes:
+        rows, keys, depth, width: M, N, D and E. Sizes are symbolic until ``at`` makes them numbers.
+        dtypes: of the keys and of the values.
+        operations: of the rule of scores.
+        obstacle: what makes it impossible whatever the sizes; empty where nothing does.
+    """
+
+    rows: Any
+    keys: Any
+    depth: Any
+    width: Any
+    dtypes: tuple[str, str]
+    operations: tuple[str, ...]
+    obstacle: str
+
+    def __str__(self) -> str:
+        rule = f", scores by {', '.join(self.operations)}" if self.operations else ""
+        return f"attention of {self.rows} rows to {self.keys} keys, {self.depth} deep, {self.width} wide{rule}"
+
+    def at(self, environment: Mapping[str, Any]) -> Fusion:
+        """The question with numbers for its sizes."""
+        sizes = (self.rows, self.keys, self.depth, self.width)
+        rows, keys, depth, width = (symbols.evaluate(size, environment) for size in sizes)
+        return replace(self, rows=rows, keys=keys, depth=depth, width=width)
+
+    def placement(self, fused: bool) -> str:
+        """Where it is computed, in words."""
+        return "one kernel" if fused else "products and a softmax"
+
+
+def decide(question: Any, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
+    if not isinstance(question, Fusion):
+        from jitgen.families.attention.forward.reading import reads_computed
+
+        return reads_computed(question, device)
+    if question.obstacle:
+        return Decision(False, question.obstacle)
+    if question.width == 0:
+        return Decision(False, "values of no width leave only what is computed beside them")
+    if device.dialect == "cuda":
+        against = _cuda_obstacle(question, device)
+        return Decision(not against, against or "scores and weights stay in the kernel", bool(against))
+    if question.depth > MOST_DEPTH or question.width > MOST_WIDTH:
+        return Decision(False, f"keys of more than {MOST_DEPTH} elements, or values of more than {MOST_WIDTH}")
+    if device.dialect == "triton" and question.dtypes[1] == "float64":
+        return Decision(False, "float64 has no tensor cores")
+    return Decision(True, "scores and weights stay in the kernel")
+
+
+def _cuda_obstacle(question: Fusion, device: Device) -> str:
+    """Why the cuda dialect has no kernel for ``question``; empty where it has one."""
+    if device.target.arch != "sm_90a":
+        return f"the cuda dialect has an attention kernel for sm_90a, not for {device.target}; backend='triton' has one"
+    if device.batch_invariant:
+        return (
+            "in the cuda dialect's kernel a row's tiles of keys and its rescaling depend on the rows that come with it"
+        )
+    if not set(question.dtypes) <= {"bfloat16", "float16"}:
+        return "the cuda dialect's kernel takes keys and values of 16 bits; backend='triton' has one for float32"
+    if max(question.depth, question.width) > MOST_CUDA_DEPTH:
+        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_WIDTH}"
+    return ""
+
+
+def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """``values`` with their attention spelt as ``match.py`` knows it; see ``spellings.py``."""
+    if not has_exponentials(values):
+        return values
+    from jitgen.families.attention.forward.spellings import respelt
+
+    found = respelt(values, partition.mover)
+    return [found[id(value)] for value in values]
+
+
+def has_exponentials(values: Sequence[Node]) -> bool:
+    """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
+    return any(node.op == "contract" and exponential_behind(node.inputs[0]) for node in topological(values))
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Attention regions for those of ``values`` that end in one; the others are left with attention materialized."""
+    values, mover = list(values), partition.mover
+    while found := _fused(values, partition):
+        hidden = _first_hidden(values, found, mover)
+        if hidden is None:
+            break
+        of, last = hidden
+        rows = [value for value in values if of.result not in topological([value])]
+        rows = [value for value in rows if value is not last and _row_store(0, value, of, mover) is not None]
+        memo = dict(zip(map(id, (last, *rows)), _materialized([last, *rows], partition), strict=True))
+        values = [mover.substituted(node, memo) for node in values]
+    if not found:
+        return Claim([], values)
+    from jitgen.families.attention.forward.region import region_of
+
+    regions: list[Region] = []
+    rest: list[Node | None] = list(values)
+    for of in found:
+        stores, beside = [], []
+        for position, value in enumerate(values):
+            store = undone(position, value, of, mover) if of.result in topological([value]) else None
+            row = _row_store(position, value, of, mover) if store is None else None
+            stores += [store] if store else []
+            beside += [row] if row else []
+            rest[position] = None if store or row else rest[position]
+        regions.append(region_of(of, stores, beside, partition))
+    return Claim(regions, rest)
+
+
+def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
+    """``nodes`` as temporaries: what follows an attention, and values of its rows that one kernel stores beside it."""
+    return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
+
+
+def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
+    """The attention in ``values`` that becomes kernels."""
+    found = []
+    for node in topological(values):
+        of = matched(node)
+        if of is None:
+            continue
+        if partition.decide(NAME, fusion_of(of, values, partition.mover)).fused:
+            found.append(of)
+    return found
+
+
+def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
+    """The question about ``of``, where ``values`` are computed."""
+    ends, stops = _ends(of, values, mover)
+    against = obstacle(of, [*values, *ends], stops) or _stray_row_value(of, values, ends, stops, mover) or ""
+    rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
+    inner = topological([of.scores], leaves="contract")
+    operations = tuple(each.op for each in inner if is_pointwise(each))
+    dtypes = (of.product.inputs[1].dtype, of.result.inputs[1].dtype)
+    return Fusion(rows, keys, depth, width, dtypes, operations, against)
+
+
+def _ends(of: Attention, values: Sequence[Node], mover: Mover) -> tuple[list[Node], set[int]]:
+    """What is stored where ``of`` is: the results that it ends in with views behind it undone, or what is materialized
+    of it. Also the ids of these where ``values`` have them."""
+    ends, stops = [], set()
+    for value in values:
+        if of.result not in topological([value]):
+            continue
+        store, last = undone(0, value, of, mover), value
+        if store is None:
+            last = last_of(of, values, (), mover)
+            store = undone(0, last, of, mover)
+        ends.append(last if store is None else store.value)
+        stops.add(id(last))
+    return ends, stops
+
+
+# -------------------------------------------------------------------------------------------------- values of the rows
+
+
+def _is_behind_row(value: Node, of: Attention, stops: Collection[int] = ()) -> bool:
+    """Whether ``value`` is computed from a maximum or sum of the rows of ``of`` otherwise than through its result, or
+    through the nodes with the ids ``stops``."""
+    stack, seen = [value], set(stops)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or node is of.result:
+            continue
+        seen.add(id(node))
+        if of.is_row_reduction(node):
+            return True
+        stack.extend(node.inputs)
+    return False
+
+
+def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
+    """The store of ``value``, computed pointwise from row values of ``of``, in the shape (lead..., M, 1); None where it
+    is something else."""
+    column = (*of.scores.shape[:-1], 1)
+    movements: tuple[Movement, ...] = ()
+    if value.shape == column[:-1]:
+        movements = ((("unsqueeze", len(value.shape)), column),)
+        value = mover.move(value, *movements[0])
+    if value.shape != column or not _is_behind_row(value, of) or of.result in topological([value]):
+        return None
+    stack, seen = [value], set()
+    while stack:  # down to the reductions, which no view may be in front of
+        node = stack.pop()
+        if id(node) in seen or of.is_row_reduction(node):
+            continue
+        seen.add(id(node))
+        if not is_pointwise(node) and _is_behind_row(node, of):
+            return None
+        stack.extend(node.inputs)
+    return Store(position, value, movements)
+
+
+def _stray_row_value(
+    of: Attention, values: Sequence[Node], ends: Sequence[Node], stops: Collection[int], mover: Mover
+) -> str | None:
+    """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
+    behind = [value for value in values if _is_behind_row(value, of, stops)]
+    whole = all(undone(0, end, of, mover) is not None for end in ends)
+    # Other views of a row's value than to spread it along the result, which the kernel does not compute.
+    whole = whole and not any(_is_behind_row(end, of, set(map(id, spread_rows(end, of)))) for end in ends)
+    if whole and not behind:
+        return None
+    # They are stores beside the result, or temporaries beside it where the result is one.
+    if whole and ends and all(_row_store(0, value, of, mover) is not None for value in behind):
+        return None
+    used = behind or any(_is_behind_row(end, of) for end in ends)
+    return "a maximum or sum of its rows is used by another kernel" if used else None
+
+
+def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
+    """What to materialize first: an attention that is no result by pointwise operations and views alone, and what
+    follows it; None where all are. Of several in one result the first stays."""
+    taken: set[int] = set()
+    for of in found:
+        ends = [value for value in values if of.result in topological([value])]
+        if not taken & set(map(id, ends)) and all(undone(0, end, of, mover) is not None for end in ends):
+            taken |= set(map(id, ends))
+            continue
+        return of, last_of(of, values, found, mover)
+    return None

@@ -1,0 +1,297 @@
+"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
+``attention_decode.cuh`` walks.
+
+Both producer and consumers compute which tiles of keys a block of rows sees, from the rule's bounds. What the rule
+reads is loaded where it changes: once for a task, once for a thread's rows, once for a key, or for each score.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built
+from jitgen.families.attention.forward.addresses import base_of_task, row_indices, row_offset
+from jitgen.families.attention.forward.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.forward.decode import DecodeSchedule
+from jitgen.families.attention.forward.elements import elements
+from jitgen.families.attention.forward.layout import Layout
+from jitgen.families.attention.forward.ramps import split
+from jitgen.families.attention.forward.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
+from jitgen.families.attention.rule.addresses import indices
+from jitgen.families.attention.rule.bounds import Words, ends_of
+from jitgen.ir.program import Kernel
+
+WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+RUN = 8
+"""Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
+
+
+def build(
+    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, of: Attention, dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``families/render.py``."""
+    (body,) = kernel.bodies
+    scores = list(of.rule.operands)
+    # The ends of what differs from key to key are known for indices; in memory there may be anything.
+    known = {
+        o.index: ends_of(o)
+        for o in scores
+        if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
+    }
+    found = bounds(body, layout, known, WORDS)
+    maps = [name for name, copied in zip(("query", "key", "value"), schedule.copied, strict=True) if copied]
+    pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
+    integers = [f"Index {name}" for name in of.integers]
+    scalars = [f"{kind} {name}" for name, kind in of.scalars]
+    fields = [*pointers, *integers, *scalars]
+    mainloop = _mainloop(of, schedule, dialect)
+    row_ends = [o for o in scores if o.kind == "row" and found.reads(ends_of(o))]
+    return {
+        "maps": maps,
+        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
+        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
+        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
+        "index": "int64_t" if schedule.wide else "int32_t",
+        **mainloop,
+        "accumulator": of.accumulator,
+        "ranges": schedule.splits,
+        "tasks": " * ".join(of.batch) or "1",
+        "packed": bool(of.packed),
+        "packed_rows": " * ".join([*of.packed, "rows"]),
+        "task_indices": indices(of.batch, "number", "z", "/"),
+        "row_indices": row_indices(of.packed, "/"),
+        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o, layout)} for o in of.operands],
+        "of_task": [_value(o, f"found.at{o.index}") for o in scores if o.kind == "task"],
+        "of_row": [_value(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "row"],
+        "at_row": [(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "both"],
+        "row_ends": [_value(o, row_offset(o, layout, "task.at{}")) | {"is_index": not o.pointer} for o in row_ends],
+        "key_ends": [o for o in scores if o.kind == "key" and found.reads(ends_of(o))],
+        "task_ends": [o for o in scores if o.kind == "task" and found.reads(ends_of(o))],
+        "bounds": found,
+        "masked": of.masked,
+        "factor_lines": of.factor_lines,
+        "factor": of.factor,
+        "is_checked": bool(of.factor) and of.linear,
+        "rules": {
+            "open": _rule(of.unmasked, layout, mainloop["fragment"]["place"]),
+            "masked": _rule(of.rule, layout, mainloop["fragment"]["place"]),
+        },
+        "query": [_element(o, row_offset(o, layout, "task.at{}"), "d") for o in of.query],
+        "query_lines": of.query_lines,
+        "query_value": of.query_value,
+        "query_is_vector": _is_vector_query(of, layout),
+        "coordinates": {name: _coordinates(_named(of, name), layout) for name in maps},
+        "gathers": any(operand.gathered for operand in of.operands),
+        "key_storage": dialect.storage_types[of.key_dtype],
+        "value_storage": dialect.storage_types[of.value_dtype],
+        "elements": [
+            elements("key", of.key, of.computed_key, of.key_dtype, dialect),
+            elements("value", of.value, of.computed_value, of.value_dtype, dialect),
+        ],
+        "row_loads": [_single(o, layout) for o in of.row_loads],
+        "row_lines": of.row_lines,
+        "loads": [_run(o, layout, schedule) for o in of.loads],
+        "lines": of.lines,
+        "row_stores": [_single(o, layout, schedule.splits) for o in of.row_stores],
+        "stores": [_run(o, layout, schedule) for o in of.stores],
+        "tops": of.tops,
+        "totals": of.totals,
+    }, {"fmad": True}
+
+
+def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
+    """What differs between the mainloops: their Config, and which scores a thread has."""
+    if isinstance(schedule, DecodeSchedule):
+        of_lane = {
+            "places": "2",
+            "place": "8 * i",
+            "rows": str(2 * schedule.row_tiles),
+            "row": "r / 2 * 8 + r % 2",
+            "row_words": "r and r + 1" if schedule.row_tiles == 1 else "r, r + 1, r + 8 and r + 9",
+            "score": "r / 2 * 4 + i * 2 + r % 2",
+        }
+        return {
+            "mainloop": "decode",
+            "shape": "DecodeShape",
+            "blocks": schedule.blocks,
+            "config": _decode_config(of, schedule),
+            "fragment": of_lane,
+            "own_atom": None,
+        }
+    of_thread = {
+        "places": "n / 2",
+        "place": "i / 2 * 8 + i % 2",
+        "rows": "2",
+        "row": "8 * r",
+        "row_words": "r and r + 8",
+        "score": "i / 2 * 4 + r * 2 + i % 2",
+    }
+    return {
+        "mainloop": "wgmma",
+        "shape": "AttentionShape",
+        "blocks": 1,
+        "config": _config(of, schedule),
+        "fragment": of_thread,
+        "own_atom": _own_atom(of, schedule, dialect.storage_types[of.key_dtype]),
+    }
+
+
+def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of the Config of ``attention_decode.cuh``."""
+    numbers = {
+        "warps": schedule.warps,
+        "row_tiles": schedule.row_tiles,
+        "ahead": schedule.ahead,
+        "depth": schedule.block_d,
+        "width": schedule.block_e,
+        "most_splits": schedule.cluster_splits,
+    }
+    flags = {"whole": schedule.whole, "masked": of.masked}
+    return [
+        *(("int", name, str(number)) for name, number in numbers.items()),
+        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
+    ]
+
+
+def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of the Config of ``attention_wgmma.cuh``."""
+    numbers = {
+        "warpgroups": schedule.warpgroups,
+        "keys": schedule.block_n,
+        "depth": schedule.block_d,
+        "width": schedule.block_e,
+        "stages": schedule.stages,
+        "staged": schedule.staged,
+        "most_splits": schedule.cluster_splits,
+    }
+    flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
+    flags |= {"masked": of.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
+    return [
+        *(("int", name, str(number)) for name, number in numbers.items()),
+        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
+    ]
+
+
+def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
+    """The wgmma of the scores where the header has none of that n; None where it has one."""
+    if schedule.block_n in WIDTHS:
+        return None
+    sums = schedule.block_n // 2
+    return {
+        "n": schedule.block_n,
+        "sums": sums,
+        "element": storage,
+        "type": "bf16" if of.key_dtype == "bfloat16" else "f16",
+        "registers": ", ".join(f"%{i}" for i in range(sums)),
+        "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
+    }
+
+
+def _pointer(operand: Operand) -> str:
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
+
+
+def _is_vector_query(of: Attention, layout: Layout) -> bool:
+    """Whether eight neighbours of the query are 16 bytes of memory."""
+    if len(of.query) != 1 or of.query_lines:
+        return False
+    (query,) = of.query
+    return bool(query.pointer) and query.dtype == of.key_dtype and query.kind == "contiguous" and layout.unit >= RUN
+
+
+def _named(of: Attention, name: str) -> Operand:
+    return {"query": of.query[0] if of.query else of.key, "key": of.key, "value": of.value}[name]
+
+
+def _coordinates(operand: Operand, layout: Layout) -> str:
+    """The batch coordinates of a tensor map, which has one matrix where a stride is 0."""
+    steps = [f"{stride} != 0 ? int(task.z{dim}) : 0" for dim, stride in enumerate(operand.batch)]
+    return ", ".join([*["0"] * (BATCH_RANK - len(steps)), *steps])
+
+
+def _value(operand: Operand, at: str) -> dict[str, Any]:
+    """A value that the rule reads at offset ``at``."""
+    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
+    kind = operand.type if operand.pointer else "Index"
+    return {"name": f"x{operand.index}", "index": operand.index, "type": kind, "expression": expression}
+
+
+def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
+    step = column if operand.kind == "contiguous" else f"{column} * {operand.own[1]}"
+    at = f"{row} + {step}" if operand.kind not in ("row", "task") else row
+    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
+    return {
+        "type": operand.type,
+        "value": operand.value,
+        "expression": expression,
+        "pointer": operand.pointer,
+        "offset": row,
+    }
+
+
+def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
+    """The lines of a rule, and where each of its operands comes from."""
+    found = split(rule, distance, layout.counts)
+    sources: dict[str, list[dict[str, Any]]] = {"key": [], "row": [], "both": [], "task": []}
+    starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
+    for o in rule.operands:
+        expression = {
+            "key": _loaded(o, f"task.at{o.index} + column * {o.own[1]}"),
+            "row": f"{o.type}(of_rows.x{o.index}[r])",
+            "task": f"{o.type}(task.x{o.index})",
+            "both": _loaded(o, f"of_rows.at{o.index}[r] + column * {o.own[1]}"),
+        }[o.kind]
+        source = {"type": o.type, "value": o.value, "expression": expression}
+        if o.index in found.operands:
+            sources[o.kind].append(source)
+        if o.index in found.row_operands:
+            starts[o.kind].append(source)
+    return {
+        **{f"by_{kind}": each for kind, each in sources.items()},
+        "starts": [*starts["task"], *starts["row"]],
+        "row_lines": found.row_lines,
+        "kept": found.kept,
+        "lines": found.lines,
+        "needs_column": found.needs_column,
+        "knows_existence": found.knows_existence,
+        "value": rule.value,
+        "is_plain": not rule.lines and not rule.operands,
+    }
+
+
+def _loaded(operand: Operand, at: str) -> str:
+    return f"{operand.type}(jitgen::load({operand.pointer}[{at}]))" if operand.pointer else f"{operand.type}({at})"
+
+
+def _single(operand: Operand, layout: Layout, splits: int = 1) -> dict[str, Any]:
+    """An operand with one element for a row of results."""
+    at = row_offset(operand, layout, "task.at{}")
+    if splits > 1:
+        at += " + range * (int64_t(tasks()) * packed_rows())"
+    return {
+        "type": operand.type,
+        "value": operand.value,
+        "expression": f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at,
+        "target": f"{operand.pointer}[{at}]",
+        "stored": f"jitgen::store<{operand.storage}>({operand.value})",
+    }
+
+
+def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
+    at = row_offset(operand, layout, "task.at{}")
+    if schedule.splits > 1 and operand.role == "store":
+        at += " + range * (int64_t(tasks()) * packed_rows() * width)"
+    step = "1" if operand.kind == "contiguous" else operand.own[1]
+    first = "e" if step == "1" else f"e * {step}"
+    return {
+        "index": operand.index,
+        "storage": operand.storage,
+        "type": operand.type,
+        "value": operand.value,
+        "pointer": operand.pointer,
+        "offset": at if operand.kind in ("row", "task") else f"{at} + {first}",
+        "step": "0" if operand.kind in ("row", "task") else step,
+        "is_vector": bool(operand.pointer) and operand.kind == "contiguous" and layout.unit >= RUN,
+    }

@@ -1,0 +1,125 @@
+"""The attention kernel of few rows, ``attention_decode.cuh``, in Python: a decoder's step on mma.sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitgen.chips import Chip
+from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
+from jitgen.families.attention.forward.layout import Geometry, Layout
+from jitgen.ir.body import Body
+
+ROWS = 8
+"""Rows of a tile: the n of a product."""
+WARP_KEYS = 16
+"""Keys of a warp: the m of a product."""
+DEPTH_RUN, WIDTH_RUN = 32, 64
+"""Elements of keys and of values that the lanes of a warp read at once."""
+LANE_ELEMENTS = 8
+"""Neighbours that a lane reads: 16 bytes."""
+MOST_ROWS, MOST_DEPTH = 16, 128
+"""Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
+FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
+"""Fitted to timings on an H200 (``tools/attention_decode.py``)."""
+
+
+@dataclass(frozen=True)
+class DecodeSchedule:
+    """Few rows, whose keys are read into registers.
+
+    Attributes:
+        warps: of a block, with 16 keys of a tile each.
+        row_tiles: rows of a block, in eights.
+        block_d, block_e: D and E, rounded up.
+        whole: whether they are these.
+        blocks: of a multiprocessor, for which there are registers.
+        ahead: tiles of a warp that are in registers at once.
+        splits: ranges of the keys, of blocks of their own; another kernel joins them.
+        cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
+        wide: 64-bit indices.
+    """
+
+    warps: int
+    row_tiles: int
+    block_d: int
+    block_e: int
+    whole: bool
+    blocks: int
+    ahead: int
+    splits: int = 1
+    cluster_splits: int = MOST_BLOCKS
+    wide: bool = False
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        words = [f"mma.sync, {self.block_m} rows a block, {self.warps} warps, tiles of {self.block_n} keys"]
+        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
+        words += [f"shared by clusters of up to {self.cluster_splits} blocks"]
+        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+
+    @property
+    def copied(self) -> tuple[bool, bool, bool]:
+        """Whether tensor maps copy the query, the keys and the values."""
+        return False, False, False
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block."""
+        return self.row_tiles * ROWS
+
+    @property
+    def block_n(self) -> int:
+        """Keys of a tile."""
+        return self.warps * WARP_KEYS
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as the header's ``DecodeShape::bytes``."""
+        warp_floats = self.block_m * (self.block_e + 4) + 3 * self.block_m
+        inbox = 0
+        if self.cluster_splits > 1:
+            runs = self.block_m * (self.block_e // 8)
+            inbox = (runs + self.cluster_splits) * 8 + self.cluster_splits * self.block_m * 2
+        return (self.warps * warp_floats + inbox) * 4
+
+
+def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -> list[DecodeSchedule]:
+    """The schedules for a kernel with this body; none where it is not for this mainloop. ``most_rows``: the most rows
+    that share keys in the bucket of this call.
+
+    Blocks of eight warps with two tiles each read as fast as an H200's memory: H32/8 D128, in us (cuDNN's): B16 N2048
+    34.7 (34.8), B16 N8192 124 (124), B64 N4096 243 (243). Ranges of keys are so short that three smaller blocks on a
+    multiprocessor are faster: B1 N8192 13.9 with 32 ranges, where eight warps take 14.3 to 15.0 with 16, and a cluster
+    of eight blocks for each task 15.5.
+    """
+    kinds = [sorted(layout.operands[index] for index in contraction.weight) for contraction in body.contractions]
+    # Of what a key is computed from, one is contiguous, and others are the same for all elements of a key.
+    reads_runs = all(each[0] == "contiguous" and set(each[1:]) <= {"key"} for each in kinds)
+    fits = max(geometry.depth, geometry.width) <= MOST_DEPTH and most_rows <= MOST_ROWS
+    if not fits or not reads_runs or layout.unit < LANE_ELEMENTS:
+        return []
+    deep, wide = (-(-max(n, 1) // run) * run for n, run in ((geometry.depth, DEPTH_RUN), (geometry.width, WIDTH_RUN)))
+    splits = body.contractions[1].k_splits
+    warps, blocks, ahead = (4, 3, 1) if splits > 1 else (8, 1, 2 if most_rows <= ROWS else 1)
+    return [
+        DecodeSchedule(
+            warps=warps,
+            row_tiles=-(-most_rows // ROWS),
+            block_d=deep,
+            block_e=wide,
+            whole=(deep, wide) == (geometry.depth, geometry.width),
+            blocks=blocks if most_rows <= ROWS else 1,
+            ahead=ahead,
+            splits=splits,
+            wide=layout.wide,
+        )
+    ]
+
+
+def cluster(schedule: DecodeSchedule, geometry: Geometry, chip: Chip) -> int:
+    """How many blocks of a cluster share keys in one launch on ``chip``."""
+    return fastest_cluster(schedule, geometry, chip, FIT, schedule.blocks)

@@ -1,0 +1,71 @@
+"""An attention kernel in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.forward.layout import Layout
+from jitgen.families.attention.rule.bounds import masks_of
+from jitgen.ir.body import Body, Instruction
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+
+_SIGNS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "floor_divide": "//",
+    "remainder": "%",
+    "eq": "==",
+    "ne": "!=",
+}
+_SIGNS |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "bitwise_and": "and", "bitwise_or": "or"}
+MOST_WORDS = 120
+"""Characters of a condition in words, at most."""
+
+
+def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: Device) -> list[str]:
+    """A title, the rule of scores, and how tiles are walked."""
+    (layout,), (body,) = layouts, kernel.bodies
+    rule = body.contractions[1].x
+    operations = [instruction.op for instruction in rule if instruction.op in OPS]
+    masks = len(masks_of(rule))
+    lines = ["attention, the keys of a row walked once; scores and weights stay in the kernel", str(schedule)]
+    lines.append(f"scores by {', '.join(dict.fromkeys(operations)) or 'the product alone'}")
+    if masks:
+        lines.append(
+            f"{masks} mask{'s' * (masks > 1)}: a tile hidden as a whole is skipped, an open one has no mask code"
+        )
+    for position, number in masks_of(rule).items():
+        condition = _in_words(rule, rule[position].args[0], body, layout)
+        lines.append(
+            f"skipped: tiles where {condition if number == 1 else f'not ({condition})'} for every row i and key j"
+        )
+    if layout.packed:
+        lines.append("heads that share keys are rows of one tile")
+    return lines
+
+
+def _in_words(rule: Sequence[Instruction], root: int, body: Body, layout: Layout) -> str:
+    """The value at ``root`` of the rule of scores as an expression, with i for rows and j for keys."""
+    found: list[str] = []
+    for instruction in rule[: root + 1]:
+        arguments = [found[argument] for argument in instruction.args]
+        if instruction.op == "iota":
+            words = {"row": "i", "key": "j"}.get(layout.operands[instruction.attr], "an index")
+        elif instruction.op == "load":
+            where = {"row": "[i]", "key": "[j]", "both": "[i, j]"}.get(layout.operands[instruction.attr], "")
+            words = f"{body.operands[instruction.attr].dtype} tensor{where}"
+        elif instruction.op in ("const", "scalar"):
+            words = str(instruction.attr) if instruction.op == "const" else f"number {instruction.attr}"
+        elif instruction.op in ("cast", "round_to"):
+            words = arguments[0]
+        elif instruction.op in _SIGNS:
+            words = f"({f' {_SIGNS[instruction.op]} '.join(arguments)})"
+        else:
+            words = f"{'not' if instruction.op == 'bitwise_not' else instruction.op}({', '.join(arguments)})"
+        found.append(words if len(words) <= MOST_WORDS else "...")
+    return found[root]

@@ -1,0 +1,63 @@
+"""Whether keys and values that come from pages or codes are computed by the kernel of attention or before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.operands import item_size
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.ir.program import Decision
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The question whether a kernel computes keys or values as it reads them (``Partition.decide``).
+
+    Attributes:
+        what: ``"keys"`` or ``"values"``.
+        rows, sharing: M, and the heads that share keys. Sizes are symbolic until ``at`` makes them numbers.
+        elements: of a key or value.
+        is_compact: whether they come from pages or codes, of which a copy in memory is larger or another one.
+    """
+
+    what: str
+    rows: Any
+    sharing: Any
+    elements: Any
+    is_compact: bool
+
+    def __str__(self) -> str:
+        return f"computed {self.what} of {self.elements} elements, read by {self.rows} rows of {self.sharing} heads"
+
+    def at(self, environment: Mapping[str, Any]) -> Reading:
+        """The question with numbers for its sizes."""
+        sizes = (self.rows, self.sharing, self.elements)
+        rows, sharing, elements = (symbols.evaluate(size, environment) for size in sizes)
+        return replace(self, rows=rows, sharing=sharing, elements=elements)
+
+    def placement(self, fused: bool) -> str:
+        """Where they are computed, in words."""
+        return "as they are read" if fused else "before"
+
+
+def is_widening(node: Node) -> bool:
+    """Whether ``node`` has the numbers of its operand, codes, in more bytes."""
+    return node.op == "cast" and item_size(node.inputs[0].dtype) < item_size(node.dtype)
+
+
+def reads_computed(question: Reading, device: Device) -> Decision:
+    """Whether the device's dialect computes them in its kernel."""
+    if device.dialect != "cuda":
+        return Decision(True, "an element is computed in registers")
+    from jitgen.families.attention.forward.decode import LANE_ELEMENTS, MOST_DEPTH, MOST_ROWS
+    from jitgen.families.attention.forward.wgmma import bucket_end
+
+    fits = question.elements <= MOST_DEPTH and question.elements % LANE_ELEMENTS == 0
+    if fits and bucket_end(question.rows) * question.sharing <= MOST_ROWS:
+        return Decision(True, "the kernel of few rows computes them in registers")
+    why = f"only a kernel of up to {MOST_ROWS} rows that share keys computes them in registers"
+    return Decision(False, why, question.is_compact)

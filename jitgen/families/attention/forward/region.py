@@ -1,0 +1,284 @@
+"""From an attention that was recognised to its region: expressions in which it is walked over the keys once.
+
+All is expressed by three values of a row: with S the scores, ``top`` = max(S), ``total`` = sum(exp(S - top)), and the
+product of exp(S - top) with the values. What the function subtracts in place of ``top``, and what it multiplies the
+weights with, are factors of a row, by which the sums and the product are multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jitgen.families.attention.forward.match import (
+    STOPS,
+    Attention,
+    is_copy,
+    row_sources,
+    spread_rows,
+    sums,
+    tops,
+)
+from jitgen.families.attention.rule.heads import shared_heads, split_shape, with_split
+from jitgen.families.family import Partition
+from jitgen.ir import symbols
+from jitgen.ir.analysis import one_of, varying
+from jitgen.ir.equations import axes, equation
+from jitgen.ir.exponentials import linear_operand
+from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.regions import Axis, Region, Stage, Store
+
+STAGES = (
+    Stage("contract", ("d",)),
+    Stage("map"),
+    Stage("reduce", ("n",), 2),
+    Stage("contract", ("n",)),
+    Stage("map"),
+)
+"""Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
+
+
+def _stops(roots: Sequence[Node], known: Mapping[int, Node]) -> list[Node]:
+    """The nodes that ``roots`` read and no rule computes, those in ``known`` and what is behind them left out."""
+    found, stack, seen = [], list(roots), set(known)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found += [node] if node.op in STOPS else []
+            stack.extend(() if node.op in STOPS else node.inputs)
+    return found
+
+
+def region_of(of: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
+    """The region of ``of``.
+
+    Args:
+        stores: results in the shape of its product of weights and values.
+        beside: results with one element for a row, in the shape (lead..., M, 1).
+    """
+    return _Builder(of, partition).region(stores, beside)
+
+
+class _Builder:
+    """What one region is made of.
+
+    Attributes:
+        split: the dimension of heads that is split, because keys or values are shared by neighbouring ones.
+        top, total: placeholders of the two values of a row.
+        hole, result: placeholders of the two products.
+    """
+
+    def __init__(self, of: Attention, partition: Partition):
+        self.of, self.partition, self.mover = of, partition, partition.mover
+        self.make = partition.mover.builder.make
+        self.dtype = of.result.attrs[1]
+        self.lead = of.scores.shape[:-2]
+        column = (*self.lead, of.scores.shape[-2], 1)
+        self.hole = self._placeholder(of.product.dtype, of.product.shape, -1)
+        self.result = self._placeholder(of.result.dtype, of.result.shape, -2)
+        self.top = self._placeholder(self.dtype, column, -3)
+        self.total = self._placeholder(self.dtype, column, -4)
+        (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
+        self.key, self.value = key, value
+        self.split = shared_heads([key, value, of.scores], self.lead, self.mover)
+
+    def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
+        return self.make("input", (), dtype, shape, (number,))
+
+    def region(self, stores: Sequence[Store], beside: Sequence[Store]) -> Region:
+        of, mover = self.of, self.mover
+        *_, rows, keys = of.scores.shape
+        lead, width, depth = split_shape(self.lead, self.split), of.result.shape[-1], self.query.shape[-1]
+        product = self._product(of.product, self._query(), self._in_memory(self.key, False), (*lead, rows, keys))
+        scores = self._in_place(of.scores, {id(of.product): self.hole}, {id(self._split(self.hole)): product})
+        last, column = len(lead) + 1, (*lead, rows, 1)
+        top = self.make("reduce", (scores,), self.dtype, column, ("max", (last,)))
+        spread = mover.move(top, ("expand",), scores.shape)
+        power = self.make(
+            "exp", (self.make("sub", (scores, spread), self.dtype, scores.shape),), self.dtype, scores.shape
+        )
+        total = self.make("reduce", (power,), self.dtype, column, ("sum", (last,)))
+        weighted = self._product(of.result, power, self._in_memory(self.value, True), (*lead, rows, width))
+        values = {id(self._split(self.top)): top, id(self._split(self.total)): total}
+        shares = self._with_factors(weighted, values)
+        found = []
+        for store in stores:
+            inner, outer = {id(of.result): self.result}, {id(self._split(self.result)): shares}
+            for number, node in enumerate(spread_rows(store.value, of)):
+                inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
+                source = node.inputs[0] if node.op == "view" else node
+                outer[id(self._split(inner[id(node)]))] = self._spread(source, values, weighted)
+            value = self._in_place(store.value, inner, outer)
+            assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
+            found.append(self._store(store, value))
+        for store in beside:
+            value = mover.substituted(self._split(self._row(store.value)), dict(values))
+            found.append(self._store(store, value))
+        axes_ = (
+            *(Axis(f"b{dim}", size) for dim, size in enumerate(lead)),
+            Axis("m", rows),
+            Axis("e", width, "sequential"),
+            Axis("n", keys, "sequential", inner=True),
+            Axis("d", depth, "sequential", inner=True),
+        )
+        return Region("attention", axes_, tuple(found), STAGES)
+
+    def _store(self, store: Store, value: Node) -> Store:
+        """``store`` with ``value``, which is computed for its own value, in the dtype of the result."""
+        if value.dtype != store.value.dtype:  # a number of a row that the kernel has in its compute dtype
+            value = self.make("cast", (value,), store.value.dtype, value.shape)
+        if self.split is None:
+            return Store(store.result, value, store.movements)
+        return Store(store.result, value, (*store.movements, (("reshape",), value.shape)))
+
+    def _split(self, node: Node) -> Node:
+        return with_split(node, self.split, self.mover)
+
+    def _in_place(self, root: Node, inner: dict[int, Node], outer: dict[int, Node]) -> Node:
+        """``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer`` after,
+        the split. Whatever no rule computes is read from memory."""
+        memo = inner | {id(node): self.partition.materialize(node) for node in _stops([root], inner)}
+        return self.mover.substituted(self._split(self.mover.substituted(root, memo)), dict(outer))
+
+    # ------------------------------------------------------------------------------------------------------ row values
+
+    def _row(self, value: Node) -> Node:
+        """``value``, of shape (lead..., M, 1), in terms of ``top`` and ``total``; other reductions are materialized."""
+        memo: dict[int, Node] = {}
+        for reduction in row_sources([value]):
+            beside, summed = tops(reduction, self.of), sums(reduction, self.of)
+            if beside is not None:
+                memo[id(reduction)] = self._with_others("maximum", self.top, map(self._row, beside))
+            elif summed is not None:
+                base = self._base(summed.base)
+                powers = (self._power(self._row(other), base) for other in summed.others)
+                memo[id(reduction)] = self._with_others("add", self._total(base), powers)
+            else:
+                memo[id(reduction)] = self.partition.materialize(reduction)
+        memo |= {id(node): self.partition.materialize(node) for node in _stops([value], memo)}
+        return self.mover.substituted(value, memo)
+
+    def _with_others(self, op: str, value: Node, others: Iterable[Node]) -> Node:
+        for other in others:
+            value = self.make(op, (value, other), self.dtype, self.top.shape)
+        return value
+
+    def _base(self, base: Node | None) -> Node | None:
+        """What is subtracted from the scores of a row; None for nothing."""
+        return None if base is None else self._row(one_of(base, [self.of.last], self.mover))
+
+    def _power(self, value: Node, base: Node | None) -> Node:
+        """exp(value - base)."""
+        if base is not None:
+            value = self.make("sub", (value, base), self.dtype, self.top.shape)
+        return self.make("exp", (value,), self.dtype, self.top.shape)
+
+    def _total(self, base: Node | None) -> Node:
+        """sum(exp(S - base)). Where a score is +inf, ``total`` is NaN, but this sum is infinite unless ``base`` is."""
+        if base is self.top:
+            return self.total
+        infinite = self.make("eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape)
+        one = self.mover.builder.const(1.0, self.dtype)
+        return self._times(self.make("where", (infinite, one, self.total), self.dtype, self.top.shape), base)
+
+    def _times(self, value: Node, base: Node | None) -> Node:
+        """``value``, computed with exp(S - top), as it is with exp(S - base): times exp(top - base)."""
+        if base is self.top:
+            return value
+        return self.make("mul", (value, self._power(self.top, base)), self.dtype, self.top.shape)
+
+    def _with_factors(self, weighted: Node, values: dict[int, Node]) -> Node:
+        """``weighted``, the product of exp(S - top) with the values, multiplied as the function's weights are."""
+        of, last = self.of, (self.of.last,)
+        steps, node = [], of.weights
+        while node is not of.power:
+            position = linear_operand(node, last)
+            assert position is not None
+            if node.op != "cast":
+                steps.append((node, position))
+            node = node.inputs[position]
+        one = self.mover.builder.const(1.0, self.dtype)
+        factor = self._times(one, self._base(of.base))
+        result = weighted
+        if factor is not one:
+            result = self.make(
+                "mul", (result, self._spread(factor.inputs[1], values, weighted)), weighted.dtype, weighted.shape
+            )
+        for node, position in reversed(steps):
+            operands = [
+                result if number == position else self._spread(child, values, weighted)
+                for number, child in enumerate(node.inputs)
+            ]
+            result = self.make(node.op, operands, weighted.dtype, weighted.shape, node.attrs, node.location)
+        return result
+
+    def _spread(self, value: Node, values: dict[int, Node], like: Node) -> Node:
+        """``value``, one of a row, as an operand of what has the shape of ``like``."""
+        if value.op in ("const", "scalar"):
+            return value
+        if value.shape != self.top.shape:
+            value = one_of(value, [self.of.last], self.mover)
+            if value.op in ("const", "scalar"):
+                return value
+        row = self.mover.substituted(self._split(self._row(value)), dict(values))
+        return self.mover.move(row, ("expand",), like.shape)
+
+    # -------------------------------------------------------------------------------------------------------- operands
+
+    def _over_lead(self, product: Node) -> tuple[Node, Node]:
+        """The operands of ``product`` over (lead..., ...): rows other than the last are a batch that shares the right
+        operand."""
+        left, right = product.inputs
+        found = axes(product.attrs[0])
+        for dim in range(len(found.batch), len(found.batch) + len(found.rows) - 1):
+            right = self.mover.move(right, ("unsqueeze", dim), (*right.shape[:dim], 1, *right.shape[dim:]))
+        shape = (*product.shape[:-2], *right.shape[-2:])
+        return left, self.mover.move(right, ("expand",), shape) if right.shape != shape else right
+
+    def _reads(self, computed: Node, inner: int, what: str) -> bool:
+        """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
+        if self.partition.device.dialect not in ("cuda", "triton"):
+            return True
+        from jitgen.families.attention.forward.reading import Reading, is_widening
+
+        varied = varying(topological([computed]))[id(computed)]
+        sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
+        compact = any(node.op == "gather" or is_widening(node) for node in topological([computed]))
+        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner], compact)
+        return self.partition.decide("attention", question).fused
+
+    def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
+        attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
+        return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
+
+    def _query(self) -> Node:
+        """The query, a tensor or computed pointwise of tensors."""
+        query = self.query
+        if any(node.op in STOPS for node in topological([query])):
+            query = self.partition.materialize(query)
+        return self._split(query)
+
+    def _in_memory(self, operand: Node, transposed: bool) -> Node:
+        """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor, or as the kernel
+        computes them. What is the same for several heads is materialized once."""
+        copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
+        operand = self._split(self.mover.substituted(operand, copies))
+        if under_views(operand).op == "input":
+            return operand
+        rank = len(operand.shape)
+        from jitgen.families.attention.forward.computed import in_kernel
+
+        inner = rank - 2 if transposed else rank - 1
+        computed = in_kernel(operand, inner, self.mover)
+        if computed is not None and self._reads(computed, inner, "values" if transposed else "keys"):
+            return computed
+        swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
+        rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
+        node = self.mover.move(operand, swap, rows) if transposed else operand
+        varied = varying(topological([node]))[id(node)]
+        once = [dim for dim in range(rank - 2) if dim not in varied and node.shape[dim] != 1]
+        stored = self.partition.materialize(one_of(node, once, self.mover) if once else node)
+        whole = self.mover.move(stored, ("expand",), node.shape)
+        return self.mover.move(whole, swap, operand.shape) if transposed else whole

@@ -1,0 +1,130 @@
+"""Factors of scores that are the same for all of them: taken together, and out of the rule where they are positive.
+
+exp(f s - max(f s)) is exp(f (s - max s)) for a positive f, and a kernel multiplies the difference with log2(e) anyway.
+So a rule that ends in a multiplication costs no instruction for it: the usual scale of scores, and the cap of a capped
+one. A mask may come after it, because -inf remains -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.families.attention.rule.bounds import masks_of, reachable
+from jitgen.ir.body import Instruction
+from jitgen.ir.ops import OPS
+
+Instructions = tuple[Instruction, ...]
+FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A rule, and the factor that its scores are still to be multiplied with.
+
+    Attributes:
+        rule: its last instruction is the score.
+        factor: the last of these instructions is the factor; empty for 1.
+        linear: whether scores are the accumulators and masks, so that these can be multiplied with a factor that is not
+            positive. The factor is positive where this is False.
+    """
+
+    rule: Instructions
+    factor: Instructions
+    linear: bool
+
+
+def scaled(rule: Sequence[Instruction]) -> Scaled:
+    """``rule`` without the positive factor of its scores."""
+    rule = with_products_of_factors(rule)
+    uniform = _uniform(rule)
+    uses = [0] * len(rule)
+    for instruction in rule:
+        for argument in instruction.args:
+            uses[argument] += 1
+    masks = masks_of(rule)
+    chain: list[int] = []
+    factors: list[int] = []
+    position = len(rule) - 1
+    while not chain or uses[position] == 1:
+        instruction = rule[position]
+        if position in masks:
+            following = instruction.args[3 - masks[position]]
+        elif instruction.op == "mul" and sum(uniform[argument] for argument in instruction.args) == 1:
+            following, factor = sorted(instruction.args, key=lambda argument: uniform[argument])
+            factors.append(factor)
+        else:
+            break
+        chain.append(position)
+        position = following
+    linear = rule[position].op == "contract" and (not chain or uses[position] == 1)
+    if not factors or not (linear or all(_is_positive(rule[factor]) for factor in factors)):
+        return Scaled(rule, (), linear and not factors)
+    dropped = {p: next(a for a in rule[p].args if not uniform[a]) for p in chain if p not in masks}
+    return Scaled(_without(rule, dropped), _product(rule, factors), linear)
+
+
+def with_products_of_factors(rule: Sequence[Instruction]) -> Instructions:
+    """``rule`` with quotients by what is the same for all scores as products, and products of such products as one."""
+    found: list[Instruction] = []
+    uniform: list[bool] = []
+    at: dict[int, int] = {}
+
+    def emit(instruction: Instruction) -> int:
+        found.append(instruction)
+        uniform.append(_is_uniform(instruction, uniform))
+        return len(found) - 1
+
+    for number, instruction in enumerate(rule):
+        moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
+        if moved.op == "div" and moved.dtype == FLOAT and uniform[moved.args[1]] and not uniform[moved.args[0]]:
+            inverse = emit(Instruction("reciprocal", (moved.args[1],), FLOAT, None, moved.location))
+            moved = replace(moved, op="mul", args=(moved.args[0], inverse))
+        if moved.op == "mul" and moved.dtype == FLOAT and sum(uniform[argument] for argument in moved.args) == 1:
+            value, factor = sorted(moved.args, key=lambda argument: uniform[argument])
+            inner = found[value]
+            if inner.op == "mul" and sum(uniform[argument] for argument in inner.args) == 1:
+                value, first = sorted(inner.args, key=lambda argument: uniform[argument])
+                factor = emit(Instruction("mul", (first, factor), FLOAT, None, moved.location))
+            moved = replace(moved, args=(value, factor))
+        at[number] = emit(moved)
+    return reachable(found, len(found) - 1)
+
+
+def _is_uniform(instruction: Instruction, uniform: Sequence[bool]) -> bool:
+    if instruction.op in ("const", "scalar"):
+        return True
+    pointwise = instruction.op in OPS or instruction.op in ("cast", "round_to")
+    return pointwise and all(uniform[argument] for argument in instruction.args)
+
+
+def _uniform(rule: Sequence[Instruction]) -> list[bool]:
+    found: list[bool] = []
+    for instruction in rule:
+        found.append(_is_uniform(instruction, found))
+    return found
+
+
+def _is_positive(instruction: Instruction) -> bool:
+    return instruction.op == "const" and 0 < instruction.attr < float("inf")
+
+
+def _without(rule: Sequence[Instruction], dropped: dict[int, int]) -> Instructions:
+    """``rule`` in which each instruction in ``dropped`` is the operand that it maps to."""
+    found: list[Instruction] = []
+    at: dict[int, int] = {}
+    for number, instruction in enumerate(rule):
+        if number in dropped:
+            at[number] = at[dropped[number]]
+            continue
+        at[number] = len(found)
+        found.append(replace(instruction, args=tuple(at[argument] for argument in instruction.args)))
+    return reachable(found, at[len(rule) - 1])
+
+
+def _product(rule: Sequence[Instruction], factors: Sequence[int]) -> Instructions:
+    found, product = list(rule), factors[0]
+    for factor in factors[1:]:
+        found.append(Instruction("mul", (product, factor), FLOAT))
+        product = len(found) - 1
+    return reachable(found, product)

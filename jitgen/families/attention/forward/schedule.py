@@ -1,0 +1,186 @@
+"""How an attention kernel walks its rows and keys: pure functions from layout, sizes and target to numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.forward.claim import decide, fusion_of, has_exponentials
+from jitgen.families.attention.forward.layout import PACKED_ROWS, SOURCES
+from jitgen.families.attention.forward.match import matched, row_sources, row_values
+from jitgen.families.attention.rule.triton_tiles import most_rows
+from jitgen.families.family import Problem, SizeBuckets
+from jitgen.ir import symbols
+from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
+from jitgen.ir.views import Mover
+
+FEW_ROWS = 8
+"""Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
+vector of AVX2 has so many floats."""
+
+LEAST_BLOCK = 16
+"""Elements of a dimension of a product in Triton, at least."""
+SPLIT_ROWS = 16
+"""Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
+SPLIT_TASKS = (31, 127)
+"""Tasks up to which keys are split into 16 and 4 ranges."""
+CLUSTER_TASKS = 8
+"""Tasks beyond which a cluster for each of them occupies enough of a GPU."""
+CUDA_SPLITS = 32
+"""Ranges of the keys in CUDA, of eight tasks on some 130 multiprocessors that hold three blocks each."""
+SPLIT_KEYS = (511, 4095)
+"""Keys up to which they are not split, and split into 4 ranges."""
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """On a CPU.
+
+    Attributes:
+        path: ``"tiles"``: lanes are rows; ``"few"``: lanes are elements of a key.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        return "rows in the lanes of vectors" if self.path == "tiles" else "few rows: keys in the lanes of vectors"
+
+
+@dataclass(frozen=True)
+class TritonSchedule:
+    """In Triton, a program for a block of rows.
+
+    Attributes:
+        block_m, block_n: rows of a program, and keys of a tile.
+        block_d, block_e: powers of two that D and E fit into.
+        even_d, even_e: whether D and E are these.
+        splits: ranges of the keys, each walked by a program of its own.
+        warps, stages: of a program; tiles in flight.
+        wide: 64-bit indices.
+    """
+
+    block_m: int
+    block_n: int
+    block_d: int
+    block_e: int
+    even_d: bool
+    even_e: bool
+    splits: int
+    warps: int
+    stages: int
+    wide: bool
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        words = [
+            f"{self.block_m} rows a program, tiles of {self.block_n} keys, {self.warps} warps, {self.stages} stages"
+        ]
+        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
+        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+
+
+def candidates(problem: Problem, device: Device) -> Sequence[Any]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (CpuSchedule("few" if device.rows(geometry.packed_rows) <= FEW_ROWS else "tiles"),)
+    if device.dialect == "cuda":
+        from jitgen.families.attention.forward import wgmma
+
+        return wgmma.candidates(body, layout, geometry, device.has_tensor_maps)
+    value = body.contractions[1]
+    deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
+    # As wide as tiles and sums of a program fit shared memory and registers together.
+    large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
+    rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
+    rows = min(rows, max(LEAST_BLOCK, _power_of_two(device.rows(geometry.packed_rows))))
+    streamed = zip(layout.operands, body.operands, strict=True)
+    tiles = [
+        ("computed" if operand.kind in SOURCES else kind, operand.dtype)
+        for kind, operand in streamed
+        if operand.kind in ("key", "value", *SOURCES)
+    ]
+    rows = most_rows(rows, tiles, layout.unit, device)
+    return (
+        TritonSchedule(
+            rows,
+            keys,
+            deep,
+            wide,
+            deep == geometry.depth,
+            wide == geometry.width,
+            value.k_splits,
+            8 if rows >= 128 and large >= 128 else 4,
+            2 if large > 256 else 3,
+            layout.wide,
+        ),
+    )
+
+
+def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
+    """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
+    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the
+    blocks of a cluster share keys, so that this is for the fewest tasks."""
+    if dialect == "cuda":
+        return CUDA_SPLITS if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
+    if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
+        return 1
+    return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and tasks."""
+    if not has_exponentials(graph.results):
+        return []
+    from jitgen.families.attention.forward.spellings import respelt
+
+    found = []
+    mover = Mover(Builder())
+    images = respelt(graph.results, mover)
+    results = [images[id(node)] for node in graph.results]
+    for node in topological(results):
+        of = matched(node)
+        if of is None or not decide(fusion_of(of, results, mover).at(environment), device).fused:
+            continue
+        *lead, rows, keys = of.scores.shape
+        ends, of_keys, of_tasks = _ends(device)
+        computed = {id(each) for each in (of.result, of.product, *row_sources(row_values(of)))}
+        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
+        found.append(SizeBuckets(keys, of_keys))
+        shared = _heads_that_share(of.product.inputs[1], lead, keys, environment)
+        found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
+    return found
+
+
+def _heads_that_share(key: Node, lead: Sequence[Any], keys: Any, environment: Mapping[str, Any]) -> int:
+    """How many of the batch and heads ``lead`` share each of the matrices of keys that ``key`` repeats."""
+    sizes, node = [], key
+    while True:
+        sizes.append(symbols.evaluate(symbols.product(node.shape), environment))
+        if node.op != "view" and not is_pointwise(node):
+            break
+        node = max(node.inputs, key=lambda each: symbols.evaluate(symbols.product(each.shape), environment))
+    repeated = math.prod(symbols.evaluate(size, environment) for size in (*lead, keys, key.shape[-1]))
+    return max(repeated // max(min(sizes), 1), 1) if len(sizes) > 1 else 1
+
+
+def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The upper ends of the buckets of rows, of keys and of tasks."""
+    if not device.is_gpu:
+        return (FEW_ROWS, PACKED_ROWS), (), ()
+    if device.dialect == "cuda":
+        from jitgen.families.attention.forward.wgmma import FEW_ROWS as WARPGROUP_ROWS
+
+        return (*WARPGROUP_ROWS[1:], 128), SPLIT_KEYS[1:], (CLUSTER_TASKS,)
+    return (16, 32, 64), SPLIT_KEYS, SPLIT_TASKS

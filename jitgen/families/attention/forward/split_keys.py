@@ -1,0 +1,188 @@
+"""Split keys over temporaries: few rows that see many keys become two kernels, so that more programs share the keys.
+
+A decoder's step has one row for each head, and a GPU more places for programs than there are heads. Each program walks
+one range of the keys and stores what it has: the products with exp(score - top), the greatest score and the sum. A
+pointwise kernel behind it joins the ranges in their order and computes the results, so that equal calls give equal bits
+("Flash-Decoding", Dao et al., 2023). On a CPU the threads of a call do the same within one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.forward.layout import SOURCES
+from jitgen.families.attention.forward.schedule import splits
+from jitgen.families.family import ANY_FAMILY, Call, KernelRewrite
+from jitgen.families.operands import locate
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, Instruction, Operand
+from jitgen.ir.graph import Shape
+from jitgen.ir.program import Buffer, Kernel
+from jitgen.ir.regions import Stage, grid_axes
+from jitgen.ir.views import NotViewable, Strided, contiguous_strides
+
+READ = ("query", "key", "value", "score", *SOURCES)
+"""Kinds of operand that the walk over the keys reads; others are the results' own."""
+KEYS = ("key", "value", *SOURCES)
+"""Those of keys and values."""
+DIALECTS = ("triton", "cuda")
+"""Dialects whose kernels walk one range of the keys each."""
+DTYPE = "float32"
+"""In which sums and values of a row are kept."""
+
+
+def split_keys(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
+    """``kernel`` as two kernels, where its rows are few and its keys many at the sizes of this call; else None."""
+    (body,) = kernel.bodies
+    if device.batch_invariant:
+        return None
+    if device.dialect not in DIALECTS or any(
+        i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")
+    ):
+        return None
+    rows = symbols.evaluate(body.shape[-2], call.environment)
+    keys = symbols.evaluate(body.contractions[1].length, call.environment)
+    count = splits(_tasks(body, call.environment), rows, keys, device.dialect)
+    if count == 1:
+        return None
+    column = (*body.shape[:-1], 1)
+    shapes = [(count, *body.shape), (count, *column), (count, *column)]
+
+    def kernels(kernel: Kernel, first: int) -> tuple[Kernel, ...]:
+        (body,) = kernel.bodies
+        numbered = [Operand("load", first + number, DTYPE, shape) for number, shape in enumerate(shapes)]
+        walk = replace(kernel, bodies=(_walk(body, numbered, count),))
+        stores = [[i for i in body.stores if body.operands[i].row is row] for row in (False, True)]
+        joined = [_joined(body, numbered, count, group) for group in stores if group]
+        names = [f"{kernel.name}_join{number or ''}" for number in range(len(joined))]
+        joins = (
+            replace(kernel, name=name, family=ANY_FAMILY, bodies=(each,))
+            for name, each in zip(names, joined, strict=True)
+        )
+        return walk, *joins
+
+    return KernelRewrite(tuple(Buffer(DTYPE, shape, contiguous=True) for shape in shapes), kernels)
+
+
+def _tasks(body: Body, environment: Mapping[str, Any]) -> int:
+    """The batch and heads of ``body`` that have keys and values of their own: others' rows are packed into tiles."""
+    lead = [symbols.evaluate(size, environment) for size in body.shape[:-2]]
+    own = [False] * len(lead)
+    for operand in body.operands:
+        if operand.kind not in KEYS:
+            continue
+        sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
+        base = Strided(sizes, contiguous_strides(sizes))
+        try:
+            strides = locate(operand.movements, base, environment).strides
+        except NotViewable:
+            return math.prod(lead)
+        own = [differs or strides[dim] != 0 for dim, differs in enumerate(own)]
+    return math.prod(size for size, differs in zip(lead, own, strict=True) if differs)
+
+
+def _range(temporary: Operand, kind: str, number: int, shape: Shape | None = None) -> Operand:
+    """The values of range ``number`` of a temporary, spread to ``shape``."""
+    one = temporary.shape[1:]
+    movements: list[Any] = [(("slice", 0, number, 1), (1, *one)), (("squeeze", 0), one)]
+    if shape is not None and shape != one:
+        movements.append((("expand",), shape))
+    return replace(temporary, kind=kind, movements=tuple(movements), row=False)
+
+
+def _walk(body: Body, temporaries: Sequence[Operand], count: int) -> Body:
+    """The contractions of ``body`` over ranges of keys, whose products and row values are stored as they are."""
+    used = [index for index, operand in enumerate(body.operands) if operand.kind in READ]
+    number = {index: place for place, index in enumerate(used)}
+
+    def renumbered(read: Sequence[Instruction]) -> tuple[Instruction, ...]:
+        return tuple(replace(i, attr=number[i.attr]) if i.op in ("load", "iota", "gather") else i for i in read)
+
+    query, value = (
+        replace(c, x=renumbered(c.x), w=renumbered(c.w), weight=tuple(number[index] for index in c.weight))
+        for c in body.contractions
+    )
+    operands = [body.operands[index] for index in used]
+    instructions: list[Instruction] = []
+    sources = (("contract", 1, False), ("reduce", "max", True), ("reduce", "sum", True))
+    for (op, attr, row), temporary in zip(sources, temporaries, strict=True):
+        instructions.append(Instruction(op, (), DTYPE, attr, row=row))
+        instructions.append(Instruction("store", (len(instructions) - 1,), DTYPE, len(operands), row=row))
+        operands.append(replace(_range(temporary, "store", 0), row=row))
+    contractions = (query, replace(value, k_splits=count))
+    return Body(body.axes, body.stages, tuple(operands), tuple(instructions), contractions)
+
+
+def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequence[int]) -> Body:
+    """What ``body`` stores to its operands ``stores``, computed from all ranges."""
+    rows = body.operands[stores[0]].row
+    shape = (*body.shape[:-1], 1) if rows else body.shape
+    instructions: list[Instruction] = []
+    operands: list[Operand] = []
+
+    def emit(op: str, *args: int, dtype: str = DTYPE, attr: Any = None) -> int:
+        instructions.append(Instruction(op, args, dtype, attr))
+        return len(instructions) - 1
+
+    def load(operand: Operand) -> int:
+        operands.append(operand)
+        return emit("load", attr=len(operands) - 1)
+
+    sums, tops, totals = (
+        []
+        if temporary is temporaries[0] and rows
+        else [load(_range(temporary, "load", s, shape)) for s in range(count)]
+        for temporary in temporaries
+    )
+    top = tops[0]
+    for other in tops[1:]:
+        top = emit("maximum", top, other)
+    # Without any score in a row, sums are zero, and not NaN.
+    none = emit("eq", top, emit("const", attr=float("-inf")), dtype="bool")
+    base = emit("where", none, emit("const", attr=0.0), top)
+    factors = [emit("exp", emit("sub", each, base)) for each in tops]
+
+    def joined(values: Sequence[int]) -> int:
+        result = emit("mul", values[0], factors[0])
+        for value, factor in zip(values[1:], factors[1:], strict=True):
+            result = emit("add", result, emit("mul", value, factor))
+        return result
+
+    found = {"max": top, "sum": joined(totals)}
+    product = joined(sums) if sums else -1
+    at: dict[int, int] = {}
+    numbers: dict[int, int] = {}
+    needed = _needed(body, stores)
+    for position, instruction in enumerate(body.instructions):
+        if position not in needed:
+            continue
+        if instruction.op in ("contract", "reduce"):
+            at[position] = product if instruction.op == "contract" else found[instruction.attr]
+            continue
+        attr = instruction.attr
+        if instruction.op in ("load", "iota", "store"):
+            if attr not in numbers:
+                numbers[attr] = len(operands)
+                operands.append(replace(body.operands[attr], row=False))
+            attr = numbers[attr]
+        arguments = tuple(at[argument] for argument in instruction.args)
+        at[position] = len(instructions)
+        instructions.append(replace(instruction, args=arguments, attr=attr, row=False, stage=0))
+    ordered = [index for index, operand in enumerate(operands) if operand.kind != "store"]
+    ordered += [index for index, operand in enumerate(operands) if operand.kind == "store"]
+    place = {index: number for number, index in enumerate(ordered)}
+    moved = (replace(i, attr=place[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
+    return Body(grid_axes(shape), (Stage("map"),), tuple(operands[index] for index in ordered), tuple(moved))
+
+
+def _needed(body: Body, stores: Sequence[int]) -> set[int]:
+    """The positions of what the stores to operands ``stores`` are computed from, these included."""
+    needed = {p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores}
+    for position in reversed(range(len(body.instructions))):
+        if position in needed:
+            needed.update(body.instructions[position].args)
+    return needed
