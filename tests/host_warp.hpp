@@ -182,6 +182,13 @@ inline void barrier_arrive(uint32_t at) {
   const std::lock_guard<std::mutex> guard(block->mutex);
   block->arrive(block->barriers.at(at));
 }
+constexpr int warp_arrivals = 1;
+template <int blocks = 1>
+inline void warp_arrive(uint32_t at) {
+  static_assert(blocks == 1, "for a cluster there are remote arrivals");
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(at);
+}
 inline void barrier_arrive_expect(uint32_t at, int bytes) {
   const std::lock_guard<std::mutex> guard(block->mutex);
   block->barriers.at(at).bytes += bytes;

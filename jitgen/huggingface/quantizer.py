@@ -149,11 +149,13 @@ class JitgenQuantizer(HfQuantizer):
     def get_load_operations(self) -> dict[str, Any]:
         return {"deserialize": _Deserialize}
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        if self.pre_quantized:  # files have the names of the model in memory, which some renamings would change again
-            names = [name + end for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
+    def update_weight_conversions(self, weight_conversions: list[Any], *models: Any) -> list[Any]:
+        # Files have the names of the model in memory, which some renamings would change again. Releases of transformers
+        # that pass no model have no such renamings.
+        names = [name + end for model in models for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
+        if self.pre_quantized:
             weight_conversions = [one for one in weight_conversions if not _renames(one, names)]
-        return super().update_weight_conversions(weight_conversions, model)
+        return super().update_weight_conversions(weight_conversions, *models)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         # save_pretrained reverts what from_pretrained did to names and tensors. It would divide experts, which are
