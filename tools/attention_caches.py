@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from jitgen.bench.timing import medians
+from bench.timing import medians
 from jitgen.nn import KVCache, PagedKVCache
 
 DTYPES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)

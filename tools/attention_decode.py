@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
-from jitgen.bench.timing import medians
+from bench.timing import medians
 from jitgen.families.attention.forward import decode, split_keys, wgmma
 from jitgen.runtime import cuda
 

@@ -19,8 +19,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
-from jitgen.bench.attention import Case, function_of, operands
-from jitgen.bench.measurement import Bench
+from bench.attention import Case, function_of, operands
+from bench.measurement import Bench
 from jitgen.families.attention.forward import wgmma
 
 CHOSEN = wgmma.candidates

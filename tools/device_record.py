@@ -64,7 +64,7 @@ def print_versions() -> None:
 
     import torch
 
-    from jitgen.bench import measurement
+    from bench import measurement
 
     found: dict[str, Any] = {"commit": measurement.current_commit(), "card": None}
     found |= {"python": platform.python_version(), "torch": torch.__version__, "triton": measurement.triton_version()}

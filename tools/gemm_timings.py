@@ -73,7 +73,7 @@ def swiglu(x: Any, gate: Any, up: Any) -> Any:
 
 def llama() -> Iterator[tuple[str, int, int, int]]:
     """The layers of Llama, and its SwiGLU beside the product of the same size."""
-    from jitgen.bench.products import GPU_ROWS, LLAMA
+    from bench.products import GPU_ROWS, LLAMA
 
     for rows in GPU_ROWS:
         for columns, length in LLAMA.values():

@@ -28,7 +28,7 @@ FOR_OTHERS = (
         "jitgen/console.py",
         "jitgen/forks.py",
     ),
-    *("jitgen/bench", "jitgen/checkpoints", "jitgen/cli", "jitgen/deploy", "jitgen/export", "jitgen/huggingface"),
+    *("jitgen/checkpoints", "jitgen/cli", "jitgen/deploy", "jitgen/export", "jitgen/huggingface"),
     *("jitgen/store", "jitgen/compilers/host.py", "jitgen/runtime/cpu.py", "jitgen/runtime/interpreter.py"),
     *("jitgen/codegen/cpp.py", "jitgen/quant/layouts/cpu.py", "templates/cli"),
 )

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 import jitgen
-from jitgen.bench import reductions
-from jitgen.bench.streaming import retaining
-from jitgen.bench.timing import medians
+from bench import reductions
+from bench.streaming import retaining
+from bench.timing import medians
 from jitgen.families.reduction.cuda_problem import RowProblem
 from jitgen.spec import dtype_name
 

@@ -19,8 +19,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from jitgen import settings
-from jitgen.bench import (
+from bench import (
+    GROUPS,
+    NOT_BY_DEFAULT,
     ahead,
     attention,
     columns,
@@ -36,6 +37,7 @@ from jitgen.bench import (
     suite,
     timing,
 )
+from jitgen import settings
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compilers import host
@@ -204,7 +206,7 @@ def test_torch_compile_writes_every_output() -> None:
 
 
 AHEAD = """
-from jitgen.bench import ahead, measurement, rows, streaming
+from bench import ahead, measurement, rows, streaming
 from torch._dynamo.utils import counters
 
 bench = measurement.Bench("cpu", elements=2**15, budget=0.0, compile_peer=True, repeats=1)
@@ -240,7 +242,7 @@ def _no_inputs(*_: Any) -> tuple[torch.Tensor, ...]:
 
 def test_cases_compiled_ahead_can_be_sent_to_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_free_memory", lambda: 138 * GIB)
-    assert set(suite.AHEAD) <= set(suite.GROUPS)
+    assert set(suite.AHEAD) <= set(suite.RUNS)
     for cases in suite.AHEAD.values():
         for bench in (TINY, H200):
             assert pickle.loads(pickle.dumps(list(cases(bench))))
@@ -418,8 +420,17 @@ def test_sizes_stand_side_by_side_in_a_table() -> None:
 
 
 def test_the_command_knows_the_groups() -> None:
-    assert set(suite.GROUPS) == {*cli.GROUPS, *suite.NOT_BY_DEFAULT}
+    assert set(suite.RUNS) == {*GROUPS, *NOT_BY_DEFAULT}
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2
+
+
+def test_the_command_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "checkout_directory", lambda: None)
+    for arguments in ([], ["rows", "--device", "cpu"]):
+        done = CliRunner().invoke(cli.command(), arguments)
+        assert done.exit_code == 1
+        assert cli.NEEDS_CHECKOUT in done.output
+    assert "needs a source checkout of jitgen" in CliRunner().invoke(cli.command(), ["--help"]).output
 
 
 def test_formats_are_timed_beside_int4() -> None:

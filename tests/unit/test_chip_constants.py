@@ -22,8 +22,8 @@ RECORDS = ("chips.py",)
 SPEC = {("spec.py", "_SHARED_KIB")}
 """Shared memory of a block for each compute capability: a number of a target, of which the records' tests say that the
 chips agree with it."""
-MEASURED_CHIPS = {"bench/chart.py", "device.py"}
-"""Files that may name a chip in code: a chart's labels, and the chip whose model stands for chips without a record."""
+MEASURED_CHIPS = {"device.py"}
+"""The file that may name a chip in code: the chip whose model stands for chips without a record."""
 CODE_NAMES = ("H200", "H100", "A100", "L4", "4090", "RTX_4090", "B200", "MI300X")
 
 

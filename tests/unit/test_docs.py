@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bench import chart, markdown
 from jitgen import _data, errors, settings
-from jitgen.bench import chart, markdown
 from jitgen.cli.group import jitgen as command_line
 from jitgen.compilers import host
 from jitgen.quant import describe
@@ -148,7 +148,7 @@ def test_the_table_of_formats_is_as_generated() -> None:
 
 
 def test_measured_pages_are_as_generated() -> None:
-    """``python -m jitgen.bench.markdown docs/measured`` writes them."""
+    """``python -m bench.markdown docs/measured`` writes them."""
     for name, content in markdown.pages(MEASURED).items():
         assert (MEASURED / name).read_text() == content, name
 

@@ -74,12 +74,11 @@ def literals(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STAGES])
 def test_nothing_else_names_a_family(name: str) -> None:
-    """A name that is also the IR's word for an operation says nothing about a family, nor does that of a benchmark.
+    """A name that is also the IR's word for an operation says nothing about a family.
 
     Nor does a value of a file's format, where it is another's word.
     """
     naming = [path.relative_to(JITGEN) for path in outside(name) if name in literals(path)]
-    naming = [path for path in naming if path != Path("cli/bench.py") and path.parts[0] != "bench"]
     assert [str(path) for path in naming if name not in FORMATS_WORDS.get(path, ())] == []
 
 

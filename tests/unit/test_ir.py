@@ -350,7 +350,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {"errors", "scratch", "settings", "spec"},
 }
 """What the modules of each package may import of jitgen, besides their own package."""
-OUTERMOST = {"api", "cli", "bench", "tune", "__main__"}
+OUTERMOST = {"api", "cli", "tune", "__main__"}
 
 
 def imports(path: Path) -> set[str]:

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from jitgen.bench import plots, suite
-from jitgen.bench.measurement import Measurement
+from bench import plots, suite
+from bench.measurement import Measurement
 from jitgen.cli.group import jitgen
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import jitgen
+from bench.command import bench
 from jitgen import pipeline, progress
-from jitgen.cli.bench import bench
 from jitgen.spec import host_target
 
 
@@ -113,6 +113,6 @@ def test_compiling_quantising_and_measuring_show_theirs(
     monkeypatch.setattr("jitgen.quant.modules.quantize", waits("quantising to int8, 1 of 1 weights: 0"))
     with pytest.raises(Waited):
         jitgen.quantize_(torch.nn.Sequential(torch.nn.Linear(32, 32)), "int8")
-    monkeypatch.setattr("jitgen.bench.suite.run", waits("measuring"))
+    monkeypatch.setattr("bench.suite.run", waits("measuring"))
     with pytest.raises(Waited):
         bench.main(["streaming", "--quick", "--device", "cpu"], standalone_mode=False)

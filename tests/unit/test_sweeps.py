@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.bench import prebuild, products, reductions, sweep
-from jitgen.bench.measurement import Bench, Measurement
+from bench import prebuild, products, reductions, sweep
+from bench.measurement import Bench, Measurement
 
 GPU = Bench("cuda", 2**26, 0.1, False, 1, None, 7, 200)
 

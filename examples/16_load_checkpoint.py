@@ -1,6 +1,6 @@
 """Checkpoints of other programs: a GPTQ, a GGUF and a compressed-tensors file are made here, loaded, run and compared.
 
-Run:   python examples/17_load_checkpoint.py      (needs safetensors)
+Run:   python examples/16_load_checkpoint.py      (needs safetensors)
 Shows: that a loaded weight has the numbers of the file, to the bit; the format that was chosen for each; a model filled
        from a file; what a damaged file says.
 """

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from jitgen.bench.measurement import Bench
-from jitgen.bench.streaming import Case, compiled, one_set
+from bench.measurement import Bench
+from bench.streaming import Case, compiled, one_set
 
 
 def compile_ahead(cases: Iterable[Case], bench: Bench, jobs: int) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.products import GROUP, MAX_COPIES, Product, linear, product_error
-from jitgen.bench.timing import Call, medians
+from bench.measurement import Bench, Measurement
+from bench.products import GROUP, MAX_COPIES, Product, linear, product_error
+from bench.timing import Call, medians
 from jitgen.quant.formats import FORMATS, find
 from jitgen.quant.qtensor import QTensor
 from jitgen.spec import dtype_name

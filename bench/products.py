@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement, relative_error
-from jitgen.bench.timing import Call, medians, trial
+from bench.measurement import Bench, Measurement, relative_error
+from bench.timing import Call, medians, trial
 from jitgen.quant.formats import find
 from jitgen.quant.layouts.portable import unpack_codes
 from jitgen.quant.qtensor import QTensor

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.prebuild import Build, gpu_target, prebuild
-from jitgen.bench.products import GROUP, Product, linear, measure
+from bench.measurement import Bench, Measurement
+from bench.prebuild import Build, gpu_target, prebuild
+from bench.products import GROUP, Product, linear, measure
 
 FORMATS: tuple[str | None, ...] = ("int4", None)
 """The weights of a sweep: W4A16 with groups of ``GROUP``, and dense ones of the activation's dtype."""

@@ -18,7 +18,7 @@ from html import escape
 from itertools import cycle
 from typing import Any
 
-from jitgen.bench.chart import COLOURS, Bars, bars_svg
+from bench.chart import COLOURS, Bars, bars_svg
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 430, 70, 150, 40, 50
 FEW, MANY = (47, 111, 179), (217, 130, 43)

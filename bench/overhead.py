@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement, relative_error
-from jitgen.bench.timing import host_medians
+from bench.measurement import Bench, Measurement, relative_error
+from bench.timing import host_medians
 from jitgen.compilers import routes
 from jitgen.spec import KernelSource, host_target
 
@@ -80,7 +80,7 @@ def _peers(bench: Bench, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) ->
         peers["empty_like + ctypes"] = lambda: (torch.empty_like(x), empty(*pointers))
     else:
         peers["driver launch"] = _empty_launch()
-        from jitgen.bench.triton_add import add as triton_add
+        from bench.triton_add import add as triton_add
 
         peers["Triton launch"] = lambda: triton_add[(1,)](x, y, out, ELEMENTS, BLOCK=ELEMENTS)
     if bench.compile_peer:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.products import GROUP
+from bench.measurement import Bench, Measurement
+from bench.products import GROUP
 from jitgen.quant.formats import find
 
 NAMES = ("int4", "uint4", "uint4.floatzeros", "fp4_e2m1", "nf4", "mxfp4", "nvfp4", "int8", "fp8_e4m3", "int2", "int3")

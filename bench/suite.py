@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import (
+from bench import (
+    GROUPS,
     ahead,
     attention,
     batched,
@@ -22,10 +23,10 @@ from jitgen.bench import (
     streaming,
     sweep,
 )
-from jitgen.bench.measurement import Bench, Measurement
+from bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
-GROUPS = {
+RUNS = {
     "streaming": streaming.run,
     "rows": rows.run,
     "columns": columns.run,
@@ -41,8 +42,6 @@ GROUPS = {
     "formats": formats.run,
     "packing": packing.run,
 }
-NOT_BY_DEFAULT = ("sweep", "formats", "packing", "compiles")
-"""The groups that run only where they are named."""
 SWEEPS = {"products": sweep.run, "attention": attention.sweep, "reductions": reductions.sweep}
 """What ``sweep`` together with the name of a group draws; alone it draws products."""
 AHEAD = {
@@ -84,16 +83,16 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
 
     ``jobs``: if above 1, that many processes first compile what torch.compile needs for the groups in ``AHEAD``.
     """
-    default = [name for name in GROUPS if name not in NOT_BY_DEFAULT]
+    default = GROUPS
     if jobs > 1 and bench.compile_peer:
         ahead.compile_ahead(
             [case for name in names or default if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
         )
-    groups = GROUPS
+    runs = RUNS
     if "sweep" in names and len(names) > 1:
-        names, groups = [name for name in names if name != "sweep"], SWEEPS
+        names, runs = [name for name in names if name != "sweep"], SWEEPS
         unknown = ", ".join(name for name in names if name not in SWEEPS)
         if unknown:
             raise UnsupportedError(f"bench: no sweep of {unknown}; there is one of {', '.join(SWEEPS)}")
     for name in names or default:
-        yield from groups[name](bench)
+        yield from runs[name](bench)

@@ -17,6 +17,22 @@ Measurement``::
     packing     quantising weights into the layout that kernels read; only where it is named
     coldstart   the time of a first call in a new process, with an empty store and from the store
 
-Peers run in the same process on the same data, alternating with jitgen. This package is outermost: only
-``cli/bench.py`` imports it.
+Peers run in the same process on the same data, alternating with jitgen. ``command`` is the command; ``jitgen/cli``
+runs it where jitgen is imported from this checkout. The package is no part of the wheel.
 """
+
+GROUPS = (
+    "streaming",
+    "rows",
+    "columns",
+    "reductions",
+    "products",
+    "batched",
+    "attention",
+    "intensity",
+    "overhead",
+    "coldstart",
+)
+"""The groups that run where nothing is named."""
+NOT_BY_DEFAULT = ("sweep", "formats", "packing", "compiles")
+"""The groups that run only where they are named."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import Case, measure_all
+from bench.measurement import Bench, Measurement
+from bench.streaming import Case, measure_all
 
 
 def column_sum(x: torch.Tensor) -> torch.Tensor:

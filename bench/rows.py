@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import COPIED, Case, Result, measure_all
+from bench.measurement import Bench, Measurement
+from bench.streaming import COPIED, Case, Result, measure_all
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 151936)
 CPU_LENGTHS = tuple(length for length in LENGTHS if length != 32768)

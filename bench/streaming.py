@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement, relative_error
-from jitgen.bench.timing import medians
+from bench.measurement import Bench, Measurement, relative_error
+from bench.timing import medians
 from jitgen.spec import dtype_name
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]

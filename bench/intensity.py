@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import Case, measure
+from bench.measurement import Bench, Measurement
+from bench.streaming import Case, measure
 
 REPEATS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

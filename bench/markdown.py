@@ -1,6 +1,6 @@
 """The tables of docs/measured and the chart of README, made from the JSON of ``jitgen bench``.
 
-``python -m jitgen.bench.markdown docs/measured`` writes a page beside every JSON file of that directory, and the chart.
+``python -m bench.markdown docs/measured`` writes a page beside every JSON file of that directory, and the chart.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitgen.bench import attention, chart
-from jitgen.bench.measurement import duration
+from bench import attention, chart
+from bench.measurement import duration
 
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
 """The rates a row may have, each with the unit of its billions; the last one that it has is printed."""
@@ -88,7 +88,7 @@ def _table(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
 
 def page(path: Path) -> str:
     """The page of one file of measurements."""
-    title = f"# {path.stem}\n\nMade from [{path.name}]({path.name}) by `python -m jitgen.bench.markdown`; "
+    title = f"# {path.stem}\n\nMade from [{path.name}]({path.name}) by `python -m bench.markdown`; "
     title += "[how it was measured](README.md).\n\n"
     return title + tables(json.loads(path.read_text())) + "\n"
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.prebuild import Build, gpu_target, prebuild
-from jitgen.bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
-from jitgen.bench.streaming import Case, measure, measure_all
+from bench.measurement import Bench, Measurement
+from bench.prebuild import Build, gpu_target, prebuild
+from bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
+from bench.streaming import Case, measure, measure_all
 
 
 def total(x: torch.Tensor) -> torch.Tensor:

@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.measurement import Bench, Measurement
 from jitgen import settings
-from jitgen.bench.measurement import Bench, Measurement
 from jitgen.compilers import routes
 
 _SCRIPT = Path(__file__).with_name("first_call.py")
-_PACKAGE = Path(__file__).resolve().parents[2]
+_CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
@@ -81,7 +81,7 @@ def _process(backend: str, device: str, store: str | None = None, kernel: str = 
         environment["JITGEN_CACHE_DIR"] = store or f"{private}/store"
         # The peers' caches must be empty as well.
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{private}/inductor", "TRITON_CACHE_DIR": f"{private}/triton"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment["PYTHONPATH"] = os.pathsep.join([str(_CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
         # As text, because the directory of a script is first on the path, where this package's modules would shadow
         # others of the same name.
         command = [sys.executable, "-c", _SCRIPT.read_text(), backend, device, kernel]

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 import jitgen
-from jitgen.bench.measurement import Bench, Measurement, relative_error
-from jitgen.bench.timing import medians
+from bench.measurement import Bench, Measurement, relative_error
+from bench.timing import medians
 from jitgen.spec import dtype_name
 
 SHAPES = ((64, 512, 512, 64), (32, 2048, 128, 2048), (32, 2048, 2048, 128), (256, 128, 128, 128), (64, 1, 4096, 128))

@@ -10,7 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from jitgen.bench.measurement import duration
+from bench.measurement import duration
 
 
 @dataclass(frozen=True)

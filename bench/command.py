@@ -1,0 +1,112 @@
+"""``jitgen bench`` prints a table of measurements, and writes JSON with everything needed to repeat them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench import GROUPS, NOT_BY_DEFAULT
+from jitgen import progress
+from jitgen.cli.show import print_table
+
+if TYPE_CHECKING:
+    from bench.measurement import Measurement
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, *NOT_BY_DEFAULT)))
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
+@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Also write SVG plots to this folder.")
+@click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
+@click.option("--backend", type=click.Choice(["cuda", "triton", "cpp"]), help="Default: all that the device has.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
+@click.option("--cases", type=click.IntRange(1), default=40, show_default=True, help="How many sizes sweep draws.")
+@click.option("--commit", help="The commit to record; default: the checkout's.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, hidden=True, help="Compile torch.compile's in so many first."
+)
+def bench(
+    names: tuple[str, ...],
+    device: str | None,
+    path: Path | None,
+    plot: Path | None,
+    quick: bool,
+    backend: str | None,
+    seed: int,
+    cases: int,
+    commit: str | None,
+    jobs: int,
+) -> None:
+    """Time generated kernels and their peers in this process.
+
+    NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products of
+    random sizes, and with the name of a group, attention or reductions, cases of that group.
+    """
+    from bench import attention, formats, packing, reductions, sweep
+    from bench.measurement import environment
+    from bench.suite import configure, run
+
+    configuration = configure(device, quick, backend, seed, cases)
+    facts = environment(configuration, commit)
+    click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
+    measurements = []
+    with progress.line("measuring") as say:
+        for measurement in run(configuration, names, jobs):
+            measurements.append(measurement)
+            case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
+            say(f"{len(measurements)} done, the last {case}")
+            if path is not None:  # after each, so that a run that is stopped has lost nothing
+                _write(path, facts, measurements)
+    if plot is not None:
+        _draw(plot, measurements)
+    print_table(
+        ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
+    )
+    for module in (sweep, attention, reductions, formats, packing):
+        for line in module.summary(measurements):
+            click.echo(line)
+
+
+def _write(path: Path, facts: dict[str, Any], measurements: Sequence[Measurement]) -> None:
+    """Write or replace ``path``, which is whole at any time."""
+    content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(path.name + ".part")
+    written.write_text(json.dumps(content, indent=1) + "\n")
+    written.replace(path)
+
+
+def _draw(directory: Path, measurements: Sequence[Measurement]) -> None:
+    """Write the plots of ``measurements``."""
+    from bench.plots import plots
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in plots([measurement.to_json() for measurement in measurements]).items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def _row(measurement: Measurement) -> tuple[str, ...]:
+    """The cells of a measurement. A peer is shown by its time as a multiple of jitgen's."""
+    from bench.measurement import duration
+
+    own = measurement.seconds["jitgen"]
+    rates = []
+    if measurement.moved:
+        rates.append(f"{measurement.moved / own / 1e9:.1f} GB/s")
+    if measurement.flops:
+        rates.append(f"{measurement.flops / own / 1e9:.0f} GFLOP/s")
+    return (
+        measurement.group,
+        measurement.name,
+        measurement.backend,
+        measurement.dtype,
+        duration(own),
+        ", ".join(rates),
+        "" if measurement.error is None else f"{measurement.error:.1e}",
+        ", ".join(f"{peer} {ratio:.2f}x" for peer, ratio in measurement.ratios.items()),
+    )
