@@ -145,15 +145,6 @@ def _nvrtc() -> Iterator[Row]:
         yield _found("headers", name, versions, nvrtc.missing((package,)) or "")
 
 
-def _cute() -> Iterator[Row]:
-    from jitgen.compilers import cute, nvrtc
-
-    if nvrtc.toolchain(cute.PACKAGES) is not None:  # what is missing has a row already
-        found = cute.problem()
-        state = Row("headers", "CuTe", OK, "compiles") if found is None else None
-        yield state or Row("headers", "CuTe", NOTE, f"does not compile: {found}", f"no kernel needs it; {cute.REMEDY}")
-
-
 def _load_inline() -> Iterator[Row]:
     from torch.utils import cpp_extension
 
@@ -252,7 +243,6 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
     ("compile", _host_compiler),
     ("compile", _triton),
     ("compile", _nvrtc),
-    ("headers", _cute),
     ("tools", _load_inline),
     ("tools", _disassembler),
     ("store", _store),
