@@ -11,7 +11,7 @@ No family is named here. They are called in the order of ``families/registry.py`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -78,6 +78,21 @@ class Step(NamedTuple):
 
     number: int
     change: int | None = None
+
+
+def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
+    """Steps that wait for one another, the first of which waits for the second and so on around; empty where every step
+    can come after those that ``after`` names for it."""
+    left = {step: before & after.keys() for step, before in after.items()}
+    while ready := [step for step, before in left.items() if not before & left.keys()]:
+        for step in ready:
+            del left[step]
+    if not left:
+        return []
+    path = [next(iter(left))]
+    while path[-1] not in path[:-1]:
+        path.append(next(before for before in left if before in left[path[-1]]))
+    return path[path.index(path[-1]) : -1]
 
 
 class Partitioner:
@@ -401,9 +416,34 @@ class Partitioner:
         if left:
             self.depends_on_strides()
             self.updated -= {index for index in self.updated if any(_is_scatter_of(results[p], index) for p in left)}
-            copies = self._regions([self.materialize(results[p]) for p in left], [memories[p] for p in left])
+            apart = self._unwritable(regions, memories)
+            values = [self._apart(results[p]) if p in apart else self.materialize(results[p]) for p in left]
+            copies = self._regions(values, [memories[p] for p in left])
             legal = _without(legal, left) + _renumbered(copies, left)
         return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
+
+    def _unwritable(self, regions: Sequence[Region], memories: Sequence[Strided]) -> set[int]:
+        """The results that ``regions`` could not write to contiguous memory either, because of the views behind them: a
+        temporary of the result would not be written in place, and one of what the views are of is."""
+        plain = [Strided(memory.sizes, contiguous_strides(memory.sizes)) for memory in memories]
+        stores = [store for region in regions for store in region.stores]
+        return {store.result for store in stores if self.written(store, plain[store.result]) is None}
+
+    def _apart(self, value: Node) -> Node:
+        """``value`` computed from temporaries: by its own operation, or by its pointwise operations and the views they
+        read. Each temporary holds strictly less than ``value``, so such values always have an order."""
+        memo: dict[int, Node] = {}
+        stack, seen = list(value.inputs), set()
+        while stack:
+            node = under_views(stack.pop())
+            if id(node) in seen or not node.inputs or node.op == "dequantize":
+                continue
+            seen.add(id(node))
+            if is_pointwise(value) and is_pointwise(node):
+                stack.extend(node.inputs)
+            else:
+                memo[id(node)] = self.materialize(node)
+        return self.mover.substituted(value, memo)
 
     def _stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
         """(steps, regions) of the temporaries and of early updates, in an order in which each comes after what it
@@ -421,32 +461,27 @@ class Partitioner:
             waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
             after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
             changes[index] = set(steps)
-        most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
         together: dict[Step, list[Step]] = {}
         leader: dict[Step, Step] = {}
-        for position, value in enumerate(self.values):  # which grow meanwhile
-            if position == most:
-                raise self._endless([value])
-            if Step(position) in leader:
-                continue
-            numbers = next((each for each in self.joined if each[0] == position), (position,))
-            numbers = tuple(number for number in numbers if Step(number) not in leader)
-            nodes = [self.values[number] for number in numbers]
-            memories = [Strided(sizes, contiguous_strides(sizes)) for sizes in map(self._sizes, nodes)]
-            together[Step(position)] = list(map(Step, numbers))
-            leader |= dict.fromkeys(together[Step(position)], Step(position))
-            waiting[Step(position)] = self._regions(nodes, memories)
+        self._compute_values(waiting, together, leader)
         for position in range(len(self.values)):
             if together.get(Step(position)) == [Step(position)]:
                 waiting[Step(position)] = self._with_known_products(position, waiting) or waiting[Step(position)]
-        for step, regions in waiting.items():
-            read = {leader.get(each, each) for each in self._read_by(regions, changes)}
-            after[step] = after.get(step, set()) | read
+        apart: set[Step] = set()
+        while True:
+            behind = {
+                step: after.get(step, set()) | {leader.get(each, each) for each in self._read_by(regions, changes)}
+                for step, regions in waiting.items()
+            }
+            around = cycle(behind)
+            if not around:
+                break
+            self._break(around, waiting, together, leader, apart)
+            self._compute_values(waiting, together, leader)
+        after = behind
         ordered: list[tuple[list[Step], list[Region]]] = []
         while waiting:
             ready = [step for step in waiting if not after[step] & waiting.keys()]
-            if not ready:
-                raise self._endless([self.values[step.number] for step in waiting if step.change is None])
             # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
             first, *others = ready
@@ -466,6 +501,59 @@ class Partitioner:
             ordered.append((steps, regions))
         return ordered
 
+    def _compute_values(
+        self, waiting: dict[Step, list[Region]], together: dict[Step, list[Step]], leader: dict[Step, Step]
+    ) -> None:
+        """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need.
+
+        Args:
+            together: for each step of temporaries, those that its regions compute.
+            leader: for each temporary, the step that computes it.
+        """
+        most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
+        for position, value in enumerate(self.values):  # which grow meanwhile
+            if position == most:
+                raise self._endless([value])
+            if Step(position) in leader:
+                continue
+            numbers = next((each for each in self.joined if each[0] == position), (position,))
+            numbers = tuple(number for number in numbers if Step(number) not in leader)
+            together[Step(position)] = list(map(Step, numbers))
+            leader |= dict.fromkeys(together[Step(position)], Step(position))
+            waiting[Step(position)] = self._regions_in_memory([self.values[number] for number in numbers])
+
+    def _regions_in_memory(self, values: Sequence[Node]) -> list[Region]:
+        """The regions that compute ``values`` into contiguous memory."""
+        return self._regions(values, [Strided(sizes, contiguous_strides(sizes)) for sizes in map(self._sizes, values)])
+
+    def _break(
+        self,
+        around: Sequence[Step],
+        waiting: dict[Step, list[Region]],
+        together: dict[Step, list[Step]],
+        leader: dict[Step, Step],
+        apart: set[Step],
+    ) -> None:
+        """Changes how one of the steps ``around``, which wait for one another, is computed: each of its temporaries by
+        itself where it has several, else from temporaries of its operands.
+
+        Args:
+            waiting, together, leader: as in ``_compute_values``.
+            apart: the steps that are computed from temporaries of their operands already.
+        """
+        joined = next((step for step in around if len(together.get(step, ())) > 1), None)
+        if joined is not None:
+            for step in together[joined]:
+                together[step], leader[step] = [step], step
+                waiting[step] = self._regions_in_memory([self.values[step.number]])
+            return
+        temporaries = [step for step in around if step.change is None]
+        first = next((step for step in temporaries if step not in apart), None)
+        if first is None:
+            raise self._endless([self.values[step.number] for step in temporaries])
+        apart.add(first)
+        waiting[first] = self._regions_in_memory([self._apart(self.values[first.number])])
+
     def _with_known_products(self, position: int, waiting: Mapping[Step, Sequence[Region]]) -> list[Region] | None:
         """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
         second kernel would compute the product again. None where there is none, or where they need new temporaries."""
@@ -481,8 +569,8 @@ class Partitioner:
             for node in products
             if id(node) in known
         }
-        count, sizes = len(self.values), self._sizes(value)
-        regions = self._regions([self.mover.substituted(value, memo)], [Strided(sizes, contiguous_strides(sizes))])
+        count = len(self.values)
+        regions = self._regions_in_memory([self.mover.substituted(value, memo)])
         if len(self.values) > count:
             del self.values[count:], self.temporaries[count:]
             first_new = len(self.graph.inputs) + count
