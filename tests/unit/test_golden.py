@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Spec = jitgen.TensorSpec
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
@@ -37,7 +37,7 @@ def quantize_row(x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     return (x.float() * inverse[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def causal(scores: torch.Tensor) -> torch.Tensor:
+def causal_mask(scores: torch.Tensor) -> torch.Tensor:
     rows, columns = torch.arange(scores.shape[0])[:, None], torch.arange(scores.shape[1])
     return scores.masked_fill(rows < columns, float("-inf"))
 
@@ -76,13 +76,27 @@ def sampled(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, tor
     return values, indices
 
 
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Attention of one new row of each sequence over a cache, of which a tensor says how much is filled."""
+    mask = torch.arange(k.shape[-2]) < lengths[:, None, None, None]
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+
 def alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
     i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
     scores = q @ k.transpose(-1, -2) * 0.125 + slopes[:, None, None] * (j - i)
     return torch.softmax(scores.masked_fill(j > i, float("-inf")), -1) @ v
 
 
-def weights_gradient(
+def keys_and_values_gradient(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, top: torch.Tensor, total: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dK and dV of causal attention whose results are orthogonal to their gradients."""
@@ -96,9 +110,9 @@ def weights_gradient(
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
-    "swiglu.cpp": (swiglu, (Spec(("M", 1024), half),), "cpp", "x86-64-v4"),
-    "swiglu.cu": (swiglu, (Spec(("M", 1024), half),), "cuda", "sm_90a"),
-    "swiglu.py": (swiglu, (Spec(("M", 1024), half),), "triton", "sm_90a"),
+    "silu_and_mul.cpp": (silu_and_mul, (Spec(("M", 1024), half),), "cpp", "x86-64-v4"),
+    "silu_and_mul.cu": (silu_and_mul, (Spec(("M", 1024), half),), "cuda", "sm_90a"),
+    "silu_and_mul.py": (silu_and_mul, (Spec(("M", 1024), half),), "triton", "sm_90a"),
     "rope.cu": (rope, (Spec(("B", "S", 128), half), Spec(("S", 128), half), Spec(("S", 128), half)), "cuda", "sm_80"),
     "rope.py": (
         rope,
@@ -117,8 +131,27 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "softmax.cpp": (softmax, (Spec(("M", "N"), half),), "cpp", "x86-64-v4"),
     "softmax.cu": (softmax, (Spec((100_000, 64), half),), "cuda", "sm_90a"),
     "column_softmax.cu": (column_softmax, (Spec((512, 4096), half),), "cuda", "sm_90a"),
-    "causal.cpp": (causal, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
+    "causal_mask.cpp": (causal_mask, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
     "mlp_up.cu": (mlp_up, (Spec((1, 4096), half), *2 * [INT4]), "cuda", "sm_90a"),
+    "mlp_up_of_many_rows.cu": (mlp_up, (Spec((512, 4096), half), *2 * [INT4]), "cuda", "sm_90a"),
+    "linear.cu": (
+        linear,
+        (Spec((1000, 4096), half), Spec((6144, 4096), half), Spec((6144,), half)),
+        "cuda",
+        "sm_90a",
+    ),
+    "causal_attention.cu": (
+        causal_attention,
+        (Spec((2, 32, 1000, 128), half), *2 * [Spec((2, 8, 1000, 128), half)]),
+        "cuda",
+        "sm_90a",
+    ),
+    "decode.cu": (
+        decode,
+        (Spec((4, 32, 1, 128), half), *2 * [Spec((4, 8, 4096, 128), half)], Spec((4,), torch.int64)),
+        "cuda",
+        "sm_90a",
+    ),
     "mlp_down.py": (
         mlp_down,
         (Spec((64, 14336), half), Spec((4096, 14336), half, format="int4", group_size=128), Spec((64, 4096), half)),
@@ -142,13 +175,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "alibi.cpp": (alibi, (*3 * [Spec((2, 8, "N", 64), half)], Spec((8,), half)), "cpp", "x86-64-v4"),
     "alibi.cu": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "cuda", "sm_90a"),
     "alibi.py": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "triton", "sm_90a"),
-    "weights_gradient.cu": (
-        weights_gradient,
+    "keys_and_values_gradient.cu": (
+        keys_and_values_gradient,
         (*4 * [Spec((2, 8, 1024, 64), half)], *2 * [Spec((2, 8, 1024, 1), single)]),
         "cuda",
         "sm_90a",
     ),
-    "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
+    "causal_mask.py": (causal_mask, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 
 

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: swiglu, template elementwise/elementwise.cu.j2
+// jitgen 0.1.0: silu_and_mul, template elementwise/elementwise.cu.j2
 // target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 // stages: map
 #include <jitgen/storage.cuh>
@@ -59,7 +59,7 @@ __device__ __forceinline__ void region0(
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+jitgen_silu_and_mul(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
   // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
   // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
   jitgen::previous_kernel_wait();

@@ -1,4 +1,4 @@
-# jitgen 0.1.0: swiglu, template elementwise/elementwise.py.j2
+# jitgen 0.1.0: silu_and_mul, template elementwise/elementwise.py.j2
 # target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 # stages: map
 import triton
@@ -33,7 +33,7 @@ def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
 
 
 @triton.jit
-def jitgen_swiglu(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
+def jitgen_silu_and_mul(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

@@ -1,0 +1,258 @@
+// jitgen 0.1.0: causal_attention, template attention/attention.cu.j2
+// target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 2 stages of 128 keys
+// stages: contract over d; map; 2 x reduce over n; contract over n; map
+// (s0_0, s1_1, (s0_1 // s1_1), s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/attention_wgmma.cuh>
+
+using Index = int32_t;
+
+struct Config {
+  using Key = jitgen::bfloat16;
+  using Value = jitgen::bfloat16;
+  static constexpr int warpgroups = 2;
+  static constexpr int keys = 128;
+  static constexpr int depth = 128;
+  static constexpr int width = 128;
+  static constexpr int stages = 2;
+  static constexpr int staged = 32;
+  static constexpr int most_splits = 1;
+  static constexpr bool query_copied = true;
+  static constexpr bool key_copied = true;
+  static constexpr bool value_copied = true;
+  static constexpr bool masked = true;
+  static constexpr bool overlap = true;
+  static constexpr bool take_turns = true;
+};
+using Shape = jitgen::AttentionShape<Config>;
+static_assert(Shape::bytes == 185456, "shared memory as the launch has it");
+static_assert(Shape::threads == 384, "threads as the launch has them");
+
+struct Operands {
+  const jitgen::TensorMap& query_map;
+  const jitgen::TensorMap& key_map;
+  const jitgen::TensorMap& value_map;
+  const jitgen::bfloat16* p2;
+  const jitgen::bfloat16* p3;
+  const jitgen::bfloat16* p4;
+  jitgen::bfloat16* p5;
+  Index rows;
+  Index keys;
+  Index depth;
+  Index width;
+  Index b0;
+  Index b1;
+  Index o0;
+  Index s0_0;
+  Index s0_1;
+  Index s0_2;
+  Index s0_3;
+  Index o1;
+  Index s1_0;
+  Index s1_1;
+  Index s1_2;
+  Index s1_3;
+  Index s2_0;
+  Index s2_1;
+  Index s2_2;
+  Index s2_3;
+  Index s3_0;
+  Index s3_1;
+  Index s3_2;
+  Index s3_3;
+  Index s4_0;
+  Index s4_1;
+  Index s4_2;
+  Index s4_3;
+  Index s5_0;
+  Index s5_1;
+  Index s5_2;
+  Index s5_3;
+  float a0;
+  static constexpr int ranges = 1;
+
+  // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
+  struct Task {
+    Index z0;
+    Index z1;
+    Index at0;
+    Index at1;
+    Index at2;
+    Index at3;
+    Index at4;
+    Index at5;
+  };
+  // The ends of what the rows of a block have.
+  struct Block {
+    jitgen::Ends x1;
+  };
+  // What a thread's rows r and r + 8 have.
+  struct Rows {
+    Index x1[2];
+  };
+
+  JITGEN_DEVICE int tasks() const { return int(b0 * b1); }
+  JITGEN_DEVICE Index packed_rows() const { return rows; }
+
+  JITGEN_DEVICE Task task(int number) const {
+    Task found;
+    const Index z0 = number / (b1);
+    found.z0 = z0;
+    const Index z1 = number % b1;
+    found.z1 = z1;
+    found.at0 = o0 + z0 * s0_0 + z1 * s0_1;
+    found.at1 = o1 + z0 * s1_0 + z1 * s1_1;
+    found.at2 = z0 * s2_0 + z1 * s2_1;
+    found.at3 = z0 * s3_0 + z1 * s3_1;
+    found.at4 = z0 * s4_0 + z1 * s4_1;
+    found.at5 = z0 * s5_0 + z1 * s5_1;
+    return found;
+  }
+
+  // Called by whole warps.
+  JITGEN_DEVICE Block rows_of_block(const Task& task, int first, int count) const {
+    Block found;
+    const Index last = Index(jitgen::lesser(int64_t(first) + count, packed_rows())) - 1;
+    {
+      jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
+      for (int end = 0; end < 2; ++end) {
+        const Index row = end ? last : Index(first);
+        const Index m = row;
+        const int64_t value = int64_t(task.at1 + m * s1_2);
+        ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
+      }
+      found.x1 = ends;
+    }
+    return found;
+  }
+
+  // Bit 0: some score of the tile is seen; bit 1: all are.
+  template <int tile_keys>
+  JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
+    const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
+    const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
+    const int64_t low_of1 = block.x1.low, high_of1 = block.x1.high;
+    const int64_t from0 = task.at0 + first * s0_3, to0 = task.at0 + last * s0_3;
+    const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
+    const int64_t low0 = low_of0;
+    const int64_t high0 = high_of0;
+    const int64_t low1 = low_of1;
+    const int64_t high1 = high_of1;
+    const bool may2 = high0 > low1;
+    const bool must2 = low0 > high1;
+    const bool hidden = must2;
+    const bool open = (may2 == false);
+    return hidden ? 0u : open && whole ? 3u : 1u;
+  }
+
+  JITGEN_DEVICE Rows rows_of_thread(const Task& task, int first) const {
+    Rows found;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
+      const Index m = row;
+      found.x1[r] = task.at1 + m * s1_2;
+    }
+    return found;
+  }
+
+  // A positive number that scores are still to be multiplied with.
+  JITGEN_DEVICE float scale_of_scores() const {
+    return a0;
+  }
+  JITGEN_DEVICE bool is_folded() const {
+    const float scale = scale_of_scores();
+    return scale > 0.0f && scale < -jitgen::minus_infinity();
+  }
+  JITGEN_DEVICE float fold() const { return is_folded() ? scale_of_scores() : 1.0f; }
+  // From products to scores: those of a thread of a wgmma, whose first column is `first`.
+  template <int n>
+  JITGEN_DEVICE void open_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+    if (!is_folded()) {
+      const float scale = scale_of_scores();
+#pragma unroll
+      for (int i = 0; i < n; ++i) scores[i] *= scale;
+    }
+  }
+  template <int n>
+  JITGEN_DEVICE void masked_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+    if (!is_folded()) {
+      const float scale = scale_of_scores();
+#pragma unroll
+      for (int i = 0; i < n; ++i) scores[i] *= scale;
+    }
+    const int live = jitgen::bound_of(int64_t(keys) - first);
+    int bound2[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t s1 = int32_t(of_rows.x1[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.at0 + first))), live - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+        const float acc0 = score;
+        const bool s2 = i / 2 * 8 + i % 2 > bound2[r];
+        const float s3 = -__int_as_float(0x7f800000);
+        const float s5 = s2 ? s3 : acc0;
+        score = s5;
+      }
+    }
+  }
+
+  JITGEN_DEVICE void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s2_0 != 0 ? int(task.z0) : 0, s2_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, query_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void copy_key(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s3_0 != 0 ? int(task.z0) : 0, s3_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, key_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void copy_value(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s4_0 != 0 ? int(task.z0) : 0, s4_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, value_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float top, float total) const {
+  }
+
+  // `live` neighbours from column e of a row, at most 8.
+  JITGEN_DEVICE void results(
+      const Task& task, int range, Index row, Index e, const float (&sums)[8], float top, float total, int live) const {
+    const Index m = row;
+    // A product over no keys is zero, whatever its factors.
+    const float v1 = keys == 0 ? 0.0f : top;
+    const float v12 = keys == 0 ? 1.0f : total;
+    const float v2 = -__int_as_float(0x7f800000);
+    const bool v3 = v1 == v2;
+    const float v4 = 0.0f;
+    const float v5 = v3 ? v4 : v1;
+    const float v6 = v1 - v5;
+    const float v7 = jitgen::coarse_exp(v6);
+    const float v9 = __int_as_float(0x7f800000);
+    const bool v10 = v1 == v9;
+    const float v11 = 1.0f;
+    const float v13 = v10 ? v11 : v12;
+    const float v14 = v13 * v7;
+    const float v15 = jitgen::reciprocal(v14);
+    const float v16 = v3 ? v4 : v15;
+    jitgen::Vector<jitgen::bfloat16, 8> y5;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float acc1 = sums[j];
+      const float v8 = acc1 * v7;
+      const float v17 = v8 * v16;
+      y5[j] = jitgen::store<jitgen::bfloat16>(v17);
+    }
+    jitgen::store_vector(p5 + task.at5 + m * s5_2 + e, y5);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
+jitgen_causal_attention(const __grid_constant__ jitgen::TensorMap query_map, const __grid_constant__ jitgen::TensorMap key_map, const __grid_constant__ jitgen::TensorMap value_map, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, jitgen::bfloat16* p5, Index rows, Index keys, Index depth, Index width, Index b0, Index b1, Index o0, Index s0_0, Index s0_1, Index s0_2, Index s0_3, Index o1, Index s1_0, Index s1_1, Index s1_2, Index s1_3, Index s2_0, Index s2_1, Index s2_2, Index s2_3, Index s3_0, Index s3_1, Index s3_2, Index s3_3, Index s4_0, Index s4_1, Index s4_2, Index s4_3, Index s5_0, Index s5_1, Index s5_2, Index s5_3, float a0) {
+  const Operands operands = {query_map, key_map, value_map, p2, p3, p4, p5, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, s5_0, s5_1, s5_2, s5_3, a0};
+  jitgen::attention_wgmma<Config>(operands);
+}
