@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitgen.families.attention.backward.match import last_two, tile_products
+from jitgen.families.attention.backward.match import tile_products
+from jitgen.families.attention.rule.body import TileBuilder
 from jitgen.families.attention.rule.bounds import reachable
+from jitgen.families.attention.rule.views import last_two
 from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.regions import Region
@@ -50,18 +52,7 @@ class _ResultBuilder(BodyBuilder):
         return Contraction(instructions, (operand,), function.shape[-1], value.dtype, node.attrs[2])
 
 
-class _TileBuilder(BodyBuilder):
-    """Lowers what is computed over a tile of products."""
-
-    def __init__(self, of: BodyBuilder):
-        super().__init__(of.buffers, of.scalars)
-        self.operands, self._contractions = of.operands, of._contractions
-        self._load = self._iota = "score"
-
-    def _sees_rounded(self, node: Node, dtype: str) -> bool:
-        """As in the forward, where the scores of an attention are not rounded before a softmax in float32."""
-        return node.op != "cast" and super()._sees_rounded(node, dtype)
-
+class _TileBuilder(TileBuilder):
     def _contraction(self, node: Node) -> Contraction:
         left, right = node.inputs
         first, second = self._operand("left", left), self._operand("right", right)

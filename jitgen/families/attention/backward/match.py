@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.families.attention.rule.heads import with_split
+from jitgen.families.attention.rule.region import stops
+from jitgen.families.attention.rule.views import last_two
 from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
-
-STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
-"""Operations that no F computes: their results are in memory before the kernel, except the products T."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ def matched(result: Node) -> Streamed | None:
     behind = {id(node) for power in powers for node in at_own_coordinates(power, "contract")}
     if not any(id(node) in behind for node in inner):
         return None
-    if any(_is_of_own_rows(stop, inner) for stop in stops([function], inner)):
+    if any(_is_of_own_rows(stop, inner) for stop in stops([function], [*map(id, inner)])):
         return None  # as a forward is
     return Streamed(result, function, tuple(inner))
 
@@ -77,18 +76,6 @@ def streamed_in(values: Sequence[Node]) -> list[Streamed]:
 
 def _is_forward(of: Streamed) -> bool:
     return len(of.products) == 1 and linear_in(of.function) is not None
-
-
-def stops(roots: Sequence[Node], products: Sequence[Node]) -> list[Node]:
-    """The nodes that ``roots`` read and no kernel computes in a tile, ``products`` and what is behind them left out."""
-    found, stack, seen = [], list(roots), set(map(id, products))
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            found += [node] if node.op in STOPS else []
-            stack.extend(() if node.op in STOPS else node.inputs)
-    return found
 
 
 def _is_of_own_rows(stop: Node, products: Sequence[Node]) -> bool:
@@ -257,11 +244,6 @@ class _Orient:
     def _kept(self, product: Node) -> Node:
         self.tiles.add(id(product))
         return product
-
-
-def last_two(rank: int) -> tuple[Any, ...]:
-    """The movement that exchanges the last two dimensions of ``rank``."""
-    return "permute", (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _inside(function: Node) -> list[Node]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from jitgen.families.attention.backward.match import Streamed, last_two, stops, tile_products
+from jitgen.families.attention.backward.match import Streamed, tile_products
 from jitgen.families.attention.rule.heads import shared_heads, split_shape, with_split
+from jitgen.families.attention.rule.region import RegionBuilder, stops
+from jitgen.families.attention.rule.views import undone
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise, one_of, varying
-from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape, topological, under_views
-from jitgen.ir.regions import Axis, Movement, Region, Stage, Store
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
 
 NAME = "attention_backward"
-MOST_MOVEMENTS = 16
-"""Views behind a result that are undone; with more of them it is materialized."""
 
 
 def stages_of(products: int, results: int) -> tuple[Stage, ...]:
@@ -55,52 +52,8 @@ def end_of(of: Streamed, values: Sequence[Node]) -> Node:
 
 
 def store_of(position: int, value: Node, of: Streamed, values: Sequence[Node], mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of what ``of`` ends in, views behind it undone; None where it is something
-    else than that by pointwise operations."""
-    end = end_of(of, values)
-    movements: tuple[Movement, ...] = ()
-    while (view := _view_of(value, end)) is not None:
-        inverse = _inverse(view)
-        if inverse is None or len(movements) == MOST_MOVEMENTS:
-            return None
-        value, movements = mover.move(value, *inverse), (*movements, inverse)
-    if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.op)):
-        return None
-    behind = {id(end)}
-    for node in topological([value], known=frozenset(behind)):
-        if any(id(child) in behind for child in node.inputs):
-            behind.add(id(node))
-            if not is_pointwise(node):
-                return None
-    return Store(position, value, movements)
-
-
-def _view_of(root: Node, end: Node) -> Node | None:
-    """The first view of ``end`` that is reached from ``root`` through pointwise nodes."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "view":
-            if under_views(node) is end:
-                return node
-        elif is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-    return None
-
-
-def _inverse(view: Node) -> Movement | None:
-    """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
-    kind, *parameters = view.attrs
-    shape = view.inputs[0].shape
-    if kind == "permute":
-        (order,) = parameters
-        return ("permute", tuple(order.index(dim) for dim in range(len(order)))), shape
-    if kind in ("squeeze", "unsqueeze"):
-        return ("unsqueeze" if kind == "squeeze" else "squeeze", *parameters), shape
-    return (("reshape",), shape) if kind == "reshape" else None
+    """The store of ``value`` in the shape of what ``of`` ends in; see ``views.undone``."""
+    return undone(position, value, end_of(of, values), mover)
 
 
 # -------------------------------------------------------------------------------------------------------- the region
@@ -111,20 +64,13 @@ def region_of(of: Streamed, stores: Sequence[Store], partition: Partition) -> Re
     return _Builder(of, partition).region(stores)
 
 
-class _Builder:
-    """What one region is made of.
-
-    Attributes:
-        lead: the sizes before the tile.
-        split: the dimension of heads that is split, because operands are shared by neighbouring ones.
-    """
-
+class _Builder(RegionBuilder):
     def __init__(self, of: Streamed, partition: Partition):
-        self.of, self.partition, self.mover = of, partition, partition.mover
-        self.make = partition.mover.builder.make
-        self.lead = of.function.shape[:-2]
+        lead = of.function.shape[:-2]
         operands = [child for product in of.products for child in product.inputs]
-        self.split = shared_heads([*operands, of.result.inputs[1], of.function], self.lead, self.mover)
+        heads = shared_heads([*operands, of.result.inputs[1], of.function], lead, partition.mover)
+        super().__init__(partition, lead, heads)
+        self.of = of
 
     def region(self, stores: Sequence[Store]) -> Region:
         of = self.of
@@ -132,9 +78,9 @@ class _Builder:
         rows, streamed = of.function.shape[-2:]
         tiles = {id(product): self._tile(product, lead) for product in of.products}
         function = self._in_place(of.function, tiles)
-        value = self._in_memory(of.result.inputs[1], transposed=True)
+        value = self.in_memory(self.over_split(of.result.inputs[1]), transposed=True)
         width = of.result.shape[-1]
-        result = self._product(of.result, function, value, (*lead, rows, width))
+        result = self.product(of.result, function, value, (*lead, rows, width))
         found: list[Store] = []
         summed: set[int] = set()
         for store in stores:
@@ -178,7 +124,7 @@ class _Builder:
     def _store(self, store: Store, end: Node, memo: dict[int, Node]) -> Store:
         hole = self.make("input", (), end.dtype, end.shape, (-1,))
         value = self.mover.substituted(store.value, {id(end): hole})
-        read = {id(node): self.partition.materialize(node) for node in stops([value], [hole])}
+        read = {id(node): self.partition.materialize(node) for node in stops([value], [id(hole)])}
         value = self.mover.substituted(value, read)
         split = self.split
         if split is None:
@@ -192,16 +138,9 @@ class _Builder:
 
     # -------------------------------------------------------------------------------------------------------- operands
 
-    def _split(self, node: Node) -> Node:
-        return with_split(node, self.split, self.mover)
-
     def _tile(self, product: Node, lead: Shape) -> Node:
-        left, right = (self._in_memory(child) for child in product.inputs)
-        return self._product(product, left, right, (*lead, left.shape[-2], right.shape[-2]))
-
-    def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
-        attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
-        return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
+        left, right = (self.in_memory(self.over_split(child)) for child in product.inputs)
+        return self.product(product, left, right, (*lead, left.shape[-2], right.shape[-2]))
 
     def _in_place(self, function: Node, tiles: dict[int, Node]) -> Node:
         """``function`` over the split lead, with ``tiles`` in place of its products; what no tile computes is read."""
@@ -211,22 +150,7 @@ class _Builder:
             for number, product in enumerate(of.products)
         }
         memo = dict(holes)
-        memo |= {id(node): self.partition.materialize(node) for node in stops([function], of.products)}
+        memo |= {id(node): self.partition.materialize(node) for node in stops([function], [*map(id, of.products)])}
         bare = self.mover.substituted(function, memo)
-        split = {id(self._split(holes[id(product)])): tiles[id(product)] for product in of.products}
-        return self.mover.substituted(self._split(bare), split)
-
-    def _in_memory(self, operand: Node, transposed: bool = False) -> Node:
-        """``operand`` (lead..., rows, elements) as views of a tensor. What is the same for several heads is
-        materialized once. ``transposed``: its rows are the last dimension."""
-        operand = self._split(operand)
-        if under_views(operand).op == "input":
-            return operand
-        rank = len(operand.shape)
-        swap, rows = last_two(rank), (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
-        node = self.mover.move(operand, swap, rows) if transposed else operand
-        varied = varying(topological([node]))[id(node)]
-        once = [dim for dim in range(rank - 2) if dim not in varied and node.shape[dim] != 1]
-        stored = self.partition.materialize(one_of(node, once, self.mover) if once else node)
-        whole = self.mover.move(stored, ("expand",), node.shape)
-        return self.mover.move(whole, swap, operand.shape) if transposed else whole
+        split = {id(self.over_split(holes[id(product)])): tiles[id(product)] for product in of.products}
+        return self.mover.substituted(self.over_split(bare), split)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitgen.families.attention.rule.body import TileBuilder
 from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
 from jitgen.ir.graph import Node, Shape, under_views
 from jitgen.ir.regions import Region
@@ -38,8 +39,7 @@ class _ResultBuilder(BodyBuilder):
     def _contraction(self, node: Node) -> Contraction:
         power, value = node.inputs
         difference, dtype = power.inputs[0], value.dtype
-        scores = _ScoreBuilder(self.buffers, self.scalars)
-        scores.operands, scores._contractions = self.operands, self._contractions
+        scores = _ScoreBuilder(self)
         found = scores.value(difference.inputs[0])
         assert found == len(scores.instructions) - 1
         instructions = _computed("value", value, self)
@@ -47,16 +47,8 @@ class _ResultBuilder(BodyBuilder):
         return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2], w=instructions)
 
 
-class _ScoreBuilder(BodyBuilder):
+class _ScoreBuilder(TileBuilder):
     """Lowers the rule of scores."""
-
-    def __init__(self, buffers: Sequence[Shape], scalars: list[tuple[Expr, str]]):
-        super().__init__(buffers, scalars)
-        self._load = self._iota = "score"
-
-    def _sees_rounded(self, node: Node, dtype: str) -> bool:
-        """As ever, but for casts: the scores of one attention are one function, whose softmax may be in float32."""
-        return node.op != "cast" and super()._sees_rounded(node, dtype)
 
     def _contraction(self, node: Node) -> Contraction:
         query, key = node.inputs

@@ -27,10 +27,6 @@ from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
 from jitgen.ir.graph import ROUNDED, Node, topological
 from jitgen.spec import DTYPES
 
-STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
-"""Operations that no rule of scores computes: their results are in memory before the kernel, except the first product
-and values of a row."""
-
 
 @dataclass(frozen=True, eq=False)
 class Attention:

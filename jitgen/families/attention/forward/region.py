@@ -8,11 +8,9 @@ weights with, are factors of a row, by which the sums and the product are multip
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from jitgen.families.attention.forward.match import (
-    STOPS,
     Attention,
     is_copy,
     row_sources,
@@ -20,11 +18,12 @@ from jitgen.families.attention.forward.match import (
     sums,
     tops,
 )
-from jitgen.families.attention.rule.heads import shared_heads, split_shape, with_split
+from jitgen.families.attention.rule.heads import shared_heads, split_shape
+from jitgen.families.attention.rule.region import STOPS, RegionBuilder, stops
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
-from jitgen.ir.equations import axes, equation
+from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.regions import Axis, Region, Stage, Store
@@ -39,18 +38,6 @@ STAGES = (
 """Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 
-def _stops(roots: Sequence[Node], known: Mapping[int, Node]) -> list[Node]:
-    """The nodes that ``roots`` read and no rule computes, those in ``known`` and what is behind them left out."""
-    found, stack, seen = [], list(roots), set(known)
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            found += [node] if node.op in STOPS else []
-            stack.extend(() if node.op in STOPS else node.inputs)
-    return found
-
-
 def region_of(of: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
     """The region of ``of``.
 
@@ -61,20 +48,18 @@ def region_of(of: Attention, stores: Sequence[Store], beside: Sequence[Store], p
     return _Builder(of, partition).region(stores, beside)
 
 
-class _Builder:
+class _Builder(RegionBuilder):
     """What one region is made of.
 
     Attributes:
-        split: the dimension of heads that is split, because keys or values are shared by neighbouring ones.
         top, total: placeholders of the two values of a row.
         hole, result: placeholders of the two products.
     """
 
     def __init__(self, of: Attention, partition: Partition):
-        self.of, self.partition, self.mover = of, partition, partition.mover
-        self.make = partition.mover.builder.make
+        super().__init__(partition, of.scores.shape[:-2], None)
+        self.of = of
         self.dtype = of.result.attrs[1]
-        self.lead = of.scores.shape[:-2]
         column = (*self.lead, of.scores.shape[-2], 1)
         self.hole = self._placeholder(of.product.dtype, of.product.shape, -1)
         self.result = self._placeholder(of.result.dtype, of.result.shape, -2)
@@ -91,8 +76,8 @@ class _Builder:
         of, mover = self.of, self.mover
         *_, rows, keys = of.scores.shape
         lead, width, depth = split_shape(self.lead, self.split), of.result.shape[-1], self.query.shape[-1]
-        product = self._product(of.product, self._query(), self._in_memory(self.key, False), (*lead, rows, keys))
-        scores = self._in_place(of.scores, {id(of.product): self.hole}, {id(self._split(self.hole)): product})
+        product = self.product(of.product, self._query(), self._operand(self.key, False), (*lead, rows, keys))
+        scores = self._in_place(of.scores, {id(of.product): self.hole}, {id(self.over_split(self.hole)): product})
         last, column = len(lead) + 1, (*lead, rows, 1)
         top = self.make("reduce", (scores,), self.dtype, column, ("max", (last,)))
         spread = mover.move(top, ("expand",), scores.shape)
@@ -100,21 +85,21 @@ class _Builder:
             "exp", (self.make("sub", (scores, spread), self.dtype, scores.shape),), self.dtype, scores.shape
         )
         total = self.make("reduce", (power,), self.dtype, column, ("sum", (last,)))
-        weighted = self._product(of.result, power, self._in_memory(self.value, True), (*lead, rows, width))
-        values = {id(self._split(self.top)): top, id(self._split(self.total)): total}
+        weighted = self.product(of.result, power, self._operand(self.value, True), (*lead, rows, width))
+        values = {id(self.over_split(self.top)): top, id(self.over_split(self.total)): total}
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            inner, outer = {id(of.result): self.result}, {id(self._split(self.result)): shares}
+            inner, outer = {id(of.result): self.result}, {id(self.over_split(self.result)): shares}
             for number, node in enumerate(spread_rows(store.value, of)):
                 inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
                 source = node.inputs[0] if node.op == "view" else node
-                outer[id(self._split(inner[id(node)]))] = self._spread(source, values, weighted)
+                outer[id(self.over_split(inner[id(node)]))] = self._spread(source, values, weighted)
             value = self._in_place(store.value, inner, outer)
             assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
-            value = mover.substituted(self._split(self._row(store.value)), dict(values))
+            value = mover.substituted(self.over_split(self._row(store.value)), dict(values))
             found.append(self._store(store, value))
         axes_ = (
             *(Axis(f"b{dim}", size) for dim, size in enumerate(lead)),
@@ -133,14 +118,11 @@ class _Builder:
             return Store(store.result, value, store.movements)
         return Store(store.result, value, (*store.movements, (("reshape",), value.shape)))
 
-    def _split(self, node: Node) -> Node:
-        return with_split(node, self.split, self.mover)
-
     def _in_place(self, root: Node, inner: dict[int, Node], outer: dict[int, Node]) -> Node:
         """``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer`` after,
         the split. Whatever no rule computes is read from memory."""
-        memo = inner | {id(node): self.partition.materialize(node) for node in _stops([root], inner)}
-        return self.mover.substituted(self._split(self.mover.substituted(root, memo)), dict(outer))
+        memo = inner | {id(node): self.partition.materialize(node) for node in stops([root], inner)}
+        return self.mover.substituted(self.over_split(self.mover.substituted(root, memo)), dict(outer))
 
     # ------------------------------------------------------------------------------------------------------ row values
 
@@ -157,7 +139,7 @@ class _Builder:
                 memo[id(reduction)] = self._with_others("add", self._total(base), powers)
             else:
                 memo[id(reduction)] = self.partition.materialize(reduction)
-        memo |= {id(node): self.partition.materialize(node) for node in _stops([value], memo)}
+        memo |= {id(node): self.partition.materialize(node) for node in stops([value], memo)}
         return self.mover.substituted(value, memo)
 
     def _with_others(self, op: str, value: Node, others: Iterable[Node]) -> Node:
@@ -222,7 +204,7 @@ class _Builder:
             value = one_of(value, [self.of.last], self.mover)
             if value.op in ("const", "scalar"):
                 return value
-        row = self.mover.substituted(self._split(self._row(value)), dict(values))
+        row = self.mover.substituted(self.over_split(self._row(value)), dict(values))
         return self.mover.move(row, ("expand",), like.shape)
 
     # -------------------------------------------------------------------------------------------------------- operands
@@ -249,36 +231,24 @@ class _Builder:
         question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner], compact)
         return self.partition.decide("attention", question).fused
 
-    def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
-        attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
-        return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
-
     def _query(self) -> Node:
         """The query, a tensor or computed pointwise of tensors."""
         query = self.query
         if any(node.op in STOPS for node in topological([query])):
             query = self.partition.materialize(query)
-        return self._split(query)
+        return self.over_split(query)
 
-    def _in_memory(self, operand: Node, transposed: bool) -> Node:
+    def _operand(self, operand: Node, transposed: bool) -> Node:
         """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor, or as the kernel
-        computes them. What is the same for several heads is materialized once."""
+        computes them."""
         copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
-        operand = self._split(self.mover.substituted(operand, copies))
+        operand = self.over_split(self.mover.substituted(operand, copies))
         if under_views(operand).op == "input":
             return operand
-        rank = len(operand.shape)
         from jitgen.families.attention.forward.computed import in_kernel
 
-        inner = rank - 2 if transposed else rank - 1
+        inner = len(operand.shape) - (2 if transposed else 1)
         computed = in_kernel(operand, inner, self.mover)
         if computed is not None and self._reads(computed, inner, "values" if transposed else "keys"):
             return computed
-        swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
-        rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
-        node = self.mover.move(operand, swap, rows) if transposed else operand
-        varied = varying(topological([node]))[id(node)]
-        once = [dim for dim in range(rank - 2) if dim not in varied and node.shape[dim] != 1]
-        stored = self.partition.materialize(one_of(node, once, self.mover) if once else node)
-        whole = self.mover.move(stored, ("expand",), node.shape)
-        return self.mover.move(whole, swap, operand.shape) if transposed else whole
+        return self.in_memory(operand, transposed)

@@ -1,0 +1,67 @@
+"""What the regions of attention and of its gradients are made of: products of matrices in memory, over heads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jitgen.families.attention.rule.heads import Split, with_split
+from jitgen.families.attention.rule.views import last_two
+from jitgen.families.family import Partition
+from jitgen.ir.analysis import one_of, varying
+from jitgen.ir.equations import equation
+from jitgen.ir.graph import Node, Shape, topological, under_views
+
+STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
+"""Operations that no rule computes: their results are in memory before the kernel, except the products of a tile and
+values of a row."""
+
+
+def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
+    """The nodes that ``roots`` read and no rule computes, those with the ids ``known`` and what is behind them left
+    out."""
+    found, stack, seen = [], list(roots), set(known)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found += [node] if node.op in STOPS else []
+            stack.extend(() if node.op in STOPS else node.inputs)
+    return found
+
+
+class RegionBuilder:
+    """What one region is made of.
+
+    Attributes:
+        lead: the sizes before the tile: batch and heads.
+        split: the dimension of heads that is split, because operands are shared by neighbouring ones.
+    """
+
+    def __init__(self, partition: Partition, lead: Shape, split: Split | None):
+        self.partition, self.mover = partition, partition.mover
+        self.make = partition.mover.builder.make
+        self.lead, self.split = lead, split
+
+    def over_split(self, node: Node) -> Node:
+        """``node`` over the split lead."""
+        return with_split(node, self.split, self.mover)
+
+    def product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
+        """The product of matrices ``left`` and ``right``, which sums as ``like`` does."""
+        attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
+        return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
+
+    def in_memory(self, operand: Node, transposed: bool = False) -> Node:
+        """``operand`` (lead..., rows, elements), over the split lead, as views of a tensor. What is the same for
+        several heads is materialized once. ``transposed``: its rows are the last dimension."""
+        if under_views(operand).op == "input":
+            return operand
+        rank = len(operand.shape)
+        swap, rows = last_two(rank), (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
+        node = self.mover.move(operand, swap, rows) if transposed else operand
+        varied = varying(topological([node]))[id(node)]
+        once = [dim for dim in range(rank - 2) if dim not in varied and node.shape[dim] != 1]
+        stored = self.partition.materialize(one_of(node, once, self.mover) if once else node)
+        whole = self.mover.move(stored, ("expand",), node.shape)
+        return self.mover.move(whole, swap, operand.shape) if transposed else whole
