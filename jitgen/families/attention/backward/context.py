@@ -10,42 +10,10 @@ from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.families.attention.backward.launch import integer_names
 from jitgen.families.attention.backward.layout import Layout, is_tile, results_of, stores_of
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, masks_of, vanishing_of, without_conditions
+from jitgen.families.attention.rule.context import Frame, Operand, Rule, operand_of, rule_of
 from jitgen.families.attention.rule.narrow import narrowed
 from jitgen.ir.body import Body, Instruction, compute_dtype, identity_of
-from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One operand.
-
-    Attributes:
-        index: among the body's operands.
-        role: ``"left"``, ``"right"``, ``"value"``, ``"score"``, ``"load"``, ``"iota"`` or ``"store"``.
-        kind: of its strides; see ``Layout.operands``.
-        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
-        value: the name of its value; of operands that no line reads, empty.
-        batch, summed, own: strides, which are parameters.
-        pointer: the parameter; None for an index, whose first value is the parameter ``offset``.
-    """
-
-    index: int
-    role: str
-    kind: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
-    batch: tuple[str, ...]
-    summed: tuple[str, ...]
-    own: tuple[str, str]
-    pointer: str | None
-    offset: str
-
-    @property
-    def is_integer(self) -> bool:
-        return self.dtype in INTS
 
 
 @dataclass(frozen=True)
@@ -88,52 +56,15 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What is computed over a tile of products.
+class Backward(Frame):
+    """The kernel, as all dialects read it. Its ``rule`` has a value for each result: the function that is summed.
 
     Attributes:
-        operands: what it reads.
-        lines: its statements, of the accumulators of products.
-        levels: for each of these, what its value depends on: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
-        values: for each result, the name of its function.
-        instructions, names, roots: what the lines are printed from, and where the functions are in it.
-    """
-
-    operands: tuple[Operand, ...]
-    lines: tuple[Line, ...]
-    levels: tuple[str, ...]
-    values: tuple[str, ...]
-    instructions: tuple[Instruction, ...]
-    names: Mapping[int, str]
-    roots: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Backward:
-    """The kernel, as all dialects read it.
-
-    Attributes:
-        title: shape and operands in words.
-        operands: all of them, in the order of the body.
         products, results: of a tile.
-        tile: what is computed over one; ``unmasked`` the same where no mask hides anything.
-        masked: whether the two differ.
-        integers, scalars: parameters.
-        accumulator: the dialect's type of sums.
     """
 
-    title: str
-    operands: tuple[Operand, ...]
     products: tuple[Product, ...]
     results: tuple[Result, ...]
-    tile: Tile
-    unmasked: Tile
-    masked: bool
-    integers: tuple[str, ...]
-    scalars: tuple[tuple[str, str], ...]
-    batch: tuple[str, ...]
-    summed: tuple[str, ...]
-    accumulator: str
 
 
 def functions_of(body: Body, layout: Layout) -> list[tuple[Instruction, ...]]:
@@ -166,39 +97,11 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Backward:
     functions = functions_of(body, layout)
     found = printed(body.instructions, dialect, coarse=body.coarse)
 
-    def operand(index: int, value: str = "", type_name: str = "") -> Operand:
-        source = body.operands[index]
-        strides = tuple(f"s{index}_{dim}" for dim in range(layout.batch + layout.summed + 2))
-        return Operand(
-            index=index,
-            role=source.kind,
-            kind=layout.operands[index],
-            dtype=source.dtype,
-            storage=dialect.storage_types[source.dtype],
-            type=type_name or dialect.types[compute_dtype(source.dtype)],
-            value=value,
-            batch=strides[: layout.batch],
-            summed=strides[layout.batch : -2],
-            own=(strides[-2], strides[-1]),
-            pointer=f"p{index}" if source.buffer is not None else None,
-            offset=f"o{index}" if source.buffer is None else "",
-        )
+    def operand(index: int, value: str = "") -> Operand:
+        return operand_of(body, index, layout.operands, layout.batch, layout.summed, dialect, value)
 
-    def tile(functions: Sequence[Sequence[Instruction]]) -> Tile:
-        instructions, roots = merged(functions)
-        text = printed(instructions, dialect, "s")
-        types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
-        kinds = {index: layout.operands[index] for index in types}
-        levels = _levels(instructions, kinds)
-        return Tile(
-            operands=tuple(operand(index, text.values[index], kind) for index, kind in types.items()),
-            lines=tuple(text.lines.values()),
-            levels=tuple(levels[position] for position in text.lines),
-            values=tuple(text.names[root] for root in roots),
-            instructions=instructions,
-            names=text.names,
-            roots=roots,
-        )
+    def rule(functions: Sequence[Sequence[Instruction]]) -> Rule:
+        return rule_of(*merged(functions), dialect, operand)
 
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
     kinds = ", ".join(f"{o.kind} {o.dtype} {kind}" for o, kind in zip(body.operands, layout.operands, strict=True))
@@ -218,13 +121,13 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Backward:
             for number, position in enumerate(tiles)
         ),
         results=tuple(_results(body, layout, found, operand)),
-        tile=tile(functions),
-        unmasked=tile([without_conditions(function) for function in functions]),
+        rule=rule(functions),
+        unmasked=rule([without_conditions(function) for function in functions]),
         masked=any(masks_of(function) for function in functions),
         integers=tuple(name for name, *_ in integer_names(kernel, layout)),
         scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
         batch=tuple(f"b{dim}" for dim in range(layout.batch)),
-        summed=tuple(f"g{dim}" for dim in range(layout.summed)),
+        groups=tuple(f"g{dim}" for dim in range(layout.summed)),
         accumulator=dialect.types[compute_dtype(body.contractions[0].dtype)],
     )
 
@@ -270,23 +173,6 @@ def _needed(body: Body) -> dict[int, set[int]]:
     return found
 
 
-def _levels(instructions: Sequence[Instruction], kinds: Mapping[int, str]) -> list[str]:
-    """What each instruction depends on; see ``Tile.levels``.
-
-    Args:
-        kinds: of the operands that are read, by their indices.
-    """
-    found: list[str] = []
-    for instruction in instructions:
-        own = {"both"} if instruction.op == "contract" else {found[argument] for argument in instruction.args}
-        if instruction.op in ("load", "iota"):
-            own = {kinds[instruction.attr]}
-        own -= {"task"}
-        found.append("both" if len(own) > 1 else next(iter(own), "task"))
-    return found
-
-
-def bounds(tile: Tile, known: Mapping[int, Ends], words: Words) -> Bounds:
+def bounds(rule: Rule, known: Mapping[int, Ends], words: Words) -> Bounds:
     """The bounds of what is computed over a tile; see ``vanishing_of``."""
-    scalars = {position: f"a{i.attr}" for position, i in enumerate(tile.instructions) if i.op == "scalar"}
-    return vanishing_of(tile.instructions, tile.roots, known, scalars, words)
+    return vanishing_of(rule.instructions, rule.roots, known, words)

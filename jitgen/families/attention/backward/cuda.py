@@ -8,14 +8,12 @@ those of a row of the block once by the threads that have it. See ``pairs.py`` f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, printed
 from jitgen.families.attention.backward.context import (
     Backward,
-    Operand,
     Result,
     bounds,
     functions_of,
@@ -24,7 +22,6 @@ from jitgen.families.attention.backward.context import (
 from jitgen.families.attention.backward.layout import Layout, is_tile, results_of
 from jitgen.families.attention.backward.pairs import BOTH, Rule, behind, rule_of
 from jitgen.families.attention.backward.wgmma import (
-    BATCH_RANK,
     Roles,
     WgmmaSchedule,
     mapped_names,
@@ -32,15 +29,12 @@ from jitgen.families.attention.backward.wgmma import (
     tile_operands,
 )
 from jitgen.families.attention.rule.addresses import indices, sum_of
-from jitgen.families.attention.rule.bounds import Words, ends_of, without_conditions
+from jitgen.families.attention.rule.bounds import known_ends, without_conditions
+from jitgen.families.attention.rule.context import Operand, of_scores
+from jitgen.families.attention.rule.cuda import WORDS, config, coordinates, parameters_of, run
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
-WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
-RUN = 8
-"""Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
-SCORE_ROWS = {"tanh": {"float32": "jitgen::tanh_of_score({0})", "float": "jitgen::tanh({0})"}}
-"""Rows in place of the dialect's own, of values whose absolute error counts; as in the forward's kernel."""
 PAIR_OF_WORDS = ("int64", "float64")
 """Dtypes of eight bytes."""
 
@@ -103,12 +97,8 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
     (body,) = kernel.bodies
     role = roles(body, layout)
     maps = mapped_names(schedule, body, role)
-    scores = list(of.tile.operands)
-    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind in ("task", "row", "key")}
-    found = bounds(of.tile, known, WORDS)
-    pointers = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in of.operands if o.pointer]
-    fields = [*pointers, *(f"Index {name}" for name in of.integers), *(f"{kind} {name}" for name, kind in of.scalars)]
-    writer = _Writer(of, layout, replace(dialect, rows={**dialect.rows, **SCORE_ROWS}), rules(body, layout, role), role)
+    found = bounds(of.rule, known_ends(of.rule.operands), WORDS)
+    writer = _Writer(of, layout, of_scores(dialect), rules(body, layout, role), role)
     lefts = [body.contractions[number].x[0].attr for number in role.products]
     ordered = [of.results[results_of(body).index(number)] for number in role.results]
     first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]
@@ -117,31 +107,25 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
     slots = [*depths, "0"][:2]
     slots += [widths[number] if slot == 2 + number else "0" for number, slot in enumerate(role.slots)]
     return {
-        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
-        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
-        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
-        "index": "int64_t" if schedule.wide else "int32_t",
+        **parameters_of(of, maps, schedule.wide),
         "element": dialect.storage_types[body.contractions[role.products[0]].dtype],
         "config": _config(schedule, of, role),
-        "accumulator": of.accumulator,
-        "tasks": " * ".join(of.batch) or "1",
-        "heads": " * ".join(of.summed) or "1",
-        "task_indices": [*indices(of.batch, "number", "z", "/"), *indices(of.summed, "head", "y", "/")],
+        "heads": " * ".join(of.groups) or "1",
+        "task_indices": [*indices(of.batch, "number", "z", "/"), *indices(of.groups, "head", "y", "/")],
         "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in of.operands],
         "of_task": [
             {"name": f"x{o.index}", "type": o.type, "expression": f"jitgen::load({o.pointer}[found.at{o.index}])"}
-            for o in scores
-            if o.kind == "task" and o.pointer
+            for o in of.rule.reads("task")
+            if o.pointer
         ],
-        "row_ends": [_ends(o, "a", 0) for o in scores if o.kind == "row" and found.reads(ends_of(o))],
-        "key_ends": [_ends(o, "b", 1) for o in scores if o.kind == "key" and found.reads(ends_of(o))],
+        "row_ends": [_ends(o, "a", 0) for o in of.ends(found, "row")],
+        "key_ends": [_ends(o, "b", 1) for o in of.ends(found, "key")],
         "task_ends": [
             {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
-            for o in scores
-            if o.kind == "task" and o.is_integer and found.reads(ends_of(o))
+            for o in of.ends(found, "task")
+            if o.is_integer
         ],
         "bounds": found,
-        "masked": of.masked,
         "tile_words": writer.staged("key"),
         "block_words": writer.staged("row"),
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
@@ -187,17 +171,14 @@ def _config(schedule: WgmmaSchedule, of: Backward, role: Roles) -> list[tuple[st
         "tile_copied": _bits(schedule.tile_copied),
     }
     # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
-    in_memory = {o.kind for o in of.tile.operands if o.pointer and o.dtype == "float32"}
+    in_memory = {o.kind for o in of.rule.operands if o.pointer and o.dtype == "float32"}
     flags = {
         "early": role.early,
         "masked": of.masked,
         "first_are_long": "key" in in_memory and "row" not in in_memory,
         "overlap": schedule.overlap,
     }
-    return [
-        *(("int", name, str(number)) for name, number in numbers.items()),
-        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
-    ]
+    return config(numbers, flags)
 
 
 def _bits(flags: Sequence[bool]) -> int:
@@ -206,8 +187,8 @@ def _bits(flags: Sequence[bool]) -> int:
 
 def _base(operand: Operand) -> str:
     """The offset of the first element of a task with indices ``z0`` ... and ``y0`` ..."""
-    names = [*(f"z{dim}" for dim in range(len(operand.batch))), *(f"y{dim}" for dim in range(len(operand.summed)))]
-    strides = [*operand.batch, *operand.summed]
+    names = [*(f"z{dim}" for dim in range(len(operand.batch))), *(f"y{dim}" for dim in range(len(operand.groups)))]
+    strides = [*operand.batch, *operand.groups]
     if operand.role == "store":
         names, strides = names[: len(operand.batch)], list(operand.batch)
     return sum_of([operand.offset], strides, names)
@@ -222,14 +203,14 @@ def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:
 
 def _elements(operand: Operand, number: int, copied: bool, name: str) -> dict[str, Any]:
     """An operand of products: the coordinates of its matrix in its tensor map, or the expression of an element."""
-    steps = [f"{step} != 0 ? int(task.z{dim}) : 0" for dim, step in enumerate(operand.batch)]
-    steps += [f"{step} != 0 ? int(task.y{dim}) : 0" for dim, step in enumerate(operand.summed)]
+    steps = [(step, f"task.z{dim}") for dim, step in enumerate(operand.batch)]
+    steps += [(step, f"task.y{dim}") for dim, step in enumerate(operand.groups)]
     at = f"task.at{operand.index} + row * {operand.own[0]} + column * {operand.own[1]}"
     return {
         "number": number,
         "is_copied": copied,
         "map": name,
-        "coordinates": ", ".join([*["0"] * (BATCH_RANK - len(steps)), *steps]),
+        "coordinates": coordinates(steps),
         "element": f"{operand.pointer}[{at}]",
     }
 
@@ -245,18 +226,8 @@ def _result(result: Result, number: int, layout: Layout) -> dict[str, Any]:
 
 
 def _run(operand: Operand, layout: Layout) -> dict[str, Any]:
-    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
     step = "1" if operand.kind == "contiguous" else operand.own[1]
-    return {
-        "index": operand.index,
-        "storage": operand.storage,
-        "type": operand.type,
-        "value": operand.value,
-        "pointer": operand.pointer,
-        "offset": f"task.at{operand.index} + a * {operand.own[0]} + e * {step}",
-        "step": step,
-        "is_vector": bool(operand.pointer) and operand.kind == "contiguous" and layout.unit >= RUN,
-    }
+    return run(operand, f"task.at{operand.index} + a * {operand.own[0]} + e * {step}", step, layout.unit)
 
 
 class _Writer:

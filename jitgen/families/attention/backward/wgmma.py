@@ -8,21 +8,14 @@ from dataclasses import dataclass
 from jitgen.device import Device
 from jitgen.families.attention.backward.layout import Geometry, Layout, is_tile, results_of
 from jitgen.families.attention.backward.pairs import products_behind
-from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
+from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, WARPGROUP, is_mappable, tensor_map
+from jitgen.families.operands import MappedTensor
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
-WARPGROUP = 128
-"""Threads of a warpgroup."""
-ROWS = 64
-"""Rows of a consumer warpgroup: those of a wgmma."""
-CHUNK = 64
-"""Elements of a row of shared memory, of 128 bytes."""
 WIDTHS = (16, 32, 64, 96, 128)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has, up to what the sums of two results have registers for."""
-BATCH_RANK = 3
-"""Batch dimensions of a tensor map, which has two more."""
 STAGED = 32
 """Columns of results that a warp stages in shared memory at once."""
 SLOTS = 4
@@ -163,19 +156,11 @@ def tile_operands(body: Body, of: Roles) -> tuple[int | None, ...]:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def is_mappable(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
-    """Whether a tensor map describes operand ``index``, of ``rows`` rows: 16-byte aligned rows, strides that are not
-    negative, and few dimensions before them."""
-    strides = geometry.strides[index]
-    return (
-        device.has_tensor_maps
-        and layout.operands[index] == "contiguous"
-        and layout.unit * item_size(body.operands[index].dtype) >= ACCESS_BYTES
-        and layout.batch + layout.summed <= BATCH_RANK
-        and rows > 0
-        and (strides[-2] > 0 or rows == 1)
-        and min((0, *strides)) == 0
-    )
+def is_copied(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
+    """Whether a tensor map describes operand ``index``, of ``rows`` rows, and copies it."""
+    *batch, row, _ = geometry.strides[index]
+    kind = layout.operands[index]
+    return device.has_tensor_maps and is_mappable(body.operands[index], kind, layout.unit, batch, rows, row)
 
 
 def mapped_names(schedule: WgmmaSchedule, body: Body, of: Roles) -> list[str]:
@@ -206,17 +191,6 @@ def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: Wg
         if copied and index is not None:
             sources.append((index, geometry.keys, length, schedule.tile))
     for index, rows, columns, box in sources:
-        operand, strides = body.operands[index], geometry.strides[index]
-        sizes = (*geometry.batch, *geometry.summed)
-        batch = [(size if step else 1, step) for size, step in zip(sizes, strides[:-2], strict=True)]
-        padded = [(1, 0)] * (BATCH_RANK - len(batch)) + batch
-        assert operand.buffer is not None
-        yield MappedTensor(
-            operand.buffer,
-            geometry.offsets[index] * item_size(operand.dtype),
-            operand.dtype,
-            (*(size for size, _ in padded), rows, columns),
-            (*(step for _, step in padded), strides[-2], 1),
-            (*(1,) * BATCH_RANK, box, CHUNK),
-            2 * CHUNK,
-        )
+        *steps, row, _ = geometry.strides[index]
+        batch = list(zip((*geometry.batch, *geometry.summed), steps, strict=True))
+        yield tensor_map(body.operands[index], geometry.offsets[index], batch, (rows, columns), row, box)

@@ -7,14 +7,12 @@ from dataclasses import replace
 from jitgen.device import Device
 from jitgen.families.attention.backward.cuda import words_of
 from jitgen.families.attention.backward.layout import Geometry, Layout, results_of
-from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, is_mappable, roles, tile_operands
+from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, is_copied, roles, tile_operands
+from jitgen.families.attention.rule.wgmma import SHARED_BYTES
 from jitgen.ir.body import Body
-from jitgen.spec import Target
 
 MOST_STAGES = 4
 """Tiles in shared memory at most: three and four were equally fast (H200, D 128)."""
-SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
-"""Shared memory of a block at most, on every chip with wgmma."""
 
 
 def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
@@ -39,9 +37,9 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -
         slots=of.slots,
         tile_words=tile_words,
         block_words=block_words,
-        block_copied=tuple(is_mappable(body, layout, geometry, index, rows, device) for index, rows in lefts),
+        block_copied=tuple(is_copied(body, layout, geometry, index, rows, device) for index, rows in lefts),
         tile_copied=tuple(
-            index is None or is_mappable(body, layout, geometry, index, geometry.keys, device)
+            index is None or is_copied(body, layout, geometry, index, geometry.keys, device)
             for index in tile_operands(body, of)
         ),
         overlap=overlap,

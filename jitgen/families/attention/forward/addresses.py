@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitgen.families.attention.forward.context import Operand
-from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.rule.addresses import indices, sum_of
+from jitgen.families.attention.rule.context import Operand
 
 
 def row_indices(packed: Sequence[str], divide: str) -> list[tuple[str, str]]:
@@ -17,12 +16,7 @@ def row_indices(packed: Sequence[str], divide: str) -> list[tuple[str, str]]:
     ]
 
 
-def base_of_task(operand: Operand, layout: Layout) -> str:
-    """The offset of the first element of a task with indices ``z0`` ..."""
-    return sum_of([operand.offset], operand.batch, [f"z{dim}" for dim in range(layout.batch)])
-
-
-def row_offset(operand: Operand, layout: Layout, base: str = "at{}") -> str:
+def row_offset(operand: Operand, base: str = "at{}") -> str:
     """The offset of row ``m`` of packed indices ``y0`` ...; ``base`` is the name of where the task begins."""
-    names = [*(f"y{dim}" for dim in range(layout.packed)), "m"]
-    return sum_of([base.format(operand.index)], [*operand.packed, operand.own[0]], names)
+    names = [*(f"y{dim}" for dim in range(len(operand.groups))), "m"]
+    return sum_of([base.format(operand.index)], [*operand.groups, operand.own[0]], names)

@@ -1,8 +1,9 @@
 """The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
 ``attention_decode.cuh`` walks.
 
-Both producer and consumers compute which tiles of keys a block of rows sees, from the rule's bounds. What the rule
-reads is loaded where it changes: once for a task, once for a thread's rows, once for a key, or for each score.
+Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the former, by all
+warps of a block in the latter. What the rule reads is loaded where it changes: once for a task, once for a thread's
+rows, once for a key, or for each score.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.attention.forward.addresses import base_of_task, row_indices, row_offset
-from jitgen.families.attention.forward.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.forward.addresses import row_indices, row_offset
+from jitgen.families.attention.forward.context import Attention, bounds
 from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
-from jitgen.families.attention.forward.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
-from jitgen.families.attention.rule.addresses import indices
-from jitgen.families.attention.rule.bounds import Words, ends_of
+from jitgen.families.attention.forward.wgmma import WIDTHS, WgmmaSchedule
+from jitgen.families.attention.rule.addresses import base_of_task, indices
+from jitgen.families.attention.rule.bounds import known_ends
+from jitgen.families.attention.rule.context import Operand, Rule
+from jitgen.families.attention.rule.cuda import RUN, WORDS, config, coordinates, parameters_of, run
 from jitgen.ir.program import Kernel
-
-WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
-RUN = 8
-"""Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
 
 
 def build(
@@ -32,44 +31,29 @@ def build(
 ) -> Built:
     """Template context and source options; see ``families/render.py``."""
     (body,) = kernel.bodies
-    scores = list(of.rule.operands)
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    known = {
-        o.index: ends_of(o)
-        for o in scores
-        if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
-    }
-    found = bounds(body, layout, known, WORDS)
+    found = bounds(body, layout, known_ends(o for o in of.rule.operands if o.kind != "key" or not o.pointer), WORDS)
     maps = [name for name, copied in zip(("query", "key", "value"), schedule.copied, strict=True) if copied]
-    pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
-    integers = [f"Index {name}" for name in of.integers]
-    scalars = [f"{kind} {name}" for name, kind in of.scalars]
-    fields = [*pointers, *integers, *scalars]
     mainloop = _mainloop(of, schedule, dialect)
-    row_ends = [o for o in scores if o.kind == "row" and found.reads(ends_of(o))]
     return {
+        **parameters_of(of, maps, schedule.wide),
         "maps": maps,
-        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
-        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
-        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
-        "index": "int64_t" if schedule.wide else "int32_t",
         **mainloop,
-        "accumulator": of.accumulator,
         "ranges": schedule.splits,
-        "tasks": " * ".join(of.batch) or "1",
-        "packed": bool(of.packed),
-        "packed_rows": " * ".join([*of.packed, "rows"]),
+        "packed": bool(of.groups),
+        "packed_rows": " * ".join([*of.groups, "rows"]),
         "task_indices": indices(of.batch, "number", "z", "/"),
-        "row_indices": row_indices(of.packed, "/"),
-        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o, layout)} for o in of.operands],
-        "of_task": [_value(o, f"found.at{o.index}") for o in scores if o.kind == "task"],
-        "of_row": [_value(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "row"],
-        "at_row": [(o, row_offset(o, layout, "task.at{}")) for o in scores if o.kind == "both"],
-        "row_ends": [_value(o, row_offset(o, layout, "task.at{}")) | {"is_index": not o.pointer} for o in row_ends],
-        "key_ends": [o for o in scores if o.kind == "key" and found.reads(ends_of(o))],
-        "task_ends": [o for o in scores if o.kind == "task" and found.reads(ends_of(o))],
+        "row_indices": row_indices(of.groups, "/"),
+        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in of.operands],
+        "of_task": [_value(o, f"found.at{o.index}") for o in of.rule.reads("task")],
+        "of_row": [_value(o, row_offset(o, "task.at{}")) for o in of.rule.reads("row")],
+        "at_row": [(o, row_offset(o, "task.at{}")) for o in of.rule.reads("both")],
+        "row_ends": [
+            _value(o, row_offset(o, "task.at{}")) | {"is_index": not o.pointer} for o in of.ends(found, "row")
+        ],
+        "key_ends": of.ends(found, "key"),
+        "task_ends": of.ends(found, "task"),
         "bounds": found,
-        "masked": of.masked,
         "factor_lines": of.factor_lines,
         "factor": of.factor,
         "is_checked": bool(of.factor) and of.linear,
@@ -77,11 +61,11 @@ def build(
             "open": _rule(of.unmasked, layout, mainloop["fragment"]["place"]),
             "masked": _rule(of.rule, layout, mainloop["fragment"]["place"]),
         },
-        "query": [_element(o, row_offset(o, layout, "task.at{}"), "d") for o in of.query],
+        "query": [_element(o, row_offset(o, "task.at{}"), "d") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
         "query_is_vector": _is_vector_query(of, layout),
-        "coordinates": {name: _coordinates(_named(of, name), layout) for name in maps},
+        "coordinates": {name: _coordinates(_named(of, name)) for name in maps},
         "gathers": any(operand.gathered for operand in of.operands),
         "key_storage": dialect.storage_types[of.key_dtype],
         "value_storage": dialect.storage_types[of.value_dtype],
@@ -89,14 +73,14 @@ def build(
             elements("key", of.key, of.computed_key, of.key_dtype, dialect),
             elements("value", of.value, of.computed_value, of.value_dtype, dialect),
         ],
-        "row_loads": [_single(o, layout) for o in of.row_loads],
+        "row_loads": [_single(o) for o in of.row_loads],
         "row_lines": of.row_lines,
         "loads": [_run(o, layout, schedule) for o in of.loads],
         "lines": of.lines,
-        "row_stores": [_single(o, layout, schedule.splits) for o in of.row_stores],
+        "row_stores": [_single(o, schedule.splits) for o in of.row_stores],
         "stores": [_run(o, layout, schedule) for o in of.stores],
-        "tops": of.tops,
-        "totals": of.totals,
+        "row_maxima": of.row_maxima,
+        "row_sums": of.row_sums,
     }, {"fmad": True}
 
 
@@ -148,10 +132,7 @@ def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, s
         "most_splits": schedule.cluster_splits,
     }
     flags = {"whole": schedule.whole, "masked": of.masked}
-    return [
-        *(("int", name, str(number)) for name, number in numbers.items()),
-        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
-    ]
+    return config(numbers, flags)
 
 
 def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
@@ -167,10 +148,7 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
     }
     flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
     flags |= {"masked": of.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
-    return [
-        *(("int", name, str(number)) for name, number in numbers.items()),
-        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
-    ]
+    return config(numbers, flags)
 
 
 def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
@@ -188,10 +166,6 @@ def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str,
     }
 
 
-def _pointer(operand: Operand) -> str:
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
 def _is_vector_query(of: Attention, layout: Layout) -> bool:
     """Whether eight neighbours of the query are 16 bytes of memory."""
     if len(of.query) != 1 or of.query_lines:
@@ -204,10 +178,8 @@ def _named(of: Attention, name: str) -> Operand:
     return {"query": of.query[0] if of.query else of.key, "key": of.key, "value": of.value}[name]
 
 
-def _coordinates(operand: Operand, layout: Layout) -> str:
-    """The batch coordinates of a tensor map, which has one matrix where a stride is 0."""
-    steps = [f"{stride} != 0 ? int(task.z{dim}) : 0" for dim, stride in enumerate(operand.batch)]
-    return ", ".join([*["0"] * (BATCH_RANK - len(steps)), *steps])
+def _coordinates(operand: Operand) -> str:
+    return coordinates([(stride, f"task.z{dim}") for dim, stride in enumerate(operand.batch)])
 
 
 def _value(operand: Operand, at: str) -> dict[str, Any]:
@@ -255,7 +227,7 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
         "lines": found.lines,
         "needs_column": found.needs_column,
         "knows_existence": found.knows_existence,
-        "value": rule.value,
+        "value": rule.score,
         "is_plain": not rule.lines and not rule.operands,
     }
 
@@ -264,9 +236,9 @@ def _loaded(operand: Operand, at: str) -> str:
     return f"{operand.type}(jitgen::load({operand.pointer}[{at}]))" if operand.pointer else f"{operand.type}({at})"
 
 
-def _single(operand: Operand, layout: Layout, splits: int = 1) -> dict[str, Any]:
+def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
     """An operand with one element for a row of results."""
-    at = row_offset(operand, layout, "task.at{}")
+    at = row_offset(operand, "task.at{}")
     if splits > 1:
         at += " + range * (int64_t(tasks()) * packed_rows())"
     return {
@@ -279,19 +251,10 @@ def _single(operand: Operand, layout: Layout, splits: int = 1) -> dict[str, Any]
 
 
 def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
-    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
-    at = row_offset(operand, layout, "task.at{}")
+    at = row_offset(operand, "task.at{}")
     if schedule.splits > 1 and operand.role == "store":
         at += " + range * (int64_t(tasks()) * packed_rows() * width)"
+    if operand.kind in ("row", "task"):
+        return run(operand, at, "0", layout.unit)
     step = "1" if operand.kind == "contiguous" else operand.own[1]
-    first = "e" if step == "1" else f"e * {step}"
-    return {
-        "index": operand.index,
-        "storage": operand.storage,
-        "type": operand.type,
-        "value": operand.value,
-        "pointer": operand.pointer,
-        "offset": at if operand.kind in ("row", "task") else f"{at} + {first}",
-        "step": "0" if operand.kind in ("row", "task") else step,
-        "is_vector": bool(operand.pointer) and operand.kind == "contiguous" and layout.unit >= RUN,
-    }
+    return run(operand, f"{at} + e" if step == "1" else f"{at} + e * {step}", step, layout.unit)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Source, printed
-from jitgen.families.attention.forward.context import Computed, Operand
+from jitgen.families.attention.forward.context import Computed
+from jitgen.families.attention.rule.context import Operand
 from jitgen.ir.body import Instruction
 
 CODES = ("int8_t", "uint8_t", "jitgen::float8_e4m3fn", "jitgen::float8_e5m2")

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.codegen.printing import Line
-from jitgen.families.attention.forward.context import Rule
 from jitgen.families.attention.rule.bounds import masks_of
+from jitgen.families.attention.rule.context import Rule
 from jitgen.ir.body import Instruction
 from jitgen.ir.ops import INTS, OPS
 

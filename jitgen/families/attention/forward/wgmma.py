@@ -13,23 +13,13 @@ from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fas
 from jitgen.families.attention.forward.layout import Geometry, Layout
 from jitgen.families.attention.forward.scales import scaled
 from jitgen.families.attention.rule.bounds import masks_of
-from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
+from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WARPGROUP, is_mappable, tensor_map
+from jitgen.families.operands import MappedTensor
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
-WARPGROUP = 128
-"""Threads of a warpgroup."""
-ROWS = 64
-"""Rows of a consumer warpgroup: those of a wgmma."""
-CHUNK = 64
-"""Elements of a row of shared memory, of 128 bytes."""
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""
-BATCH_RANK = 3
-"""Batch dimensions of a tensor map, which has two more."""
-SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
-"""Shared memory of a block at most, on every chip with wgmma."""
 FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of rows of which one warpgroup may have all."""
 CLUSTER_WIDTHS = (16, 32, 64, 128, 256)
@@ -170,30 +160,21 @@ def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
 
 
 def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, bool]:
-    """Whether tensor maps describe the query, the keys and the values: 16-byte aligned rows, strides that are not
-    negative, and few batch dimensions. A query that is computed, or whose rows are packed, is not copied."""
+    """Whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows are
+    packed, is not copied."""
     queries, weights = body.contractions
     query = queries.x[0].attr
     plain = [i.op for i in queries.x] == ["load"] and body.operands[query].dtype == queries.dtype
-    return (
-        plain and not layout.packed and _is_mappable(body, layout, geometry, query, geometry.rows, 0),
-        not queries.w and _is_mappable(body, layout, geometry, queries.weight[0], geometry.keys, 0),
-        not weights.w and _is_mappable(body, layout, geometry, weights.weight[0], geometry.keys, 1),
-    )
 
+    def mappable(index: int, rows: int, along: int) -> bool:
+        operand, strides = body.operands[index], geometry.strides[index]
+        kind, batch = layout.operands[index], strides[: layout.batch]
+        return is_mappable(operand, kind, layout.unit, batch, rows, strides[len(strides) - 2 + along])
 
-def _is_mappable(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, along: int) -> bool:
-    """Whether a tensor map describes operand ``index``: ``rows`` rows, whose stride is its own stride ``along``."""
-    strides = geometry.strides[index]
-    row = strides[len(strides) - 2 + along]
-    size = item_size(body.operands[index].dtype)
     return (
-        layout.operands[index] == "contiguous"
-        and layout.unit * size >= ACCESS_BYTES
-        and layout.batch <= BATCH_RANK
-        and rows > 0
-        and (row > 0 or rows == 1)
-        and min((0, *strides[: layout.batch])) == 0
+        plain and not layout.packed and mappable(query, geometry.rows, 0),
+        not queries.w and mappable(queries.weight[0], geometry.keys, 0),
+        not weights.w and mappable(weights.weight[0], geometry.keys, 1),
     )
 
 
@@ -207,19 +188,8 @@ def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: Wg
         (weights.weight[0], geometry.keys, geometry.width, schedule.block_n),
     )
     for (index, rows, columns, box), is_copied, along in zip(sources, schedule.copied, (0, 0, 1), strict=True):
-        if not is_copied:
-            continue
-        operand, strides = body.operands[index], geometry.strides[index]
-        steps = strides[: layout.batch]
-        batch = [(size if step else 1, step) for size, step in zip(geometry.batch, steps, strict=True)]
-        padded = [(1, 0)] * (BATCH_RANK - len(batch)) + batch
-        assert operand.buffer is not None
-        yield MappedTensor(
-            operand.buffer,
-            geometry.offsets[index] * item_size(operand.dtype),
-            operand.dtype,
-            (*(size for size, _ in padded), rows, columns),
-            (*(step for _, step in padded), strides[len(strides) - 2 + along], 1),
-            (*(1,) * BATCH_RANK, box, CHUNK),
-            2 * CHUNK,
-        )
+        if is_copied:
+            strides = geometry.strides[index]
+            batch = list(zip(geometry.batch, strides, strict=False))
+            row = strides[len(strides) - 2 + along]
+            yield tensor_map(body.operands[index], geometry.offsets[index], batch, (rows, columns), row, box)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -49,6 +49,8 @@ class _Operand(Protocol):
     def index(self) -> int: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def is_integer(self) -> bool: ...
 
 
 def ends_of(operand: _Operand) -> Ends:
@@ -56,6 +58,11 @@ def ends_of(operand: _Operand) -> Ends:
     if operand.kind == "task":
         return Ends(f"x{operand.index}", f"x{operand.index}")
     return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
+
+
+def known_ends(operands: Iterable[_Operand]) -> dict[int, Ends]:
+    """The ends of the integers among ``operands`` that are the same along rows or along keys, by their numbers."""
+    return {o.index: ends_of(o) for o in operands if o.is_integer and o.kind != "both"}
 
 
 @dataclass(frozen=True)
@@ -179,17 +186,15 @@ def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instructi
     return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))
 
 
-def bounds_of(
-    instructions: Sequence[Instruction], known: Mapping[int, Ends], names: Mapping[int, str], words: Words
-) -> Bounds:
+def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], words: Words) -> Bounds:
     """The bounds of the rule ``instructions``, whose last one is the score.
 
     Args:
-        known: the ends of the integers and conditions that are read, by the numbers of their operands.
-        names: what run-time scalars are called, by position.
+        known: the ends of the integers and conditions that are read, by the numbers of their operands; those of
+            run-time scalars are the parameters ``a0`` ...
         words: the dialect's.
     """
-    lines, ends, hidden = _analysed(instructions, known, names, words)
+    lines, ends, hidden = _analysed(instructions, known, words)
     return _used(lines, hidden[len(instructions) - 1], _opened(instructions, ends, words))
 
 
@@ -197,12 +202,11 @@ def vanishing_of(
     instructions: Sequence[Instruction],
     roots: Sequence[int],
     known: Mapping[int, Ends],
-    names: Mapping[int, str],
     words: Words,
 ) -> Bounds:
     """The bounds of values at ``roots`` that are computed from exponentials of scores: ``hidden`` says whether all of
     them are 0 in all of the tile. The other arguments are those of ``bounds_of``."""
-    lines, ends, hidden = _analysed(instructions, known, names, words)
+    lines, ends, hidden = _analysed(instructions, known, words)
     zero: dict[int, str] = {}
     for position, instruction in enumerate(instructions):
         zero[position] = _zero(instruction, ends, hidden, zero, words)
@@ -211,7 +215,7 @@ def vanishing_of(
 
 
 def _analysed(
-    instructions: Sequence[Instruction], known: Mapping[int, Ends], names: Mapping[int, str], words: Words
+    instructions: Sequence[Instruction], known: Mapping[int, Ends], words: Words
 ) -> tuple[list[tuple[str, str, bool]], dict[int, Ends], dict[int, str]]:
     """The lines that compute the ends of integers and conditions, these ends by position, and for every position
     whether the value there is -inf in all of a tile."""
@@ -229,7 +233,7 @@ def _analysed(
         if not condition and instruction.dtype not in INTS:
             continue
         arguments = [ends.get(argument) for argument in instruction.args]
-        found = _ends(position, instruction, instructions, arguments, known, names, words)
+        found = _ends(position, instruction, instructions, arguments, known, words)
         if found is not None:
             define(position, found[0], found[1], condition)
         elif condition:
@@ -256,7 +260,6 @@ def _ends(
     instructions: Sequence[Instruction],
     arguments: Sequence[Ends | None],
     known: Mapping[int, Ends],
-    names: Mapping[int, str],
     dialect: Words,
 ) -> tuple[str, str] | None:
     """(low, high) or (may, must) of an instruction; None where nothing is known."""
@@ -270,7 +273,7 @@ def _ends(
         number = str(int(instruction.attr))
         return (number, number) if abs(int(instruction.attr)) < _SMALL else None
     if op == "scalar":
-        return (names[position], names[position]) if instruction.dtype in INTS else None
+        return (f"a{instruction.attr}", f"a{instruction.attr}") if instruction.dtype in INTS else None
     if any(argument is None for argument in arguments):
         return None
     words = {

@@ -1,0 +1,74 @@
+"""What the kernels of attention and of its gradients share on the host: a struct of operands that a mainloop walks.
+
+What the rule reads is loaded where it changes: once for a task, once for a row of a chunk, once for a streamed row, or
+for each element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.families.attention.rule.addresses import indices
+from jitgen.families.attention.rule.bounds import Bounds, Words
+from jitgen.families.attention.rule.context import LEVELS, Frame, Operand, Rule
+
+WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+FLAGS = ["-O2"]
+"""Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
+
+
+def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
+    """What both templates read: parameters, fields of the struct, and the rule with and without masks."""
+    pointers = [f"{operand.pointer_type} {operand.pointer}" for operand in frame.memory]
+    scalars = [f"{kind} {name}" for name, kind in frame.scalars]
+    integers = [f"int64_t {name}" for name in frame.integers]
+    fields = [*pointers, *scalars, *integers]
+    return {
+        "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
+        "fields": fields,
+        "arguments": [field.rpartition(" ")[2] for field in fields],
+        "accumulator": frame.accumulator,
+        "tasks": frame.tasks,
+        "indices": indices(frame.batch, "task", "z", "/"),
+        "of_row": frame.rule.reads("row"),
+        "at_row": frame.rule.reads("both"),
+        "of_task": frame.rule.reads("task"),
+        "row_ends": frame.ends(bounds, "row"),
+        "key_ends": frame.ends(bounds, "key"),
+        "rules": [_rule(frame.unmasked, True), *([_rule(frame.rule, False)] if frame.masked else [])],
+        "masked": frame.masked,
+        "bounds": bounds,
+    }
+
+
+def _rule(rule: Rule, is_open: bool) -> dict[str, Any]:
+    return {
+        "open": is_open,
+        **{f"by_{kind}": rule.reads(kind) for kind in LEVELS},
+        **{f"of_{level}": rule.at(level) for level in LEVELS},
+        "accumulators": [i.attr for i in rule.instructions if i.op == "contract"],
+        "values": rule.values,
+    }
+
+
+def _step(operand: Operand, index: str) -> str:
+    return index if operand.kind == "contiguous" or index == "0" else f"{index} * {operand.own[1]}"
+
+
+def load(operand: Operand, row: str, index: str) -> dict[str, str]:
+    """A load at ``index`` of the row at offset ``row``, or an index there; ``start`` is computed once for the row."""
+    name = f"from{operand.index}"
+    if operand.pointer is None:
+        start, expression = f"const int64_t {name} = {row}", f"{name} + {_step(operand, index)}"
+    else:
+        start = f"{operand.pointer_type} const {name} = {operand.pointer} + {row}"
+        expression = f"jitgen::load({name}[{_step(operand, index)}])"
+    return {"start": start, "type": operand.type, "value": operand.value, "expression": expression}
+
+
+def store(operand: Operand, row: str, index: str) -> dict[str, str]:
+    """A store at ``index`` of the row at offset ``row``; ``start`` is computed once for the row."""
+    name = f"to{operand.index}"
+    start = f"{operand.pointer_type} const {name} = {operand.pointer} + {row}"
+    stored = f"{name}[{_step(operand, index)}] = jitgen::store<{operand.storage}>({operand.value})"
+    return {"start": start, "stored": stored}

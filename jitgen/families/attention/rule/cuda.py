@@ -1,0 +1,70 @@
+"""What the kernels of attention and of its gradients share in CUDA: parameters, and runs of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.families.attention.rule.bounds import Words
+from jitgen.families.attention.rule.context import Frame, Operand
+
+WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+RUN = 8
+"""Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
+BATCH_RANK = 3
+"""Batch dimensions of a tensor map, which has two more."""
+
+
+def parameters_of(frame: Frame, maps: Sequence[str], wide: bool) -> dict[str, Any]:
+    """The kernel's parameters, the fields of its struct of operands, and what it makes one of.
+
+    Args:
+        maps: the names of its tensor maps, in order.
+        wide: whether indices have 64 bits.
+    """
+    fields = [f"{operand.pointer_type} {operand.pointer}" for operand in frame.memory]
+    fields += [*(f"Index {name}" for name in frame.integers), *(f"{kind} {name}" for name, kind in frame.scalars)]
+    return {
+        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
+        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
+        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
+        "index": "int64_t" if wide else "int32_t",
+        "accumulator": frame.accumulator,
+        "tasks": frame.tasks,
+        "masked": frame.masked,
+    }
+
+
+def coordinates(steps: Sequence[tuple[str, str]]) -> str:
+    """The batch coordinates of a tensor map, which has one matrix where a stride is 0.
+
+    Args:
+        steps: stride and index of each dimension.
+    """
+    found = [f"{stride} != 0 ? int({index}) : 0" for stride, index in steps]
+    return ", ".join([*["0"] * (BATCH_RANK - len(found)), *found])
+
+
+def config(numbers: dict[str, int], flags: dict[str, bool]) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of a mainloop's Config."""
+    members = [("int", name, str(number)) for name, number in numbers.items()]
+    return members + [("bool", name, str(flag).lower()) for name, flag in flags.items()]
+
+
+def run(operand: Operand, offset: str, step: str, unit: int) -> dict[str, Any]:
+    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``.
+
+    Args:
+        offset: of the first of them, ``step`` the stride from one to the next.
+        unit: what the strides of contiguous operands are multiples of.
+    """
+    return {
+        "index": operand.index,
+        "storage": operand.storage,
+        "type": operand.type,
+        "value": operand.value,
+        "pointer": operand.pointer,
+        "offset": offset,
+        "step": step,
+        "is_vector": bool(operand.pointer) and operand.kind == "contiguous" and unit >= RUN,
+    }
