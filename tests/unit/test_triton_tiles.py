@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.families.attention.rule.triton_tiles import MMA_SYNC_ROWS
+from jitgen.families.attention.rule.blocks import MMA_SYNC_ROWS
 
 
 def rows(function: Any, *shapes: tuple[int, ...], target: str = "sm_90a", dtype: torch.dtype = torch.bfloat16) -> int:

@@ -6,7 +6,8 @@ The modules, in the order in which a call needs them:
 * ``claim``, ``region``, ``body``: from there to a region and its instructions.
 * ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
 * ``wgmma``, ``wgmma_schedule``: the kernel of sm_90a: what it can compute, tensor maps, tiles.
-* ``render``, ``context``, ``<dialect>``: what the templates read; ``pairs`` rewrites what a tile computes in CUDA.
+* ``render``, ``context``, ``triton``, ``cuda``, ``cpp``: what the templates read; ``pairs`` rewrites what a tile
+  computes in CUDA.
 
 The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
 ``launch.integer_names`` lists, and the run-time scalars.

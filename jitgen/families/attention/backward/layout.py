@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitgen.families.attention.rule.layout import free_strides, reaches_wide, score_kind, unit_of
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.families.family import Call
-from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, base_of, collapse, item_size, locate
+from jitgen.families.operands import base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
@@ -103,7 +104,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     whole = tuple(size_of(f"g{dim}" if dim in dims else f"b{dim}") for dim in range(rank))
     rows, keys = size_of("m"), size_of("n")
     views = [locate(o.movements, base_of(o, call.environment, call.buffers), call.environment) for o in body.operands]
-    free = [tuple(0 if size == 1 else s for size, s in zip(v.sizes, v.strides, strict=True)) for v in views]
+    free = [free_strides(view) for view in views]
     outer = [[dim for dim in range(rank) if dim not in dims], dims]
     leaders = body.stores[0], body.contractions[0].weight[0]
     parts = []
@@ -138,11 +139,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         rights.index(own) if (own := memory(body.contractions[number].weight[0])) in rights else -1
         for number in results
     )
-    reach = [
-        sum((size - 1) * abs(step) for size, step in zip(view.sizes, steps, strict=True) if size)
-        for view, steps in zip(views, free, strict=True)
-    ]
-    wide = max((*reach, 0)) >= INDEX_LIMIT or max(rows, keys) >= MOST_INDEX
+    walked = (zip(view.sizes, steps, strict=True) for view, steps in zip(views, free, strict=True))
+    wide = reaches_wide(walked) or max(rows, keys) >= MOST_INDEX
     unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
     return (Layout(len(batch), len(summed), kinds, shared, unit, wide),), (geometry,)
 
@@ -151,19 +149,16 @@ def _kind(operand: Operand, strides: Sequence[int]) -> str:
     """The kind of an operand with ``strides``, the last of which are its own two."""
     first, second = strides[-2:]
     if operand.kind == "score":
-        return "both" if first and second else "row" if first else "key" if second else "task"
+        return score_kind(first != 0, second != 0)
     return "contiguous" if second == 1 else "strided"
 
 
 def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], call: Call) -> int:
     """See ``Layout.unit``."""
-    unit = 16
-    while any(size % unit for size in (*geometry.depths, *geometry.widths)):
-        unit //= 2
+    accesses = []
     for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
         if kind == "contiguous" and operand.buffer is not None:
             size = item_size(operand.dtype)
-            steps = [offset * size, call.buffers[operand.buffer].alignment, *(step * size for step in strides[:-1])]
-            while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
-                unit //= 2
-    return unit
+            steps = (step * size for step in (offset, *strides[:-1]))
+            accesses.append((size, [call.buffers[operand.buffer].alignment, *steps]))
+    return unit_of((*geometry.depths, *geometry.widths), accesses)

@@ -9,14 +9,12 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention.backward.claim import decide, fusion_of, may_have_streamed
 from jitgen.families.attention.backward.layout import results_of
-from jitgen.families.attention.rule.triton_tiles import MMA_SYNC_ROWS, most_rows
+from jitgen.families.attention.rule.blocks import MMA_SYNC_ROWS, block_of, most_rows
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, topological, under_views
 from jitgen.ir.views import Mover
 
-LEAST_BLOCK = 16
-"""Elements of a dimension of a product in Triton, at least."""
 TRITON_ROWS = (16, 32, 64)
 """Upper ends of the buckets of rows in Triton: a block is a power of two, 128 rows at most."""
 
@@ -69,14 +67,14 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
         from jitgen.families.attention.backward import wgmma_schedule
 
         return wgmma_schedule.candidates(body, layout, geometry, device)
-    depths, widths = (tuple(map(_block_of, sizes)) for sizes in (geometry.depths, geometry.widths))
+    depths, widths = (tuple(map(block_of, sizes)) for sizes in (geometry.depths, geometry.widths))
     results = len(results_of(body))
     wide = any(contraction.dtype == "float32" for contraction in body.contractions)
     large = max(*depths, *widths) * (2 if wide else 1)
     rows, streamed, warps, stages = tiles_of(large, results, wide)
     streamed_operands = [contraction.weight[0] for contraction in body.contractions]
     tiles = [(layout.operands[index], body.operands[index].dtype) for index in streamed_operands]
-    rows = most_rows(min(rows, _block_of(device.rows(geometry.rows))), tiles, layout.unit, device)
+    rows = most_rows(min(rows, block_of(device.rows(geometry.rows))), tiles, layout.unit, device)
     warps = warps if rows > MMA_SYNC_ROWS else min(warps, 4)
     even = depths == geometry.depths and widths == geometry.widths
     return (TritonSchedule(rows, streamed, depths, widths, even, warps, stages, layout.wide),)
@@ -115,8 +113,3 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
         found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
     return found
-
-
-def _block_of(size: int) -> int:
-    """The least power of two that is no less than ``size``, and a block of Triton's at least."""
-    return max(LEAST_BLOCK, 1 << max(size - 1, 0).bit_length())

@@ -4,11 +4,15 @@ The modules, in the order in which a call needs them:
 
 * ``spellings``: other ways to write attention, rewritten to the one that is matched.
 * ``match``: what in a graph is attention, and what speaks against one kernel.
-* ``claim``, ``results``, ``heads``, ``region``, ``body``: from there to a region and its instructions.
+* ``claim``, ``results``, ``region``, ``body``: from there to a region and its instructions; ``computed`` and
+  ``reading`` say which keys and values the kernel computes as it reads them.
 * ``split_keys``: the rewrite of one kernel to two that split the keys.
-* ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
-* ``render``, ``context``, ``<dialect>``: what the templates read; ``narrow`` and ``bounds`` rewrite and analyse the
-  rule of scores.
+* ``layout``, ``launch``: strides, arguments. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few rows, of
+  ``decode``, whose blocks share keys in ``clusters``.
+* ``render``, ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``: what the templates read. In CUDA ``scales``
+  takes a factor out of the rule of scores, ``ramps`` what is linear in a column, and ``elements`` says how keys and
+  values are read.
+* ``explain``: a kernel in words.
 
 The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
 ``launch.integer_names`` lists, and the run-time scalars.

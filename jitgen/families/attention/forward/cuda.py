@@ -1,9 +1,9 @@
 """The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
 ``attention_decode.cuh`` walks.
 
-Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the former, by all
-warps of a block in the latter. What the rule reads is loaded where it changes: once for a task, once for a thread's
-rows, once for a key, or for each score.
+Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the former, by
+every warp in the latter. What the rule reads is loaded where it changes: once for a task, once for a thread's rows,
+once for a key, or for each score.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitgen.families.attention.rule.layout import free_strides, reaches_wide, score_kind, unit_of
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.families.family import Call
-from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, base_of, collapse, item_size, locate
+from jitgen.families.operands import base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.ir.views import Strided
 
 PACKED_ROWS = 32
 """Rows of the query up to which heads that share keys are packed."""
@@ -80,6 +80,14 @@ class Geometry:
         return math.prod(self.batch)
 
     @property
+    def gathered_sizes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(size for size, _ in chosen) for chosen in self.gathered)
+
+    @property
+    def gathered_strides(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(stride for _, stride in chosen) for chosen in self.gathered)
+
+    @property
     def packed_rows(self) -> int:
         """Rows that read the same keys."""
         return math.prod(self.packed) * self.rows
@@ -92,7 +100,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     depth, keys = (symbols.evaluate(contraction.length, call.environment) for contraction in body.contractions)
     views = [locate(o.movements, base_of(o, call.environment, call.buffers), call.environment) for o in body.operands]
     rank = len(body.shape)
-    free = [_free(view)[:rank] for view in views]
+    free = [free_strides(view)[:rank] for view in views]
     gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
     leader = body.stores[0]
     sizes, outer = collapse(tuple(lead), [strides[:-2] for strides in free], leader)
@@ -117,33 +125,25 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         gathered,
     )
     kinds = tuple(_kind(operand, step[len(batch) :]) for operand, step in zip(body.operands, strides, strict=True))
-    reach = [
-        sum((size - 1) * abs(s) for size, s in (*zip(v.sizes, f, strict=False), *chosen) if size)
-        for v, f, chosen in zip(views, free, gathered, strict=True)
-    ]
     large = [
         size
         for operand in body.operands
         if operand.buffer is None
         for size in base_of(operand, call.environment, call.buffers).sizes
     ]
-    wide = max((*reach, 0)) >= INDEX_LIMIT or max((rows, keys, *large)) >= MOST_INDEX
+    walked_sizes = ((*zip(v.sizes, f, strict=False), *g) for v, f, g in zip(views, free, gathered, strict=True))
+    wide = reaches_wide(walked_sizes) or max((rows, keys, *large)) >= MOST_INDEX
     unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
     steps = [step[-1] for o, step in zip(body.operands, strides, strict=True) if o.kind == "score" and o.buffer is None]
     counts = call.is_gpu and all(step in (0, 1) for step in steps)
     return (Layout(len(batch), len(packed), kinds, unit, wide, counts),), (geometry,)
 
 
-def _free(view: Strided) -> tuple[int, ...]:
-    return tuple(0 if size == 1 else stride for size, stride in zip(view.sizes, view.strides, strict=True))
-
-
 def _kind(operand: Operand, strides: Sequence[int]) -> str:
     """The kind of an operand with ``strides`` along packed dimensions and its own two."""
     *packed, first, second = strides
     if operand.kind == "score":
-        by_row, by_key = any((*packed, first)), second != 0
-        return "both" if by_row and by_key else "row" if by_row else "key" if by_key else "task"
+        return score_kind(any((*packed, first)), second != 0)
     if operand.row:
         return "row"
     inner = (first, second)[_INNER[operand.kind if operand.kind in _INNER else "load"]]
@@ -154,17 +154,12 @@ def _kind(operand: Operand, strides: Sequence[int]) -> str:
 
 def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], call: Call) -> int:
     """See ``Layout.unit``."""
-    unit = 16
-    while geometry.depth % unit or geometry.width % unit:
-        unit //= 2
+    accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
     for operand, kind, strides, offset, gathered in operands:
         if kind == "contiguous" and operand.buffer is not None:
             size = item_size(operand.dtype)
-            inner = len(strides) - 2 + _INNER[operand.kind]
-            steps = [offset * size, call.buffers[operand.buffer].alignment]
-            steps += [step * size for dim, step in enumerate(strides) if dim != inner]
-            steps += [step * size for _, step in gathered]
-            while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
-                unit //= 2
-    return unit
+            along = len(strides) - 2 + _INNER[operand.kind]
+            steps = [offset, *strides[:along], *strides[along + 1 :], *(step for _, step in gathered)]
+            accesses.append((size, [call.buffers[operand.buffer].alignment, *(step * size for step in steps)]))
+    return unit_of((geometry.depth, geometry.width), accesses)

@@ -11,7 +11,7 @@ from jitgen.device import Device
 from jitgen.families.attention.forward.claim import decide, fusion_of, has_exponentials
 from jitgen.families.attention.forward.layout import PACKED_ROWS, SOURCES
 from jitgen.families.attention.forward.match import matched, row_sources, row_values
-from jitgen.families.attention.rule.triton_tiles import most_rows
+from jitgen.families.attention.rule.blocks import block_of, most_rows
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
@@ -21,9 +21,6 @@ from jitgen.ir.views import Mover
 FEW_ROWS = 8
 """Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
 vector of AVX2 has so many floats."""
-
-LEAST_BLOCK = 16
-"""Elements of a dimension of a product in Triton, at least."""
 SPLIT_ROWS = 16
 """Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
 SPLIT_TASKS = (31, 127)
@@ -94,11 +91,11 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
         return wgmma.candidates(body, layout, geometry, device.has_tensor_maps)
     value = body.contractions[1]
-    deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
+    deep, wide = map(block_of, (geometry.depth, geometry.width))
     # As wide as tiles and sums of a program fit shared memory and registers together.
     large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
     rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
-    rows = min(rows, max(LEAST_BLOCK, _power_of_two(device.rows(geometry.packed_rows))))
+    rows = min(rows, block_of(device.rows(geometry.packed_rows)))
     streamed = zip(layout.operands, body.operands, strict=True)
     tiles = [
         ("computed" if operand.kind in SOURCES else kind, operand.dtype)
@@ -131,11 +128,6 @@ def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
-
-
-def _power_of_two(number: int) -> int:
-    """The least power of two that is no less than ``number``."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:

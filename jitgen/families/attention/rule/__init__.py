@@ -1,6 +1,8 @@
-"""What the kernels of attention and of its gradients share: the rule of scores, and how its operands are addressed.
+"""What the kernels of attention and of its gradients share: the rule of a tile, and how its operands are addressed.
 
-* ``heads``: heads that share keys, as a dimension of their own.
+* ``views``, ``heads``, ``region``, ``body``: views behind a result, heads that share keys, what a rule ends at and
+  operands in memory, and the lowering of a tile.
 * ``narrow``, ``bounds``: the rule's index arithmetic in 32 bits, and which tiles its masks hide or leave open.
-* ``addresses``, ``triton_tiles``: where elements are, and how many rows a program in Triton may have.
+* ``layout``, ``launch``, ``blocks``: kinds and units of strides, arguments, and blocks of a program in Triton.
+* ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``, ``wgmma``: what the templates of both read.
 """

@@ -139,41 +139,34 @@ def _is_minus_infinity(instructions: Sequence[Instruction], position: int) -> bo
 
 def without_masks(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """The rule where no mask hides anything: each mask is what it leaves visible, and what that needs remains."""
-    masks = masks_of(instructions)
-    found: list[Instruction] = []
-    known: dict[tuple[object, ...], int] = {}
-    at: dict[int, int] = {}
-    for position, instruction in enumerate(instructions):
-        if position in masks:
-            at[position] = at[instruction.args[3 - masks[position]]]
-            continue
-        moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
-        key = identity_of(moved)
-        if key not in known:
-            known[key] = len(found)
-            found.append(moved)
-        at[position] = known[key]
-    return reachable(found, at[len(instructions) - 1])
+    return _chosen(instructions, {position: 3 - hidden for position, hidden in masks_of(instructions).items()})
 
 
 def without_conditions(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """``instructions`` where no mask hides anything: selections by a mask's condition, be they of scores or of what is
     computed of these, are what the mask leaves visible. The last instruction remains the last."""
     visible = {instructions[position].args[0]: 3 - hidden for position, hidden in masks_of(instructions).items()}
-    found: list[Instruction] = []
+    selections = (p for p, i in enumerate(instructions) if i.op == "where" and i.args[0] in visible)
+    return _chosen(instructions, {p: visible[instructions[p].args[0]] for p in selections})
+
+
+def _chosen(instructions: Sequence[Instruction], choices: Mapping[int, int]) -> tuple[Instruction, ...]:
+    """``instructions`` where each selection in ``choices`` is the operand with that number, and nothing is computed
+    twice; the last one and what it is computed from."""
+    kept: list[Instruction] = []
     known: dict[tuple[object, ...], int] = {}
     at: dict[int, int] = {}
     for position, instruction in enumerate(instructions):
-        if instruction.op == "where" and instruction.args[0] in visible:
-            at[position] = at[instruction.args[visible[instruction.args[0]]]]
+        if position in choices:
+            at[position] = at[instruction.args[choices[position]]]
             continue
         moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
         key = identity_of(moved)
         if key not in known:
-            known[key] = len(found)
-            found.append(moved)
+            known[key] = len(kept)
+            kept.append(moved)
         at[position] = known[key]
-    return reachable(found, at[len(instructions) - 1])
+    return reachable(kept, at[len(instructions) - 1])
 
 
 def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:

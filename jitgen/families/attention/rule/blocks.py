@@ -1,4 +1,4 @@
-"""How many rows a program in Triton may have, by how the tiles of its loops reach shared memory."""
+"""The blocks of a program in Triton: their sizes, and how many rows it may have by how tiles reach shared memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Iterable
 from jitgen.device import Device
 from jitgen.families.operands import item_size
 
+LEAST_BLOCK = 16
+"""Elements of a dimension of a product in Triton, at least."""
 ASYNC_BYTES = 4
 """Bytes of a copy by cp.async, at least. Triton copies tiles of shorter runs through registers."""
 MMA_SYNC_ROWS = 32
 """Rows of a program up to which its products are mma.sync: a wgmma has 64 rows."""
+
+
+def block_of(size: int) -> int:
+    """The least power of two that is no less than ``size``, and than a block's least."""
+    return max(LEAST_BLOCK, 1 << max(size - 1, 0).bit_length())
 
 
 def most_rows(rows: int, tiles: Iterable[tuple[str, str]], unit: int, device: Device) -> int:
