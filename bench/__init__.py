@@ -17,8 +17,21 @@ Measurement``::
     packing     quantising weights into the layout that kernels read; only where it is named
     coldstart   the time of a first call in a new process, with an empty store and from the store
 
-Peers run in the same process on the same data, alternating with jitgen. ``command`` is the command; ``jitgen/cli``
-runs it where jitgen is imported from this checkout. The package is no part of the wheel.
+What models and rules are fitted to, and what else docs/measured has, comes from modules that are run by themselves, as
+``python -m bench.gemm_timings``. Each runs on a GPU::
+
+    gemm_timings         candidates of products, launched by themselves
+    schedule_timings     schedules of Triton's products and of ``simt``, through whole calls
+    split_k_timings      numbers of ranges of K
+    row_timings          threads of a row
+    attention_schedules  attention under other schedules than the chosen one
+    attention_caches     a decoder's step over caches
+    attention_training   forward and backward of attention
+    llama_block          decoder blocks of Llama in plain PyTorch; on a CPU, too
+
+``sizes`` draws, and ``records`` writes JSON. Peers run in the same process on the same data, alternating with jitgen.
+``command`` is the command; ``jitgen/cli`` runs it where jitgen is imported from this checkout. The wheel has none of
+it.
 """
 
 GROUPS = (

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 import jitgen
 from bench.measurement import Bench, Measurement, relative_error
+from bench.sizes import log_uniform
 from bench.timing import medians
 from jitgen.spec import dtype_name
 
@@ -175,7 +176,7 @@ def draw(source: random.Random, device: str) -> Case:
     most = 2**20 if device == "cuda" else 2**14
     while True:
         batch, shared, group = source.randrange(1, 9), source.randrange(1, 17), source.choice((1, 1, 2, 4, 8))
-        rows, keys = (int(math.exp(source.uniform(0, math.log(16385)))) for _ in range(2))
+        rows, keys = (int(log_uniform(source, 1, 16385)) for _ in range(2))
         depth = source.choice((64, 128, 8 * source.randrange(4, 33)))
         rule = source.choice(RULES)
         if rule != "full" and keys < rows:
@@ -212,7 +213,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
             notes.append(f"{name}: {type(refusal).__name__}")
     for backend in bench.backends:
         plan = jitgen.jit(backend=backend)(function).bind(*first)
-        error = _error(function, first, plan(*first, out=torch.full_like(first[0], math.nan)))
+        error = error_of(function, first, plan(*first, out=torch.full_like(first[0], math.nan)))
         own: list[Callable[[], Any]] = [partial(plan, *each) for each in copies]
         wrong = [] if error <= MOST_ERROR[dtype] else [f"wrong: an error of {error:.1e}"]
         yield Measurement(
@@ -230,7 +231,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
         )
 
 
-def _error(function: Callable[..., Any], args: Sequence[torch.Tensor], out: torch.Tensor) -> float:
+def error_of(function: Callable[..., Any], args: Sequence[torch.Tensor], out: torch.Tensor) -> float:
     """The larger relative error of the first and the last head against float64."""
     q, k, v, slopes = args
     found = 0.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from bench import GROUPS, NOT_BY_DEFAULT
+from bench import GROUPS, NOT_BY_DEFAULT, records
 from jitgen import progress
 from jitgen.cli.show import print_table
 
@@ -61,7 +60,7 @@ def bench(
             case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
             say(f"{len(measurements)} done, the last {case}")
             if path is not None:  # after each, so that a run that is stopped has lost nothing
-                _write(path, facts, measurements)
+                records.write(path, {"environment": facts, "measurements": [each.to_json() for each in measurements]})
     if plot is not None:
         _draw(plot, measurements)
     print_table(
@@ -70,15 +69,6 @@ def bench(
     for module in (sweep, attention, reductions, formats, packing):
         for line in module.summary(measurements):
             click.echo(line)
-
-
-def _write(path: Path, facts: dict[str, Any], measurements: Sequence[Measurement]) -> None:
-    """Write or replace ``path``, which is whole at any time."""
-    content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(path.name + ".part")
-    written.write_text(json.dumps(content, indent=1) + "\n")
-    written.replace(path)
 
 
 def _draw(directory: Path, measurements: Sequence[Measurement]) -> None:

@@ -24,6 +24,7 @@ import torch
 import jitgen
 from bench.measurement import Bench, Measurement
 from bench.products import GROUP, MAX_COPIES, Product, linear, product_error
+from bench.sizes import log_uniform
 from bench.timing import Call, medians
 from jitgen.quant.formats import FORMATS, find
 from jitgen.quant.qtensor import QTensor
@@ -46,9 +47,9 @@ NAMES = (*FORMATS, "uint4.floatzeros")
 def draw(source: random.Random, device: str, rows: str) -> tuple[int, int, int]:
     """(M, N, K) of one size; N is a multiple of 8 and K of ``GROUP``."""
     least, most = ROWS[device][rows]
-    count = round(math.exp(source.uniform(math.log(least), math.log(most))))
-    weights = math.exp(source.uniform(*map(math.log, WEIGHTS[device])))
-    length = GROUP * round(math.exp(source.uniform(math.log(1024), math.log(weights / 2048))) / GROUP)
+    count = round(log_uniform(source, least, most))
+    weights = log_uniform(source, *WEIGHTS[device])
+    length = GROUP * round(log_uniform(source, 1024, weights / 2048) / GROUP)
     return count, 8 * math.ceil(weights / length / 8), length
 
 

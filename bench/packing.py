@@ -6,8 +6,6 @@ model of 8e9 parameters take, ``MODEL`` weights.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -15,6 +13,7 @@ import torch
 import jitgen
 from bench.measurement import Bench, Measurement
 from bench.products import GROUP
+from bench.timing import wall_seconds
 from jitgen.quant.formats import find
 
 NAMES = ("int4", "uint4", "uint4.floatzeros", "fp4_e2m1", "nf4", "mxfp4", "nvfp4", "int8", "fp8_e4m3", "int2", "int3")
@@ -53,17 +52,8 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 
 def _seconds(call: Callable[[], object], bench: Bench) -> float:
-    """The median wall-clock time of ``call``, the device's work included."""
-    wait = torch.cuda.synchronize if bench.device == "cuda" else lambda: None
     call()
-    samples = []
-    for _ in range(REPEATS):
-        wait()
-        started = time.perf_counter()
-        call()
-        wait()
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples)
+    return wall_seconds(call, bench.device, REPEATS)
 
 
 def summary(measurements: Sequence[Measurement]) -> list[str]:

@@ -21,6 +21,7 @@ import jitgen
 from bench.measurement import Bench, Measurement
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
+from bench.sizes import log_uniform
 from bench.streaming import Case, measure, measure_all
 
 
@@ -121,7 +122,7 @@ def draw(source: random.Random, device: str) -> tuple[Reduction, int, int, torch
     reduction = source.choice(DRAWN)
     dtype = source.choice((torch.bfloat16, torch.float32))
     while True:
-        rows, columns = (int(math.exp(source.uniform(0, math.log(most + 1)))) for most in (MOST_ROWS, MOST_COLUMNS))
+        rows, columns = (int(log_uniform(source, 1, most + 1)) for most in (MOST_ROWS, MOST_COLUMNS))
         if source.random() < 0.5:
             unit = 64 if columns > 64 else 8
             columns = -(-columns // unit) * unit
@@ -136,7 +137,7 @@ def sweep(bench: Bench) -> Iterator[Measurement]:
     if bench.device == "cuda":
         target = gpu_target()
         prebuild(
-            Build(reduction.function, _specs(reduction, rows, columns, dtype), backend, target)
+            Build(reduction.function, specs_of(reduction, rows, columns, dtype), backend, target)
             for reduction, rows, columns, dtype in drawn
             for backend in bench.backends
         )
@@ -144,7 +145,7 @@ def sweep(bench: Bench) -> Iterator[Measurement]:
         yield from measure(reduction.case(columns, rows, (dtype,), f"{rows} "), dtype, bench, SWEEP)
 
 
-def _specs(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
+def specs_of(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:
     """The arguments of ``rows_of`` as specs."""
     spec, vector = jitgen.TensorSpec((rows, columns), dtype), jitgen.TensorSpec((rows, columns), dtype, strides=(0, 1))
     return (*(spec for _ in range(reduction.tensors)), *(vector for _ in range(reduction.weights)))

@@ -10,7 +10,6 @@ On a GPU the kernels of all cases are built ahead in parallel processes (``prebu
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import jitgen
 from bench.measurement import Bench, Measurement
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.products import GROUP, Product, linear, measure
+from bench.sizes import log_uniform, side
 
 FORMATS: tuple[str | None, ...] = ("int4", None)
 """The weights of a sweep: W4A16 with groups of ``GROUP``, and dense ones of the activation's dtype."""
@@ -31,7 +31,6 @@ MOST_WEIGHTS = {"cuda": 3.5e8, "cpu": 1.2e7}
 """The most elements of a weight, so that copies of it fit in memory, and a sweep takes minutes."""
 MOST_PRODUCTS = {"cuda": 2e12, "cpu": 4e9}
 """The most multiply-adds of a case."""
-ROUND = 256
 ROW_RANGES = ((1, 8), (9, 64), (65, 512), (513, MOST_ROWS), (1, 64), (65, MOST_ROWS))
 """The ranges of rows that a summary has lines for."""
 PATIENCE = 4.0
@@ -44,20 +43,11 @@ WORST = 10
 def draw(source: random.Random, device: str, unit: int = GROUP) -> tuple[int, int, int]:
     """(M, N, K) of one case, K a multiple of ``unit``."""
     while True:
-        rows = int(math.exp(source.uniform(0, math.log(MOST_ROWS + 1))))
-        columns, length = _side(source, device, 8), _side(source, device, unit)
+        rows = int(log_uniform(source, 1, MOST_ROWS + 1))
+        columns, length = (side(source, each, *SIDES[device]) for each in (8, unit))
         weights = columns * length
         if weights <= MOST_WEIGHTS[device] and rows * weights <= MOST_PRODUCTS[device]:
             return rows, columns, length
-
-
-def _side(source: random.Random, device: str, unit: int) -> int:
-    least, most = SIDES[device]
-    size = math.exp(source.uniform(math.log(least), math.log(most)))
-    if source.random() < 0.5:
-        return max(1, round(size / ROUND)) * ROUND
-    odd = 2 * int(size / (2 * unit)) + 1
-    return unit * odd
 
 
 def cases(bench: Bench) -> Iterator[tuple[Product, int]]:

@@ -22,6 +22,8 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 101
 """Bounds of the number of times that every subject is timed."""
 CALLS_PER_GRAPH = 8
 """The fewest calls that one CUDA graph has."""
+AHEAD_CYCLES = 300_000
+"""Cycles for which a GPU sleeps before a call that is timed by events."""
 
 
 def medians(subjects: Subjects, device: str, budget: float) -> dict[str, float]:
@@ -57,21 +59,27 @@ def in_turn(calls: Sequence[Call]) -> list[Call]:
     return [*calls] * -(-CALLS_PER_GRAPH // len(calls))
 
 
-def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
-    """A function that replays the calls in a CUDA graph and returns the mean time of one, in seconds."""
-    repeated = in_turn(calls)
+def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """Returns a CUDA graph of ``calls``, each of which runs once before."""
     # Whatever compiles, loads or tunes does so in these calls. Capture requires that they run on a side stream.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for call in calls:
+        for call in dict.fromkeys(calls):
             call()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in repeated:
+        for call in calls:
             call()
+    return graph
+
+
+def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
+    """A function that replays the calls in a CUDA graph and returns the mean time of one, in seconds."""
+    repeated = in_turn(calls)
+    graph = captured(repeated)
     graph.replay()
     torch.cuda.synchronize()
 
@@ -87,9 +95,49 @@ def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
     return timer
 
 
+def graph_seconds(calls: Sequence[Call]) -> float:
+    """The median time of one of ``calls`` in a CUDA graph, in seconds, of as few replays as ``medians`` takes."""
+    return medians({"": calls}, "cuda", 0.0)[""]
+
+
+def event_seconds(call: Call, rounds: int = 8) -> float:
+    """The median time of one call on the GPU between two events, in seconds, for what a graph does not capture.
+
+    The device sleeps before each round, so that the host is ahead of it.
+    """
+    for _ in range(3):
+        call()
+    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(rounds)]
+    for start, end in events:
+        torch.cuda._sleep(AHEAD_CYCLES)
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) * 1e-3 for start, end in events)
+
+
+def wait_for(device: str) -> Callable[[], object]:
+    """A function that waits for what ``device`` has still to do."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def wall_seconds(call: Call, device: str, rounds: int) -> float:
+    """The median time from a call to the end of its work, in seconds, the host's share included."""
+    wait = wait_for(device)
+    samples = []
+    for _ in range(rounds):
+        wait()
+        started = time.perf_counter()
+        call()
+        wait()
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples)
+
+
 def trial(calls: Sequence[Call], device: str, count: int = 3) -> float:
     """The seconds of one call of a subject, roughly: ``count`` calls one after another, the host's share included."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = wait_for(device)
     calls[0]()
     wait()
     started = time.perf_counter()
@@ -104,7 +152,7 @@ def host_medians(subjects: Mapping[str, Call], device: str, calls: int = 500, ro
 
     The wait for what a GPU has still to do after the last call is not timed.
     """
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait = wait_for(device)
     for call in subjects.values():
         call()
     samples: dict[str, list[float]] = {name: [] for name in subjects}

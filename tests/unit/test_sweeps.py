@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import runpy
@@ -12,6 +13,7 @@ import torch
 import jitgen
 from bench import prebuild, products, reductions, sweep
 from bench.measurement import Bench, Measurement
+from jitgen.families.gemm.schedules import cuda
 
 GPU = Bench("cuda", 2**26, 0.1, False, 1, None, 7, 200)
 
@@ -47,11 +49,35 @@ def test_a_sweep_of_reductions_has_odd_rows_and_columns_of_every_magnitude() -> 
 def test_what_was_built_ahead_is_what_the_measuring_process_asks_for() -> None:
     reduction, rows, columns, dtype = reductions.DRAWN[1], 3, 37, torch.float32
     target = str(jitgen.spec.host_target())
-    build = prebuild.Build(reduction.function, reductions._specs(reduction, rows, columns, dtype), "cpp", target)
+    build = prebuild.Build(reduction.function, reductions.specs_of(reduction, rows, columns, dtype), "cpp", target)
     assert prebuild._failure(build) == ""
     inputs = reduction.case(columns, rows).inputs(0, dtype, "cpu")
     with jitgen.strict():
         jitgen.jit(backend="cpp")(reduction.function).bind(*inputs)(*inputs)
+
+
+SCRIPTS = {
+    "attention_schedules": None,
+    "attention_caches": None,
+    "attention_training": None,
+    "split_k_timings": None,
+    "gemm_timings": ["--shapes", "1", "--kinds", "rows", "wgmma_dense"],
+    "row_timings": ["--shapes", "2"],
+    "schedule_timings": ["--shapes", "1"],
+}
+"""Scripts that need a GPU, and arguments with which they only count what they would time."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_find_the_rules_that_they_replace(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, arguments = importlib.import_module(f"bench.{name}"), SCRIPTS[name]
+    if arguments is not None:
+        monkeypatch.setattr("sys.argv", [name, "unwritten.json", "--dry", *arguments])
+        monkeypatch.setattr(cuda, "k_splits", cuda.k_splits)  # one of the scripts replaces it
+        script.main()
+        assert "timings" in capsys.readouterr().out
 
 
 def test_worker_processes_do_not_run_the_command_again() -> None:

@@ -61,7 +61,7 @@ MEASURED = (
     ("simt", 2584, 3840, 2944, 1659.59),
 )
 """(kind, M, N, K, microseconds of the fastest schedule that was timed), on an H200: some of the timings that the models
-were fitted to (``tools/schedule_timings.py``)."""
+were fitted to (``bench/schedule_timings.py``)."""
 BUCKETS = (*ROW_BUCKETS, MOST_ROWS)
 
 

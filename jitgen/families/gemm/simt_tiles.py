@@ -1,7 +1,7 @@
 """Tiles of the ``simt`` mainloop for more than a few rows of float32: the candidates, and a model of their times
 (``tile_times.py``).
 
-The constants were fitted to 859 timings of 68 random shapes on an H200 (``tools/schedule_timings.py --kinds simt --seed
+The constants were fitted to 859 timings of 68 random shapes on an H200 (``bench/schedule_timings.py --kinds simt --seed
 31001 --shapes 45`` and ``--seed 31004 --shapes 40``, of which 23 were reached; 9 to 4096 rows, N and K from 64 to
 60000). Of what was timed for a shape, that which the model chooses takes longer than the best, by the geometric mean
 and at worst: 3.1 % and 43 % up to 64 rows, 6.0 % and 36 % up to 512, 4.6 % and 52 % beyond. The rule that there was

@@ -1,7 +1,7 @@
 """Tiles of the mma.sync mainloop for few rows of x, which streams weights from memory into fragments
 (``gemm_mma.cuh``): the candidates, and a model of their times.
 
-The constants were fitted to 1,934 timings of 68 random shapes on an H200 (``tools/gemm_timings.py --seed 23001 --shapes
+The constants were fitted to 1,934 timings of 68 random shapes on an H200 (``bench/gemm_timings.py --seed 23001 --shapes
 34``; 1 to 15 rows, N and K from 128 to 58624), quantised weights being W4A16 with groups of 128, and then corrected by
 timings of layers of Llama 3 8B and 70B (``--llama``), which were not kept. Of the tiles that were timed for a shape,
 candidates or not, those that the model chooses take 4 % (quantised) and 7 % (dense) longer than the best by the

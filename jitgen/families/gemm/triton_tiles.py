@@ -1,7 +1,7 @@
 """Tiles of Triton's products of 16-bit x with a dense weight, or one of plain four-bit codes: the candidates, and a
 model of their times (``tile_times.py``).
 
-The constants were fitted to 1,636 timings of 174 random shapes on an H200 with Triton 3.6 (``tools/schedule_timings.py
+The constants were fitted to 1,636 timings of 174 random shapes on an H200 with Triton 3.6 (``bench/schedule_timings.py
 --seed 31001 --shapes 45`` and ``--seed 31003 --shapes 70``, of which 42 of each kind were reached; 1 to 8192 rows, N
 and K from 64 to 60000; quantised weights are W4A16 with groups of 128). Of what was timed for a shape, that which the
 model chooses takes longer than the best, by the geometric mean, and at worst; beside it the rule that there was before:

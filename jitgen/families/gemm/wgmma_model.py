@@ -2,7 +2,7 @@
 
 Multiprocessors, resident clusters and the clock are those of a chip (``jitgen/chips.py``). The other constants were
 fitted to timings on an H200, and hold for Hopper's tensor cores: to 7,058 timings of 90 random shapes for each kind of
-weight (``tools/gemm_timings.py --seed 23001 --shapes 34`` and ``--seed 23002 --shapes 56``; 10 to 8141 rows and N and K
+weight (``bench/gemm_timings.py --seed 23001 --shapes 34`` and ``--seed 23002 --shapes 56``; 10 to 8141 rows and N and K
 from 72 to 56840, all on a logarithmic scale), each with every candidate and the numbers of splits that looked
 promising; quantised weights are W4A16 with groups of 128. Products of more than 20 GFLOP weighed as much together as
 all others. Of what was timed for a shape, that which a model chooses takes longer than the best, by the geometric mean
@@ -21,7 +21,7 @@ was not fitted. These timings were taken before epilogues read all that they hav
 tiles of 80, 160 and 224 took two instructions of wgmma, whose cost was a constant of its own.
 
 ``DENSE_PINGPONG`` was fitted afterwards, to the fastest of 165 timings of eight products of 777 to 3501 rows on an H200
-(``tools/gemm_timings.py --sizes``; the fit's error is 10 %). ``SUMS_FIXED`` is an estimate.
+(``bench/gemm_timings.py --sizes``; the fit's error is 10 %). ``SUMS_FIXED`` is an estimate.
 
 What the models say of one multiprocessor:
 

@@ -20,7 +20,7 @@ LANE_ELEMENTS = 8
 MOST_ROWS, MOST_DEPTH = 16, 128
 """Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
 FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
-"""Fitted to timings on an H200 (``tools/attention_decode.py``)."""
+"""Fitted to timings on an H200 (``bench/attention_schedules.py``)."""
 
 
 @dataclass(frozen=True)

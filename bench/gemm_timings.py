@@ -2,7 +2,7 @@
 
 ::
 
-    python tools/gemm_timings.py timings.json --seed 7 --shapes 40 --kinds mma rows wgmma_quantized wgmma_dense
+    python -m bench.gemm_timings timings.json --seed 7 --shapes 40 --kinds mma rows wgmma_quantized wgmma_dense
 
 For each kind of mainloop, sizes are drawn as ``jitgen bench sweep`` draws them. Every candidate is compiled (in as many
 processes as there are cores), launched over rotating copies of its weights, and timed in a CUDA graph. Results of the
@@ -15,24 +15,28 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import json
 import math
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench.products import GPU_ROWS, LLAMA, linear, swiglu
+from bench.records import write_rows
+from bench.sizes import log_uniform, side
+from bench.timing import graph_seconds
 from jitgen.families import registry
 from jitgen.families.family import OVERLAPS, Choice
 from jitgen.families.gemm import wgmma
-from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
+from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaPair, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket
 from jitgen.families.gemm.schedules import cuda
 
@@ -63,18 +67,8 @@ CACHED_BYTES = 2**28
 """Bytes after which a copy is certainly not in the second-level cache any more."""
 
 
-def linear(x: Any, w: Any) -> Any:
-    return F.linear(x, w)
-
-
-def swiglu(x: Any, gate: Any, up: Any) -> Any:
-    return F.silu(F.linear(x, gate)) * F.linear(x, up)
-
-
 def llama() -> Iterator[tuple[str, int, int, int]]:
     """The layers of Llama, and its SwiGLU beside the product of the same size."""
-    from bench.products import GPU_ROWS, LLAMA
-
     for rows in GPU_ROWS:
         for columns, length in LLAMA.values():
             for kind in CHOSEN[:2]:
@@ -88,17 +82,12 @@ def drawn(source: random.Random, kind: str, fewest: int) -> tuple[int, int, int]
     _, least, most = KINDS[kind]
     least = max(least, fewest)
     while True:
-        rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
-        columns, length = _side(source, 8), _side(source, 128)
+        rows = int(log_uniform(source, least, most + 1))
+        columns, length = side(source, 8), side(source, 128)
         if most > 16 and kind not in CHOSEN and source.random() < 0.4:
             length = 128 * source.randint(1, 10)
         if columns * length <= 3e8 and rows * columns * length <= 1e12:
             return rows, columns, length
-
-
-def _side(source: random.Random, unit: int) -> int:
-    size = math.exp(source.uniform(math.log(64), math.log(60000)))
-    return max(1, round(size / 256)) * 256 if source.random() < 0.5 else unit * (2 * int(size / (2 * unit)) + 1)
 
 
 def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any:
@@ -107,8 +96,8 @@ def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any
     group = None if format is None else 128
     w = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=group)
     if kind.startswith("swiglu"):
-        return jitgen.jit(swiglu, backend="cuda").lower(x, w, w, target=target).lowered
-    return jitgen.jit(linear, backend="cuda").lower(x, w, target=target).lowered
+        return jitgen.jit(backend="cuda")(swiglu).lower(x, w, w, target=target).lowered
+    return jitgen.jit(backend="cuda")(linear).lower(x, w, target=target).lowered
 
 
 def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
@@ -146,7 +135,7 @@ def compiled(source: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--shapes", type=int, default=30, help="of each kind")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
@@ -228,8 +217,7 @@ def main() -> None:
                 print("WRONG", shape, schedule, splits, error, flush=True)
             results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
         results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
-        with open(options.output, "w") as file:
-            file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+        write_rows(options.output, results)
         compare(shape, results)
     layers = set(llama())
     summarise([each for each in results if tuple(each[:4]) not in layers])
@@ -279,9 +267,7 @@ def summarise(results: list[Any]) -> None:
 
 def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[Any, int]]:
     """(schedule, blocks of a cluster that share K) worth timing: without splits, and some numbers of them."""
-    if not isinstance(schedule, WgmmaMainloop):
-        return [(schedule, schedule.cluster_k_splits)]
-    if schedule.multicast > 1 or schedule.pingpong:
+    if not isinstance(schedule, WgmmaQuantized | WgmmaDense) or schedule.multicast > 1 or schedule.pingpong:
         return [(schedule, schedule.cluster_k_splits)]
     found = [(dataclasses.replace(schedule, cluster_k_splits=1), 1)]
     items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
@@ -297,9 +283,6 @@ def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[
 
 def streams(problem: Any) -> Any:
     """Candidates of the mainloops for few rows, which their rules do not have."""
-    from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows
-    from jitgen.families.gemm.schedules import cuda
-
     kind = MmaQuantized if problem.quantized else MmaRows
     tokens = next(t for t in (1, 4, 8, 16) if bucket(problem.rows) <= t)
     tiles, chunks = -(-problem.columns[0] // 16), -(-problem.length // 64)
@@ -362,7 +345,7 @@ class Timer:
         from jitgen.runtime import cuda, residency
         from jitgen.runtime.tensor_map import TensorMap
 
-        wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)  # type: ignore
+        wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)
         shape, arguments = low.launch(0), low.arguments(0)
         if (name, shape.entry) not in self.functions:
             self.functions[name, shape.entry] = cuda.load(built[1], built[0] + shape.entry, 0, shape.shared_bytes)
@@ -401,8 +384,12 @@ class Timer:
         launch(torch._C._cuda_getCurrentRawStream(0), *sets[0])
         torch.cuda.synchronize()
         result = out[:, : 1 << 14].float()
-        calls = [lambda v=values: launch(torch._C._cuda_getCurrentRawStream(0), *v) for values in sets]
-        return self.timed(calls), result
+
+        def call(values: list[Any]) -> None:
+            launch(torch._C._cuda_getCurrentRawStream(0), *values)
+
+        calls = [partial(call, values) for values in sets]
+        return graph_seconds(calls) * 1e6, result
 
     def peer(self, rows: int, columns: int, length: int) -> float:
         """The time of torch's F.linear of a dense weight in microseconds."""
@@ -411,29 +398,7 @@ class Timer:
         size = columns * length
         starts = (copy * size % (self.floats.numel() - size) // 8 * 8 for copy in range(copies))
         weights = [self.floats[at : at + size].view(columns, length) for at in starts]
-        return self.timed([lambda w=w: F.linear(x, w) for w in weights])
-
-    def timed(self, calls: Any) -> float:
-        repeated = calls * -(-8 // len(calls))
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            repeated[0]()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            for call in repeated:
-                call()
-        graph.replay()
-        samples = []
-        for _ in range(3):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(begin.elapsed_time(end) * 1e3 / len(repeated))
-        return statistics.median(samples)
+        return graph_seconds([partial(F.linear, x, weight) for weight in weights]) * 1e6
 
     @staticmethod
     def bytes(memory: Any, buffer: Any) -> int:
@@ -442,4 +407,4 @@ class Timer:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

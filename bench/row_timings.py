@@ -1,8 +1,8 @@
-"""Times row kernels in CUDA C++ with other numbers of threads than the rule's: what ``row_threads.py`` was fitted to.
+"""Times row kernels in CUDA C++ with other numbers of threads than the rule's (``RowProblem.threads``).
 
 ::
 
-    python tools/row_timings.py timings.json --seed 32001 --shapes 60
+    python -m bench.row_timings timings.json --seed 32001 --shapes 60
 
 Sizes are drawn as ``jitgen bench sweep reductions`` draws them, of rows that one block holds. A line of the output is
 ``[function, dtype, rows, columns, threads, the schedule, microseconds]``; the rule's own has threads 0, eager torch -1.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import json
 import math
 import os
 import random
@@ -20,12 +19,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import jitgen
 from bench import reductions
+from bench.measurement import relative_error
+from bench.records import write_rows
+from bench.rows import Reduction
 from bench.streaming import retaining
 from bench.timing import medians
 from jitgen.families.reduction.cuda_problem import RowProblem
@@ -39,30 +42,30 @@ CACHED_BYTES = 2**27
 @contextmanager
 def forced(threads: int) -> Iterator[None]:
     """Within this context a block has so many threads for each row; 0 leaves it to the rule."""
-    before = RowProblem.threads
+    rule: Any = RowProblem
+    before = rule.threads
     if threads:
-        RowProblem.threads = property(lambda self: threads)  # type: ignore[assignment]
+        rule.threads = property(lambda self: threads)
     try:
         yield
     finally:
-        RowProblem.threads = before
+        rule.threads = before
 
 
-def drawn(source: random.Random) -> tuple[reductions.Reduction, int, int, torch.dtype]:
+def drawn(source: random.Random) -> tuple[Reduction, int, int, torch.dtype]:
     while True:
         reduction, rows, columns, dtype = reductions.draw(source, "cuda")
         if 4 <= columns <= LONGEST and rows * columns <= 2**26:
             return reduction, rows, columns, dtype
 
 
-def lowered(reduction: reductions.Reduction, rows: int, columns: int, dtype: torch.dtype) -> Any:
-    x, vector = jitgen.TensorSpec((rows, columns), dtype), jitgen.TensorSpec((rows, columns), dtype, strides=(0, 1))
-    specs = [x] * reduction.tensors + [vector] * reduction.weights
+def lowered(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    specs = reductions.specs_of(reduction, rows, columns, dtype)
     return jitgen.jit(backend="cuda")(reduction.function).lower(*specs, target=TARGET)
 
 
-def described(reduction: reductions.Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[int, str]:
-    """(threads of a row, the schedule) of the rule, or of ``forced``."""
+def described(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[int, str]:
+    """Returns the threads of a row, and the schedule, by the rule or by ``forced``."""
     schedule = lowered(reduction, rows, columns, dtype).lowered.schedules[0]
     return getattr(schedule, "threads", 0) * getattr(schedule, "cluster", 1), repr(schedule)
 
@@ -79,7 +82,7 @@ def compiled(name: str, rows: int, columns: int, dtype: torch.dtype, threads: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=32001)
     parser.add_argument("--shapes", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=60, help="after which no further case is begun")
@@ -89,14 +92,14 @@ def main() -> None:
     cases, jobs = [drawn(source) for _ in range(options.shapes)], []
     for case in cases:
         own, _ = described(*case)
-        found: dict[str, int] = {described(*case)[1]: 0}
+        threads_of: dict[str, int] = {described(*case)[1]: 0}
         for threads in (own // 4, own // 2, own, 2 * own, 4 * own, 8 * own):
-            if 4 <= threads <= 512 and "cluster=1," in next(iter(found)):
+            if 4 <= threads <= 512 and "cluster=1," in next(iter(threads_of)):
                 with forced(threads):
                     text = described(*case)[1]
                 if "cluster=1," in text:  # what would take a cluster has no form with other threads
-                    found.setdefault(text, threads)
-        jobs.append((case, {threads: text for text, threads in found.items()}))
+                    threads_of.setdefault(text, threads)
+        jobs.append((case, {threads: text for text, threads in threads_of.items()}))
     every = [(case[0].name, *case[1:], threads) for case, found in jobs for threads in found]
     print(f"{len(cases)} cases, {len(every)} timings after {time.time() - started:.1f} s", flush=True)
     if options.dry:
@@ -113,14 +116,14 @@ def main() -> None:
         moved = 2 * rows * columns * dtype.itemsize
         count = max(2, min(16, CACHED_BYTES // moved))
         sets = [reduction.case(columns, rows).inputs(0, dtype, "cuda") for _ in range(count)]
-        exact = reduction.function(*(each.double() for each in sets[0]))
+        exact: Any = reduction.function(*(each.double() for each in sets[0]))
         subjects: dict[str, Any] = {}
         for threads in found:
             with forced(threads):
                 plan = jitgen.jit(backend="cuda")(reduction.function).bind(*sets[0])
                 out = torch.full(exact.shape, math.nan, dtype=dtype, device="cuda")
                 plan(*sets[0], out=out)
-            error = float((out.double() - exact).norm() / exact.norm())
+            error = relative_error(out, exact)
             if not error < 0.01:
                 print("WRONG", reduction.name, rows, columns, dtype, threads, error, flush=True)
             outs = [torch.empty_like(out) for _ in sets]
@@ -129,8 +132,7 @@ def main() -> None:
         for name, seconds in medians(subjects, "cuda", 0.1).items():
             text = found.get(int(name), "")
             results.append([reduction.name, dtype_name(dtype), rows, columns, int(name), text, round(seconds * 1e6, 3)])
-        with open(options.output, "w") as file:
-            file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+        write_rows(options.output, results)
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
 
 

@@ -1,5 +1,5 @@
 """Times a decoder's step over caches of bfloat16 and of codes, in both GPU dialects (pages in CUDA):
-``python tools/attention_caches.py 16x8192 1x8192``. H32/8 D128; microseconds of ``attend``, over caches that exceed the
+``python -m bench.attention_caches 16x8192 1x8192``. H32/8 D128; microseconds of ``attend``, over caches that exceed the
 second-level cache."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ::
 
-    python tools/split_k_timings.py timings.json --sizes 79x256x43776 59x184x5888
+    python -m bench.split_k_timings timings.json --sizes 79x256x43776 59x184x5888
 
 Calls are whole ones, in a CUDA graph over rotating weights: the product, and the kernel that adds the sums of ranges.
 Each result is compared with float64. A line of the output is ``[format, rows, columns, length, ranges, microseconds]``;
@@ -14,24 +14,22 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
-import json
-import statistics
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench.measurement import relative_error
+from bench.products import linear
+from bench.records import write_rows
+from bench.timing import graph_seconds
 from jitgen.families.gemm.schedules import cuda
 
 RULE = cuda.k_splits
 CACHED_BYTES = 2**28
 """Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
-
-
-def linear(x: Any, w: Any) -> Any:
-    return F.linear(x, w)
 
 
 def with_ranges(ranges: int | None) -> Any:
@@ -40,29 +38,9 @@ def with_ranges(ranges: int | None) -> Any:
     return jitgen.jit(backend="cuda")(linear)
 
 
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    samples = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(samples)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--sizes", nargs="+", help="rows x columns x length, as 79x256x43776")
     parser.add_argument("--ranges", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     options = parser.parse_args()
@@ -83,17 +61,16 @@ def main() -> None:
             for ranges in wanted:
                 plan = with_ranges(ranges).bind(x, w)  # which asks for the ranges again when it is given a result
                 out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device="cuda")
-                time = microseconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]])
-                error = ((out.double() - want).norm() / want.norm()).item()
+                time = graph_seconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]]) * 1e6
+                error = relative_error(out, want)
                 mark = "*" if ranges is None else ""
                 print(size, format, f"{ranges or ''}{mark} {time:.2f} us", "" if error < 0.004 else f"WRONG {error}")
                 results.append([format, rows, columns, length, ranges, round(time, 3)])
             if format is None:
-                time = microseconds([functools.partial(F.linear, x, copy) for copy in copies])
+                time = graph_seconds([functools.partial(F.linear, x, copy) for copy in copies]) * 1e6
                 print(size, f"torch {time:.2f} us", flush=True)
                 results.append(["torch", rows, columns, length, 1, round(time, 3)])
-            with open(options.output, "w") as file:
-                file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+            write_rows(options.output, results)
 
 
 def copied(w: Any) -> Any:

@@ -3,7 +3,7 @@
 
 ::
 
-    python tools/schedule_timings.py timings.json --seed 31001 --shapes 10 --kinds "triton int4" "triton dense" simt
+    python -m bench.schedule_timings timings.json --seed 31001 --shapes 10 --kinds "triton int4" "triton dense" simt
 
 For each kind sizes are drawn as ``jitgen bench sweep`` draws them. Every tile of ``TILES`` that suits the rows is
 forced on the product, with some numbers of ranges of K, compiled ahead in as many processes as there are cores, and
@@ -19,22 +19,25 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import json
 import math
 import os
 import random
-import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench.measurement import relative_error
+from bench.products import linear
+from bench.records import write_rows
+from bench.sizes import log_uniform, side
+from bench.timing import graph_seconds
 from jitgen.families.gemm.mainloops import Simt, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
 from jitgen.families.gemm.schedules import cuda, triton
@@ -54,10 +57,6 @@ COPIED_BYTES = 2**28
 """Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
 
 
-def linear(x: Any, w: Any) -> Any:
-    return F.linear(x, w)
-
-
 def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
     """(rows, columns, length); each bucket of rows is as likely as another."""
     least, most = LEAST_ROWS.get(kind, 1), KINDS[kind][-1]
@@ -65,36 +64,30 @@ def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
         ends = (0, *(end for end in ROW_BUCKETS if end > least or least == 1), most)
         number = source.randrange(len(ends) - 1)
         low = max(least, ends[number] + 1)
-        rows = int(math.exp(source.uniform(math.log(low), math.log(ends[number + 1] + 1))))
-        columns, length = _side(source, 16), _side(source, 128)
+        rows = int(log_uniform(source, low, ends[number + 1] + 1))
+        columns, length = side(source, 16), side(source, 128)
         if columns * length <= MOST_WEIGHTS[kind] and rows * columns * length <= MOST_PRODUCTS[kind]:
             return rows, columns, length
-
-
-def _side(source: random.Random, unit: int) -> int:
-    size = math.exp(source.uniform(math.log(64), math.log(60000)))
-    return max(1, round(size / 256)) * 256 if source.random() < 0.5 else unit * (2 * int(size / (2 * unit)) + 1)
 
 
 def tiles(kind: str, rows: int) -> Sequence[Any]:
     """The tiles to time for a bucket of ``rows``."""
     if kind == "simt":
         shapes = (
-            (64, 64, 16, 4),
-            (64, 64, 32, 4),
-            (64, 128, 32, 4),
-            (64, 128, 16, 4),
-            (128, 128, 8, 8),
-            (128, 64, 16, 4),
+            *((64, 64, 16, 4), (64, 64, 32, 4), (64, 128, 32, 4), (64, 128, 16, 4), (128, 128, 8, 8), (128, 64, 16, 4)),
+            *((128, 64, 8, 4), (128, 128, 16, 8), (256, 128, 8, 8), (256, 128, 16, 8)),
         )
-        shapes = (*shapes, (128, 64, 16, 4), (128, 64, 8, 4), (128, 128, 16, 8), (256, 128, 8, 8), (256, 128, 16, 8))
         return [Simt(*shape) for shape in shapes if shape[0] <= 4 * rows]
     weights, tokens = partial(TritonWeights, raster=8), partial(TritonTokens, raster=8)
     if kind == "triton int4":
-        few = [TritonSlices(rows, n, 128, warps, 3) for n, warps in ((16, 4), (16, 8), (32, 4), (32, 8))]
+        few: list[Any] = [TritonSlices(rows, n, 128, warps, 3) for n, warps in ((16, 4), (16, 8), (32, 4), (32, 8))]
         few += [weights(rows, 64, 128, 4, 3)] * (rows == 16)
-        middle = [weights(64, *rest) for rest in ((64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 64, 8, 4))]
-        many = [weights(128, *rest) for rest in ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (64, 128, 4, 3))]
+        middle: list[Any] = [
+            weights(64, *rest) for rest in ((64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 64, 8, 4))
+        ]
+        many: list[Any] = [
+            weights(128, *rest) for rest in ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (64, 128, 4, 3))
+        ]
         many += [weights(128, 128, 128, 8, 3)]
         many += [weights(256, 128, 64, 8, 3), weights(256, 64, 64, 8, 3)] * (rows > 192)
     else:
@@ -129,7 +122,7 @@ def forced(schedule: Any) -> Iterator[None]:
     if schedule is None:
         yield
         return
-    rule = cuda if isinstance(schedule, Simt) else triton
+    rule: Any = cuda if isinstance(schedule, Simt) else triton
 
     def fitted(problem: Any) -> list[Any]:
         made = dataclasses.replace(schedule, wide=problem.wide)
@@ -145,7 +138,7 @@ def forced(schedule: Any) -> Iterator[None]:
 
 
 def function_of(kind: str) -> Any:
-    return jitgen.jit(linear, backend=KINDS[kind][0])
+    return jitgen.jit(backend=KINDS[kind][0])(linear)
 
 
 def compiled(kind: str, rows: int, columns: int, length: int, schedule: Any) -> str:
@@ -163,7 +156,7 @@ def compiled(kind: str, rows: int, columns: int, length: int, schedule: Any) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output")
+    parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=31001)
     parser.add_argument("--shapes", type=int, default=10, help="of each kind")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
@@ -191,8 +184,7 @@ def main() -> None:
             if time.time() - started > options.seconds:
                 break
             results += _timed(problem, schedules)
-            with open(options.output, "w") as file:
-                file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+            write_rows(options.output, results)
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
 
 
@@ -214,43 +206,19 @@ def _timed(problem: tuple[str, int, int, int], schedules: Sequence[Any]) -> Iter
                 plan = function.bind(x, weights[0])
                 out = torch.full((rows, columns), math.nan, dtype=dtype, device="cuda")
                 plan(x, weights[0], out=out)
-            error = float((out[:, :256].double() - exact).norm() / exact.norm())
+            error = relative_error(out[:, :256], exact)
             if not error < 0.02:
                 print("WRONG", problem, schedule, error, flush=True)
-            microseconds = graphed([partial(plan, x, each, out=out) for each in weights])
+            microseconds = graph_seconds([partial(plan, x, each, out=out) for each in weights]) * 1e6
         except Exception as error:
             print("not timed", problem, schedule, f"{type(error).__name__}: {str(error)[:200]}", flush=True)
             continue
         fields = {} if schedule is None else dataclasses.asdict(schedule)
         yield [*problem, "rule" if schedule is None else type(schedule).__name__, fields, round(microseconds, 3)]
     peers = [dense, *(dense.clone() for _ in range(max(1, min(7, COPIED_BYTES // max(1, dense.nbytes)))))]
-    yield ["cublas", *problem[1:], kind, {}, round(graphed([partial(F.linear, x, each) for each in peers]), 3)]
-
-
-def graphed(calls: Sequence[Any]) -> float:
-    """The median time of one of ``calls``, in microseconds."""
-    repeated = [*calls] * -(-8 // len(calls))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        repeated[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for call in repeated:
-            call()
-    graph.replay()
-    samples = []
-    for _ in range(3):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e3 / len(repeated))
-    return statistics.median(samples)
+    microseconds = graph_seconds([partial(F.linear, x, each) for each in peers]) * 1e6
+    yield ["cublas", *problem[1:], kind, {}, round(microseconds, 3)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

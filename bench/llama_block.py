@@ -1,4 +1,4 @@
-"""Times a stack of Llama's decoder blocks with random weights: ``python tools/llama_block.py --json llama.json``.
+"""Times a stack of Llama's decoder blocks with random weights: ``python -m bench.llama_block --json llama.json``.
 
 Sizes are those of Llama-3-8B: hidden 4096, heads 32/8 of width 128, MLP 14336, a cache of 1024 keys. The cases are one
 new token (decode) and 512 (prefill). The ways are eager torch, torch.compile (Inductor and ``backend="jitgen"``), each
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,6 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jitgen
+from bench.measurement import relative_error
+from bench.records import write
+from bench.timing import captured, wall_seconds
 from jitgen.dynamo import registration  # noqa: F401 (registers the backend where jitgen is not installed)
 
 
@@ -47,6 +48,9 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class Block(nn.Module):
     """One decoder block, as models in plain PyTorch write it, with a static cache."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, sizes: Sizes):
         super().__init__()
@@ -99,32 +103,6 @@ def inputs_of(sizes: Sizes, tokens: int, device: str) -> tuple[Tensor, ...]:
     return x, angles.cos().bfloat16(), angles.sin().bfloat16(), places, mask[None, None]
 
 
-def seconds_of(call: Callable[[], Any], device: str, repeats: int) -> float:
-    """The median time from the call to the end of its work."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    found = []
-    for _ in range(repeats):
-        wait()
-        started = time.perf_counter()
-        call()
-        wait()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
-def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """``call`` as a CUDA graph, and where it leaves its result."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph.replay, result
-
-
 def profile(call: Callable[[], Any]) -> None:
     """Print the kernels of one call that take the most time on the device, in microseconds."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -133,10 +111,6 @@ def profile(call: Callable[[], Any]) -> None:
     rows = [row for row in found.key_averages() if row.self_device_time_total > 0]
     for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:12]:
         print(f"    {row.self_device_time_total:8.1f} us in {row.count:3} of {row.key[:90]}")
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted).norm() / wanted.norm())
 
 
 def main() -> None:
@@ -160,8 +134,9 @@ def main() -> None:
     dense = copy.deepcopy(model)
     for name, layer in quantized.named_modules():
         if isinstance(layer, nn.Linear):
-            dense.get_submodule(name).weight.copy_(layer.weight.dequantize(torch.bfloat16))
-    ways = {
+            weight: Any = layer.weight
+            dense.get_parameter(f"{name}.weight").copy_(weight.dequantize(torch.bfloat16))
+    ways: dict[str, tuple[Any, Any]] = {
         "eager, bf16": (model, model),
         "backend=jitgen, bf16": (torch.compile(model, backend="jitgen"), model),
         "quantize_d eager, int4": (quantized, dense),
@@ -181,21 +156,22 @@ def main() -> None:
             row: dict[str, Any] = {"way": way, "tokens": tokens}
             with torch.no_grad():
                 started = time.perf_counter()
-                row["error"] = error(run(*inputs), wanted_of(*inputs).double())
+                row["error"] = relative_error(run(*inputs), wanted_of(*inputs).double())
                 row["first_call_s"] = round(time.perf_counter() - started, 2)
-                row["ms"] = seconds_of(lambda: run(*inputs), device, options.repeats) * 1e3  # noqa: B023
+                row["ms"] = wall_seconds(lambda: run(*inputs), device, options.repeats) * 1e3  # noqa: B023
                 if device == "cuda":
-                    replay, result = captured(lambda: run(*inputs))  # noqa: B023
-                    row["graph_ms"] = seconds_of(replay, device, options.repeats) * 1e3
-                    row["graph_error"] = error(result, wanted_of(*inputs).double())
-                    del replay
+                    results: list[Tensor] = []
+                    graph = captured([lambda: results.append(run(*inputs))])  # noqa: B023
+                    row["graph_ms"] = wall_seconds(graph.replay, device, options.repeats) * 1e3
+                    row["graph_error"] = relative_error(results[-1], wanted_of(*inputs).double())
+                    del graph
             rows.append(row)
             print(*(f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
             if options.profile and device == "cuda":
                 with torch.no_grad():
                     profile(lambda: run(*inputs))  # noqa: B023
             if options.json:
-                options.json.write_text(json.dumps(record | {"rows": rows}, indent=1))
+                write(options.json, record | {"rows": rows})
     print(jitgen.report(model))
 
 
