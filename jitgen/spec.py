@@ -104,6 +104,8 @@ class Target:
         """``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
         if isinstance(text, Target):
             return text
+        if not isinstance(text, str):
+            raise UnsupportedError(f"{text!r:.80} is no target; pass the name of one, such as 'sm_90a' or 'cpu'")
         if match := re.fullmatch(r"sm_(\d{2,3})([af]?)", text):
             capability, features = int(match.group(1)), match.group(2)
             if capability < OLDEST_CAPABILITY:

@@ -18,8 +18,10 @@ def find(manifest: str | os.PathLike[str]) -> Path:
     """The file of a manifest: the path ``manifest`` or, if there is no such file, the shipped one of that name.
 
     Raises:
-        CacheError: there is neither.
+        CacheError: there is neither, or ``manifest`` is no path.
     """
+    if not isinstance(manifest, (str, os.PathLike)):
+        raise CacheError(f"{manifest!r:.80} is no manifest: pass the path of one, or the name of a shipped one")
     path = Path(manifest)
     if path.exists():
         return path

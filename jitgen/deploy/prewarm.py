@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,11 +98,12 @@ def prewarm(
 
     Raises:
         CacheError: the manifest is not what ``record`` writes; nothing was built from it.
+        UnsupportedError: ``targets`` is no list of targets.
         JitgenError: it names no specialisation for some target, or anything is missing from the store afterwards; the
             message lists what, and the report is its ``report``.
     """
     where = store or default_store()
-    parsed = [Target.parse(target) for target in targets]
+    parsed = _parsed(targets)
     entries = manifest_schema.read(catalog.find(manifest))
     here = executor is None and jobs == 1
     families = [] if here else work.families_outside()
@@ -128,6 +129,22 @@ def prewarm(
         error.report = report  # type: ignore[attr-defined]
         raise error
     return report
+
+
+def _parsed(targets: Sequence[str | Target]) -> list[Target]:
+    """``targets`` as the targets that they name.
+
+    Raises:
+        UnsupportedError: they are no list of targets, or an empty one.
+    """
+    if isinstance(targets, (str, Target)):
+        raise UnsupportedError(f"targets is {str(targets)!r}, and no list of targets: pass targets=[{str(targets)!r}]")
+    if not isinstance(targets, Iterable):
+        raise UnsupportedError(f"targets is {targets!r:.80}, and no list of targets: pass such as ['sm_90a', 'cpu']")
+    parsed = [Target.parse(target) for target in targets]
+    if not parsed:
+        raise UnsupportedError("targets is empty: name what kernels are for, such as ['sm_90a', 'cpu']")
+    return parsed
 
 
 def _failures(failed: Sequence[Prewarmed]) -> list[str]:

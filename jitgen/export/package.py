@@ -49,11 +49,26 @@ def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str],
         the path.
 
     Raises:
-        UnsupportedError: the program draws random numbers, leaves several sizes open, or is on several devices.
+        UnsupportedError: ``program`` was not exported, ``path`` cannot be written to, or the program draws random
+            numbers, leaves several sizes open, or is on several devices.
         CompileError: a kernel, or the operators, do not compile.
     """
+    _check_arguments(program, path)
     with _lock:
         return _packaged(program.run_decompositions({}), path, options)
+
+
+def _check_arguments(program: object, path: object) -> None:
+    if not isinstance(program, torch.export.ExportedProgram):
+        raise UnsupportedError(
+            f"a package is made of an exported program, and not of a {type(program).__name__}: pass "
+            "torch.export.export(model, args), where args are those of a call of the model"
+        )
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".pt2"):
+        raise UnsupportedError(f"a package is written to a path that ends in .pt2, and not to {path!r:.200}")
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        raise UnsupportedError(f"{os.fspath(path)}: there is no directory {directory}; make it first")
 
 
 def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str, Any]) -> str:

@@ -112,8 +112,15 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
     """Write a model's state dict, or any dict of tensors, quantised weights included, to a safetensors file.
 
     Raises:
-        UnsupportedError: safetensors is not installed.
+        UnsupportedError: safetensors is not installed, or ``model`` is neither a model nor a dict of tensors.
+        FormatError: no file can be written to ``path``.
     """
+    if not isinstance(model, (torch.nn.Module, Mapping)):
+        raise UnsupportedError(
+            f"save_quantized writes a model or a dict of tensors, and not a {type(model).__name__}: call "
+            "save_quantized(model, path)"
+        )
+    _check_writable(path)
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     tensors, metadata = flattened(state)
     # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
@@ -121,6 +128,17 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
     safetensors = _safetensors()
     with _shared_as_new_files_are(path):
         safetensors.save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
+
+
+def _check_writable(path: object) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise FormatError(f"{path!r:.80} is no path; pass that of the file to write, such as 'model.safetensors'")
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        raise FormatError(f"{name} is a directory; pass the file to write: {os.path.join(name, 'model.safetensors')}")
+    directory = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(directory):
+        raise FormatError(f"{name}: there is no directory {directory}; make it first")
 
 
 @contextmanager
@@ -154,6 +172,8 @@ def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor
     aliases: dict[str, str] = {}
     first_names: dict[Any, str] = {}
     for name, tensor in state.items():
+        if not isinstance(name, str):
+            raise UnsupportedError(f"{name!r:.80} is no name; a safetensors file names its tensors with strings")
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError(f"{name} is a {type(tensor).__name__}; a safetensors file holds tensors only")
         first_name = first_names.setdefault(_identity(tensor), name)

@@ -74,6 +74,27 @@ def test_against_float64(rule: Callable[..., Any], rows: int, keys: int, depth: 
         assert error < 2**-7, error  # each factor of a sum is rounded to 8 bits once, and so is the sum
 
 
+def test_a_factor_within_a_mask() -> None:
+    """Tiles without a masked pair have a factor of all pairs, and tiles with one do not: their sums are one."""
+
+    def function(q: Any, k: Any, v: Any, g: Any) -> Any:
+        hidden = torch.arange(k.shape[-2]) > torch.arange(q.shape[-2])[:, None]
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        s = (q @ k.transpose(-1, -2)).to(wide).masked_fill(hidden, -INF)
+        p = torch.exp(s * 0.1)
+        ds = (p * (g @ v.transpose(-1, -2)).to(wide) * 0.1).masked_fill(hidden, 0.0)
+        p, ds = p.to(v.dtype), ds.to(q.dtype)
+        return ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ g
+
+    q, k, v, g = (sample((1, 1, rows, 32), BF16, number) for number, rows in enumerate((300, 270, 270, 300)))
+    low = jitgen.jit(function).lower(q, k, v, g, backend="cuda", target="sm_90a")
+    assert low.explain().count("wgmma, 128 rows a block") == len(low.kernels) == 2, low.explain()
+    wanted = function(*(t.double() for t in (q, k, v, g)))
+    for found, reference in zip(run(function, q, k, v, g, headers=HEADERS), wanted, strict=True):
+        error = (found.double() - reference).norm() / reference.norm()
+        assert error < 2**-7, error
+
+
 @pytest.mark.parametrize(
     ("written", "instead", "name"),
     [

@@ -19,6 +19,7 @@ from torch.utils import cpp_extension
 
 import jitgen
 from jitgen.compilers import host, nvrtc
+from jitgen.errors import UnsupportedError
 from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
 from jitgen.export.nodes import found_in, is_ours, open_size
@@ -287,3 +288,18 @@ def test_threads_launch_in_the_context_of_the_device_and_never_lower_its_shared_
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(["./launches"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:-1] == ["retain 1", "load", "shared 100000", "shared 200000"]
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "message"),
+    [
+        (nn.Linear(2, 2), "model.pt2", r"not of a Linear: pass torch\.export\.export\(model, args\)"),
+        ("model.pt2", "model.pt2", "not of a str"),
+        (None, "model", r"ends in \.pt2"),
+        (None, "nowhere/model.pt2", "there is no directory .*nowhere; make it first"),
+    ],
+)
+def test_what_is_no_package_is_refused(program: Any, name: str, message: str, tmp_path: Path) -> None:
+    program = program or torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
+    with pytest.raises(UnsupportedError, match=message):
+        jitgen.package(program, tmp_path / name)

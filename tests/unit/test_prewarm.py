@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from jitgen import settings
 from jitgen.cli.group import jitgen as command
 from jitgen.compilers import host, nvrtc
 from jitgen.deploy import manifest as manifests
+from jitgen.errors import CacheError, UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -325,3 +327,22 @@ def test_a_recorder_that_cannot_write_is_a_cache_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(jitgen.CacheError, match="cannot be written"):
         manifests.write(tmp_path / "file" / "specs.json", {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("cpu", r"targets is 'cpu', and no list of targets: pass targets=\['cpu'\]"),
+        (None, "targets is None, and no list of targets"),
+        ([], "targets is empty"),
+        ([3], "3 is no target"),
+    ],
+)
+def test_what_is_no_list_of_targets_is_refused(targets: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        jitgen.prewarm("llama-3-8b", targets)
+
+
+def test_what_is_no_manifest_is_refused() -> None:
+    with pytest.raises(CacheError, match=r"Linear\(.* is no manifest"):
+        jitgen.prewarm(torch.nn.Linear(2, 2), ["cpu"])  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,3 +159,21 @@ def test_importing_jitgen_imports_little_of_this() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=_data.checkout_directory(), check=True
     )
     assert done.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+@pytest.mark.parametrize("what", ["model.safetensors", [torch.zeros(2)], {1: torch.zeros(2)}], ids=repr)
+def test_what_is_no_model_is_not_saved(what: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"not a (str|list): call save_quantized|1 is no name"):
+        jitgen.save_quantized(what, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_is_no_file_to_save_to(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(FormatError, match=r"is a directory; pass the file to write: .*model\.safetensors"):
+        jitgen.save_quantized(model, tmp_path)
+    with pytest.raises(FormatError, match=r"there is no directory .*nowhere; make it first"):
+        jitgen.save_quantized(model, tmp_path / "nowhere" / "file")
+    with pytest.raises(FormatError, match="is no path"):
+        jitgen.save_quantized(model, 3)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -40,22 +40,24 @@ PAIR_OF_WORDS = ("int64", "float64")
 
 
 def rules(body: Body, layout: Layout, of: Roles) -> tuple[Rule, Rule]:
-    """What a tile computes without masks and with them."""
+    """What a tile computes without masks and with them. Results get a factor after their tiles only where both rules
+    have the same one: results are sums over tiles of either kind."""
     functions = functions_of(body, layout)
     kinds = dict(enumerate(layout.operands))
 
-    def rule(parts: Sequence[Any]) -> Rule:
+    def rule(parts: Sequence[Any], factored: bool) -> Rule:
         instructions, roots = merged(parts)
         at = dict(zip(results_of(body), roots, strict=True))
         found = [at[number] for number in of.results]
         first = found.pop() if of.early else None
-        narrow = body.contractions[of.products[0]].dtype == "float16"
-        return rule_of(instructions, first, found, of.products[0], kinds, factored=not narrow)
+        return rule_of(instructions, first, found, of.products[0], kinds, factored)
 
-    whole, masked = rule([without_conditions(function) for function in functions]), rule(functions)
-    if _factor_of(whole) != _factor_of(masked):
-        raise AssertionError("a mask changes no factor of all pairs of rows")
-    return whole, masked
+    def both(factored: bool) -> tuple[Rule, Rule]:
+        return rule([without_conditions(function) for function in functions], factored), rule(functions, factored)
+
+    narrow = body.contractions[of.products[0]].dtype == "float16"
+    whole, masked = both(not narrow)
+    return (whole, masked) if _factor_of(whole) == _factor_of(masked) else both(False)
 
 
 def _factor_of(rule: Rule) -> object:
