@@ -25,7 +25,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen.dynamo.program import Claims, hint, is_call, picks_an_item, value_of
-from jitgen.dynamo.updates import changes_layout, updates, written
+from jitgen.dynamo.updates import changes_layout, name_of, updates, written
 from jitgen.quant import weights
 from jitgen.runtime import overlap
 
@@ -142,6 +142,8 @@ class Aliasing:
         """Why ``node`` cannot be within a program; None where it can."""
         if self.moved and self.moved & (self.of(node) | self.of_all(node.all_input_nodes)):
             return "sizes or strides of this tensor are changed in place"
+        if updates(node) and any(map(self._reaches_beyond_its_view, written(node))):
+            return "it updates what as_strided made, whose gradient torch alone has"
         own = [storage for storage in map(self.storage, tensors_of(node)) if storage is not None]
         if not own or picks_an_item(node):
             return None
@@ -151,6 +153,19 @@ class Aliasing:
         if read.intersection(own) or len(set(own)) < len(own):
             return "its results share memory with one another"
         return None
+
+    def _reaches_beyond_its_view(self, node: fx.Node) -> bool:
+        """Whether ``node`` is a view that ``as_strided`` made, which may have elements that its source has not.
+
+        A program hands back the new values of what it updates, and their gradient goes through the old ones. To an
+        element beyond the source, none gets that way: torch itself sends it through the memory that both are views of.
+        """
+        each: fx.Node | None = node
+        while each is not None:
+            if is_call(each) and name_of(each) == "as_strided":
+                return True
+            each = self.source(each)
+        return False
 
 
 def _facts(value: Any) -> Any:

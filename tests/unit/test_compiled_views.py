@@ -201,6 +201,29 @@ def test_updates_through_views_with_symbolic_sizes_and_gradients(function: Calla
     check(function, square, grad, dynamic=None if grad else True)
 
 
+def beyond_its_view(x: Tensor) -> Any:
+    """``as_strided`` reaches an element of ``x`` that the diagonal has not."""
+    flat, diagonal = x.view(-1), x.diagonal()
+    flat.add_(1)
+    diagonal.as_strided((2,), (3,)).mul_(2)
+    return flat, diagonal
+
+
+def a_view_beyond_its_view(x: Tensor) -> Any:
+    row = x[0]
+    square = row.as_strided((2, 4), (4, 1))
+    square[1].mul_(3)
+    x.mul_(2)
+    return row, x * 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", [beyond_its_view, a_view_beyond_its_view], ids=name_of)
+@pytest.mark.filterwarnings("ignore::jitgen.FallbackWarning")
+def test_updates_beyond_a_view_have_the_gradient_of_the_memory(function: Callable[..., Any], grad: bool) -> None:
+    check(function, square, grad)
+
+
 SEEDS = (3, 26, 57, 88)
 """Of programs that together meet every line of ``view_programs`` but a few; any other seed is as good."""
 
