@@ -53,6 +53,49 @@ SEES: dict[str, Function] = {
 }
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda y, z: torch.cat([y.unsqueeze(1).transpose(0, 1), z.view(1, 1, -1)], 1),
+        lambda y, z: y.reshape(4, 2, -1).amax(-1),
+        lambda y, z: y.view(2, 4, -1).transpose(0, 1) @ z.reshape(1, -1, 1),
+    ],
+    ids=["cat", "amax", "product"],
+)
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w, b: F.linear(x, w, b),
+        lambda x, w, b: F.linear(x.view(4, 2, -1), w, b).transpose(0, 1).reshape(8, -1),
+        lambda x, w, b: torch.addmm(b, x, w.T),
+        lambda x, w, b: (
+            torch.baddbmm(b.expand(2, 1, -1), x.view(2, 4, -1), w.T.expand(2, -1, -1)).transpose(0, 1).reshape(8, -1)
+        ),
+    ],
+    ids=["linear", "of three dimensions", "addmm", "baddbmm"],
+)
+@pytest.mark.covering(1)
+def test_a_product_and_its_bias_are_rounded_once(
+    product: Callable[..., torch.Tensor],
+    then: Function,
+    switch: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whole numbers, and a bias that half of them are rounded away with."""
+    monkeypatch.setenv("JITGEN_EAGER_ROUNDING", switch)
+    x = (torch.arange(64.0).reshape(8, 8) % 13 - 6).to(dtype)
+    w = (torch.arange(128.0).reshape(16, 8) % 11 - 5).to(dtype) * 8 + 1
+    b = (torch.arange(16.0) % 5 * 100 - 200.5).to(dtype)
+    z = torch.eye(16)[3].to(dtype)
+    rounded = product(x.float(), w.float(), b.float()).to(dtype)
+    expected = then(rounded.float(), z.float()).to(dtype)
+    found = jitgen.jit(lambda x, w, b, z: then(product(x, w, b), z))(x, w, b, z)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def arguments(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     x = (torch.arange(-200, 200) / 8).to(dtype)
     return x, (x.flip(0) * 3 + 0.5).to(dtype)

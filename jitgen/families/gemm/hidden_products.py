@@ -10,7 +10,8 @@ In ``(x @ w) * (c @ v)[:, None]`` the second product is hidden, and the first on
 
 A hidden product is materialized: a kernel computes it into a temporary, and the rest of the graph reads that. The
 temporary may as well hold a later value, if the product is needed for nothing but that value. In ``softmax(x @ w + b)``
-it holds ``x @ w + b``, so that the addition is part of the product's epilogue.
+it holds ``x @ w + b``, so that the addition is part of the product's epilogue, where it reads sums of 16-bit values
+before they are rounded.
 
 The value to store is found with *post-dominators*. Node p post-dominates node n if every path from n to a result passes
 p. The nearest one is n's immediate post-dominator, and the post-dominators of n form the chain of immediate ones. The
@@ -58,7 +59,7 @@ def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
                 users[id(child)].append(node)
     for product in order:
         if product.op == "contract" and not _is_followed_by_epilogue(product, users, flat):
-            return _last_value_of_all_paths(product, order, users, {id(root) for root in roots})
+            return _last_value_of_all_paths(product, order, users, {id(root) for root in roots}, flat)
     return None
 
 
@@ -72,14 +73,18 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
         seen.add(id(node))
         if flat and (node.shape != product.shape or len(node.shape) != batch_rank(product) + 2):
             return False
-        undone = node.op == "view" and not flat and inverse_attrs(node.attrs) is not None
-        if not (node is product or is_pointwise(node) or undone):
+        if not (node is product or is_pointwise(node) or _is_undone(node, flat)):
             return False
         stack.extend(users[id(node)])
     return True
 
 
-def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int]) -> Node:
+def _is_undone(node: Node, flat: bool) -> bool:
+    """Whether ``node`` is a view that flattening undoes, so that an epilogue may have it between its operations."""
+    return node.op == "view" and not flat and inverse_attrs(node.attrs) is not None
+
+
+def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int], flat: bool) -> Node:
     """The last post-dominator of ``product`` that pointwise nodes alone lead to; ``product`` itself if there is none.
 
     The only result does not count: put into a temporary, it would be claimed again in just this manner.
@@ -95,11 +100,13 @@ def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users,
         for number, user in enumerate(users[id(node)]):
             common = user if number == 0 else _first_in_common(common, user, post_dominator, position)
         post_dominator[id(node)] = None if id(node) in results else common
-    chosen = product
-    while (following := post_dominator[id(chosen)]) is not None and _is_pointwise_between(chosen, following, users):
-        if {id(following)} == results:
+    chosen = reached = product
+    while (following := post_dominator[id(reached)]) is not None:
+        if not _is_epilogue_between(reached, following, users, flat) or {id(following)} == results:
             break
-        chosen = following
+        reached = following
+        if is_pointwise(reached):
+            chosen = reached
     return chosen
 
 
@@ -118,15 +125,18 @@ def _first_in_common(
     return left
 
 
-def _is_pointwise_between(start: Node, end: Node, users: Users) -> bool:
-    """Whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s shape."""
+def _is_epilogue_between(start: Node, end: Node, users: Users, flat: bool) -> bool:
+    """Whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s shape, or
+    a view that flattening undoes."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.shape != start.shape or not (node is start or is_pointwise(node)):
+        if flat and node.shape != start.shape:
+            return False
+        if not (node is start or is_pointwise(node) or _is_undone(node, flat)):
             return False
         if node is not end:
             stack.extend(users[id(node)])
