@@ -67,12 +67,12 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "minimum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
     "maximum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
     "fmin": (
-        lambda g, a, b: torch.where((a <= b) | torch.isnan(b), g, 0.0),
-        lambda g, a, b: torch.where((a <= b) | torch.isnan(b), 0.0, g),
+        lambda g, a, b: torch.where((a <= b) | (b != b), g, 0.0),
+        lambda g, a, b: torch.where((a <= b) | (b != b), 0.0, g),
     ),
     "fmax": (
-        lambda g, a, b: torch.where((a >= b) | torch.isnan(b), g, 0.0),
-        lambda g, a, b: torch.where((a >= b) | torch.isnan(b), 0.0, g),
+        lambda g, a, b: torch.where((a >= b) | (b != b), g, 0.0),
+        lambda g, a, b: torch.where((a >= b) | (b != b), 0.0, g),
     ),
     # unary arithmetic
     "neg": (lambda g: -g,),

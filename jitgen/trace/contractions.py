@@ -22,7 +22,6 @@ from jitgen.spec import DTYPES
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
-from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import reduce, sum_
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
@@ -254,15 +253,15 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     expand_to(trace, input, product.shape, "the added tensor")
-    if product.dtype in INTEGERS and any(symbols.kind_of(unwrap(factor)) == "float" for factor in (beta, alpha)):
-        raise UnsupportedError(f"alpha and beta of a product of {product.dtype} have to be integers; pass integers")
     for factor in (beta, alpha):
         require_computable(trace, factor, product.dtype)
-    if alpha != 1:
-        product = pointwise(trace, "mul", product, alpha)
+    if alpha != 1:  # of integers, a float is rounded towards 0
+        product = pointwise(trace, "mul", product, alpha, dtype=product.dtype)
     if beta == 0:  # then torch ignores input, NaN in it included
         return product
-    return pointwise(trace, "add", pointwise(trace, "mul", input, beta) if beta != 1 else input, product)
+    return pointwise(
+        trace, "add", pointwise(trace, "mul", input, beta, dtype=input.dtype) if beta != 1 else input, product
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ einsum

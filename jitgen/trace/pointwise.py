@@ -39,6 +39,7 @@ from jitgen.trace.typing import (
     not_bool,
     one_dtype,
     pointwise,
+    readable,
     require_computable,
     require_range,
     result_dtype,
@@ -128,6 +129,8 @@ def _register() -> None:
     for op, names in SAME_UNARY.items():
 
         def same(trace: Trace, input: Node, *, op: str = op) -> Node:
+            if op == "abs":
+                return trace.cast(pointwise(trace, op, readable(trace, input)), input.dtype)
             return pointwise(trace, op, input)
 
         row(*names)(same)
@@ -154,7 +157,10 @@ def _register() -> None:
 
         def comparison(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
             dtype = result_dtype(input, other)
-            return pointwise(trace, op, *(as_stored(trace, value, dtype) for value in (input, other)), result="bool")
+            stored = [as_stored(trace, value, dtype) for value in (input, other)]
+            if op in ("eq", "ne"):
+                stored = [readable(trace, value) for value in stored]
+            return pointwise(trace, op, *stored, result="bool")
 
         row(*names)(comparison)
     for op, names in (BITWISE | SHIFTS).items():
@@ -204,12 +210,12 @@ def _scaled(
     """``alpha * other`` in ``dtype``, which does not depend on ``alpha``.
 
     Args:
-        checked: the dtype whose range ``alpha`` must be within, ``dtype`` if None.
+        checked: the dtype whose range ``alpha`` must be within, ``dtype`` if None; then a float is none for integers.
         negated: whether it is ``-alpha`` that must be, as where torch subtracts.
     """
     if type(alpha) in (int, bool) and alpha == 1:
         return other
-    if symbols.kind_of(unwrap(alpha)) == "float" and not DTYPES[dtype].is_floating_point:
+    if checked is None and symbols.kind_of(unwrap(alpha)) == "float" and not DTYPES[dtype].is_floating_point:
         raise TypeError(f"a float factor for {dtype} tensors")
     require_range(trace, -alpha if negated else alpha, checked or dtype)
     return pointwise(trace, "bitwise_and" if dtype == "bool" else "mul", other, alpha, dtype=dtype)

@@ -14,6 +14,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.movement import unsqueeze
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     Value,
@@ -24,9 +25,11 @@ from jitgen.trace.typing import (
     expand,
     filled,
     is_float,
+    is_number,
     one_dtype,
     operand,
     pointwise,
+    readable,
     require_range,
     require_scalar_tensor,
     result_dtype,
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 def isnan(trace: Trace, input: Node) -> Node:
     if not is_float(input):
         return expand_constant(trace, False, "bool", input)
-    return pointwise(trace, "isnan", input, result="bool")
+    return pointwise(trace, "isnan", readable(trace, input), result="bool")
 
 
 @row("isinf")
@@ -206,6 +209,8 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
                 chosen = pointwise(trace, beyond, value, bound, result="bool")
                 if isinstance(bound, Node) and is_float(bound):  # a bound that is NaN is the result
                     chosen = logical_or(trace, chosen, isnan(trace, bound))
+                elif is_number(bound) and math.isnan(trace.guards.hint(unwrap(bound))):  # require_range guards it
+                    chosen = expand_constant(trace, True, "bool", value)
                 value = where(trace, chosen, bound, value)
         if not flat_ends:  # a NaN has no gradient either
             value = where(trace, isnan(trace, value), trace.detached(value), value)

@@ -215,10 +215,12 @@ def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
     """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
 
     Raises:
-        ValueError: ``value`` is an integer beyond int64.
+        ValueError: ``value`` is an integer beyond int64 and uint64.
     """
     if not isinstance(value, float) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value} does not fit into int64, in which integers are computed; make it a float")
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{value} is beyond what torch takes as an integer; make it a float")
+        value -= 2**64
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
@@ -244,9 +246,17 @@ def as_node(trace: Trace, value: Value) -> Node:
 def as_stored(trace: Trace, value: Value, dtype: str) -> Node:
     """A tensor as an operand of ``dtype``; a number rounded to it, where torch makes an element of it first: in
     comparisons (so bfloat16(0.1) == 0.1), remainders, and what sets elements."""
+    if isinstance(value, Node) and value.dtype == dtype:
+        return value
     if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
         return operand(trace, value, dtype)
     return trace.cast(operand(trace, value, "float64"), dtype)
+
+
+def readable(trace: Trace, node: Node) -> Node:
+    """``node`` itself, or of a float8, on which there is no arithmetic, its numbers in float32: for the few functions
+    that torch defines for float8 too."""
+    return trace.cast(node, "float32") if node.dtype in STORAGE_ONLY else node
 
 
 def one_dtype(*values: Any) -> None:

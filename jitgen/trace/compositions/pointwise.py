@@ -111,6 +111,13 @@ def reflected_product(input: Tensor, other: Tensor) -> Tensor:
 
 @composition("_nn.rrelu", "torch.rrelu")
 def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    for name, bound in (("lower", lower), ("upper", upper)):
+        if bound != bound or abs(bound) == math.inf:
+            raise ValueError(f"the {name} bound must be finite, as in torch; it is {float(bound)}")
+    if lower > upper:
+        raise ValueError(
+            f"the lower bound {float(lower)} is above the upper one, {float(upper)}, which torch refuses too"
+        )
     if training:
         return torch.where(input > 0, input, input * torch.empty_like(input).uniform_(lower, upper))
     return torch.nn.functional.leaky_relu(input, (lower + upper) / 2)

@@ -85,9 +85,12 @@ class Windows:
 def _average(
     input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, pads: bool, divisor: Any
 ) -> Tensor:
-    require_float(input)
+    """The mean of each window; of int64 it is rounded towards 0, as in torch, which has no other integers."""
+    if input.dtype != torch.int64:
+        require_float(input)
+    rounding = None if input.is_floating_point() else "trunc"
     windows = Windows(input, count, kernel, stride, padding, 1, ceil_mode)
-    padded = windows.padded(input, 0.0)
+    padded = windows.padded(input, 0)
     total = None
     for offset in windows.offsets():
         piece = windows.piece(padded, offset)
@@ -96,9 +99,10 @@ def _average(
     if divisor is not None:
         if divisor == 0:
             raise ZeroDivisionError("the divisor must not be 0")
-        return total / divisor
+        return torch.div(total, divisor, rounding_mode=rounding)
     for dim in range(count):
-        total = total / _elements(windows, dim, pads).reshape(-1, *[1] * (count - 1 - dim))
+        elements = _elements(windows, dim, pads).reshape(-1, *[1] * (count - 1 - dim))
+        total = torch.div(total, elements, rounding_mode=rounding)
     return total
 
 

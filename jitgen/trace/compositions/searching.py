@@ -35,6 +35,9 @@ def isin(
     """Every element is compared with every test element; either may be a number."""
     elements = element if elements is None else elements
     test_elements = test_element if test_elements is None else test_elements
+    for each in (elements, test_elements):
+        if isinstance(each, bool) or (isinstance(each, Tensor) and each.dtype == torch.bool):
+            raise TypeError("isin is not defined for bool, as in torch; convert it first, with .int() say")
     if not isinstance(test_elements, Tensor):
         found = elements == test_elements
     else:
