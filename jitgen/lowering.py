@@ -19,8 +19,7 @@ from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.family import Arguments, Call, Choice, LaunchShape, Work
-from jitgen.families.operands import locate, ordered_like, output_strides
+from jitgen.families.family import Choice
 from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
@@ -28,6 +27,8 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
+from jitgen.kernel.launch import Arguments, LaunchShape, Work
+from jitgen.kernel.operands import Call, locate, ordered_like, output_strides
 from jitgen.runtime import overlap
 from jitgen.spec import SCHEMA, KernelSource, Target, digest
 from jitgen.trace.guards import Guards

@@ -17,13 +17,13 @@ from torch.utils import _pytree as pytree
 
 from jitgen import inspect, pipeline
 from jitgen.errors import UnsupportedError
-from jitgen.families.family import OVERLAPS
-from jitgen.families.operands import item_size
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
 from jitgen.ir.graph import Guard, described_inputs
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
+from jitgen.kernel.launch import OVERLAPS
+from jitgen.kernel.operands import item_size
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.pipeline import BuiltKernel
 from jitgen.runtime import overlap

@@ -10,7 +10,7 @@ with the user's line. ``render`` strips the marks and returns them as ``Origin``
 is reported as "elementwise/elementwise.cpp.j2:31, your expression at model.py:12". Rendering is deterministic: neither
 a time nor a path is printed.
 
-Neighbours: ``families/render.py`` and each family's own ``render.py`` call ``kernel_source``.
+Neighbours: ``kernel/render.py`` and each family's own ``render.py`` call ``kernel_source``.
 """
 
 from __future__ import annotations

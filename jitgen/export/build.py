@@ -16,7 +16,7 @@ from jitgen.compilers import host, nvrtc
 from jitgen.errors import CompileError
 from jitgen.export import source
 from jitgen.export.table import KernelRef
-from jitgen.families.family import OVERLAPS
+from jitgen.kernel.launch import OVERLAPS
 from jitgen.lowering import Lowered
 from jitgen.spec import KernelSource, digest
 from jitgen.store.default import default_store

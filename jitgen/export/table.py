@@ -19,11 +19,11 @@ from jitgen import pipeline
 from jitgen.call.operator import Program
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
-from jitgen.families.family import LaunchShape
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided, contiguous_strides
+from jitgen.kernel.launch import LaunchShape
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.runtime import cpu
 from jitgen.runtime.tensor_map import TensorMap

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.body import WHOLE, Body, Operand
 from jitgen.ir.program import Program
 from jitgen.ir.views import Memory, NotViewable, Strided
+from jitgen.kernel.operands import locate
 
 
 def read_elsewhere(

@@ -36,21 +36,17 @@ from jitgen.ir.graph import Graph, Node, Shape
 from jitgen.ir.program import Buffer, Decision, Kernel
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.symbols import Expr, Scalar
-from jitgen.ir.views import Memory, Mover, Strided
+from jitgen.ir.views import Mover, Strided
+from jitgen.kernel.launch import Arguments, LaunchShape, Work
+from jitgen.kernel.operands import Call
 
 if TYPE_CHECKING:
     from jitgen.codegen.environment import Rendered
     from jitgen.spec import KernelSource
 
-Dim3 = tuple[int, int, int]
-
 ANY_FAMILY = ""
 """As the family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes
 whatever is left."""
-
-OVERLAPS = "programmatic_dependent_launch"
-"""A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where
-it must (CUDA C++ Programming Guide, "Programmatic Dependent Launch")."""
 
 
 # ---------------------------------------------------------------------------------------- from a graph to kernels
@@ -121,100 +117,12 @@ class KernelRewrite:
 
 
 @dataclass(frozen=True)
-class Call:
-    """The sizes and memory of one call.
-
-    Attributes:
-        environment: a value for every symbol.
-        buffers: the memory of every buffer of the program.
-        is_gpu: whether a source may depend on how many elements one access can move.
-    """
-
-    environment: Mapping[str, Any]
-    buffers: Sequence[Memory]
-    is_gpu: bool
-
-
-@dataclass(frozen=True)
 class Problem:
     """What a schedule is chosen for, unless a family defines a problem of its own."""
 
     kernel: Kernel
     layouts: tuple[Any, ...]
     geometries: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Persistence:
-    """Blocks that stay and take one piece of work after another, so that a grid has no more than a device holds.
-
-    Attributes:
-        scope: ``"clusters"``: as many clusters as the driver says are resident at once; ``"multiprocessors"``: a
-            number for each multiprocessor.
-        blocks: of a multiprocessor at once.
-    """
-
-    scope: str
-    blocks: int = 1
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """How a kernel is launched on a GPU; on a CPU only ``grid`` means something, the pieces of work.
-
-    Attributes:
-        grid, block: in blocks and in threads.
-        cluster: blocks of a cluster.
-        any_cluster: whether the kernel takes clusters of any size, so that the launch must say which; else the size is
-            compiled into the kernel.
-        shared_bytes: dynamic shared memory of a block. A kernel that Triton compiled says itself what it takes.
-        attributes: of the launch, such as ``OVERLAPS``.
-        persistence: None where each block has one piece of work.
-        entry: what follows the kernel's name in the name of the entry that is launched, where a source has several.
-    """
-
-    grid: Dim3
-    block: Dim3 = (1, 1, 1)
-    cluster: int = 1
-    any_cluster: bool = False
-    shared_bytes: int = 0
-    attributes: frozenset[str] = frozenset()
-    persistence: Persistence | None = None
-    entry: str = ""
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What a launch passes besides run-time scalars.
-
-    Attributes:
-        pointers: (buffer, byte offset) of each pointer parameter.
-        integers: values of the integer parameters.
-        wide: whether integers are 64-bit on a GPU.
-        maps: tensors that the kernel copies by tensor maps, its first parameters.
-    """
-
-    pointers: tuple[tuple[int, int], ...]
-    integers: tuple[int, ...]
-    wide: bool
-    maps: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a launch amounts to.
-
-    Attributes:
-        elements: computed in all; a launch of none is skipped.
-        written: bytes written.
-        moved: bytes read and written, each operand once.
-        flops: operations, by the weights of ``ir/ops.py``; a multiply-add of a product is two.
-    """
-
-    elements: int
-    written: int
-    moved: int
-    flops: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
-from jitgen.families.operands import channels_last_memory, locate, ordered_like, output_strides
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, is_pointwise
 from jitgen.ir.graph import (
@@ -38,6 +37,7 @@ from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+from jitgen.kernel.operands import channels_last_memory, locate, ordered_like, output_strides
 
 MOST_TEMPORARIES = 64
 """Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from jitgen.device import Device
 from jitgen.families import registry
-from jitgen.families.family import Call
 from jitgen.ir.body import Operand
 from jitgen.ir.program import Buffer, Kernel, Program
+from jitgen.kernel.operands import Call
 
 
 def rewritten(program: Program, call: Call, device: Device) -> Program:

@@ -12,7 +12,7 @@ Pointwise nodes commute with every movement. So ``Mover.move`` applies a movemen
 its result, until it reaches a tensor input, whose strides absorb the movement, or a node that does not commute with it;
 that node is then computed into a temporary. tinygrad's movement operations work this way.
 
-Neighbours: ``families/partition.py`` moves every view of a graph, ``families/operands.py`` turns movements into
+Neighbours: ``families/partition.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into
 strides.
 """
 

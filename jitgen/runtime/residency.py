@@ -28,7 +28,7 @@ from jitgen.runtime.cuda import (
 from jitgen.spec import register_shortage
 
 if TYPE_CHECKING:
-    from jitgen.families.family import LaunchShape
+    from jitgen.kernel.launch import LaunchShape
 
 REMEDY = "this is a fault of jitgen: please report it, and use backend='triton' meanwhile"
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import Arguments, Call, Claim, Family, LaunchShape, Partition, Work
-from jitgen.families.operands import base_of, locate
+from jitgen.families.family import Claim, Family, Partition
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.ir.program import Kernel
 from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.kernel.launch import Arguments, LaunchShape, Work
+from jitgen.kernel.operands import Call, base_of, locate
 
 HERE = Path(__file__).parent
 
@@ -76,7 +77,7 @@ def candidates(problem: Any, device: Device) -> tuple[Schedule, ...]:
 def render(
     templates: Path, kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device, compiler: str
 ) -> Any:
-    from jitgen.families.render import source
+    from jitgen.kernel.render import source
 
     title = "a family of the tests"
     return source("row_sums", kernel, schedule, device, compiler, [title], ({}, {}), False, templates)

@@ -18,8 +18,6 @@ import jitgen
 from jitgen import lowering
 from jitgen.device import Device
 from jitgen.families.elementwise.layout import layout as layout_of
-from jitgen.families.family import Call
-from jitgen.families.operands import output_strides
 from jitgen.families.partition import program_of
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
@@ -27,6 +25,7 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Builder, Graph, InputSpec, topological
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.ir.views import Memory, NotViewable, Strided, apply, contiguous_strides
+from jitgen.kernel.operands import Call, output_strides
 from jitgen.runtime.overlap import share
 from jitgen.spec import Target, host_target
 
@@ -328,6 +327,7 @@ ALLOWED: dict[str, set[str]] = {
     "huggingface": {"errors", "quant", "call"},
     "gradients": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
+    "kernel": {"spec", "device", "ir", "codegen", "_version"},
     "families": {
         "console",
         "errors",
@@ -339,7 +339,7 @@ ALLOWED: dict[str, set[str]] = {
         "ir",
         "codegen",
         "quant",
-        "_version",
+        "kernel",
     },
     "console": {"settings"},
     "forks": set(),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.compilers import nvrtc
 from jitgen.errors import CompileError
-from jitgen.families.family import LaunchShape, Persistence
+from jitgen.kernel.launch import LaunchShape, Persistence
 from jitgen.runtime import cuda, residency
 from jitgen.runtime.cuda import DriverError, Function
 from jitgen.spec import KernelSource, Target, TensorSpec, register_shortage

@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.families import registry
-from jitgen.families.family import Call
 from jitgen.ir.views import Memory, Strided
+from jitgen.kernel.operands import Call
 
 
 def check(function: Callable[..., Any], *arguments: Any) -> Any:

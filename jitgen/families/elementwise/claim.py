@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Container, Iterator, Sequence
 
 from jitgen.families.family import Claim, Partition
-from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -23,6 +22,7 @@ from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.scatters import scatter_store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover, NotViewable, Strided, contiguous_strides
+from jitgen.kernel.operands import locate
 
 NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4

@@ -10,9 +10,9 @@ from jitgen.codegen.printing import Line, Source, printed
 from jitgen.families.elementwise.launch import integer_names
 from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
 @dataclass(frozen=True)

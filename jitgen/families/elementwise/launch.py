@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from jitgen.device import Device
 from jitgen.families.elementwise.layout import Geometry, Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Work
+from jitgen.kernel.operands import item_size, pointwise_flops
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Iterator[tuple[int, str, int, int]]:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.family import Call
-from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
 
 
 @dataclass(frozen=True)

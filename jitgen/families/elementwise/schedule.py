@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
+from jitgen.kernel.operands import CPU_LANES, item_size
 
 CPU_BLOCK = 1024
 """Elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""

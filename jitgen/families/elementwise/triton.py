@@ -15,8 +15,8 @@ from jitgen.families.elementwise.context import (
     region_parameters,
 )
 from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 
 def build(

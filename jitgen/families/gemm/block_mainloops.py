@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jitgen.families.operands import WARP
+from jitgen.kernel.operands import WARP
 
 CHUNK = 64
 """Extent of K in a chunk of the mainloops on tensor cores: 128 bytes of 16-bit elements."""

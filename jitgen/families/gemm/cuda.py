@@ -36,10 +36,10 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTiling,
 )
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.ir.body import Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.quant import formats
 
 SUMS_TOKENS = 16

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.families.gemm.context import GemmOperand
-from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
 def pointer_type(operand: GemmOperand) -> str:

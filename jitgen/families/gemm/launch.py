@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jitgen.device import Device
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.layout import QUANTIZED_COMPONENTS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
@@ -21,9 +20,10 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTiling,
     blocks,
 )
-from jitgen.families.operands import WARP, MappedTensor, item_size, pointwise_flops
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.kernel.operands import WARP, MappedTensor, item_size, pointwise_flops
 
 MOST_MATRICES_PER_GRID_ROW = 32768
 """Matrices along the grid's second dimension, which CUDA limits to 65535 blocks; more of them use the third one too."""

@@ -15,12 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.family import Call
-from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, Call, base_of, collapse, item_size, locate
 
 QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 """Kinds of the operands that make up a quantised weight."""

@@ -11,15 +11,15 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import context
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import GemmSchedule
-from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
+from jitgen.kernel.render import DIALECTS, source
 from jitgen.spec import KernelSource
 
 
 def render(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device, compiler: str
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
+    """The source of ``kernel``, and where each of its lines came from; see ``kernel/render.py``."""
     language = device.dialect
     splits = kernel.bodies[0].contractions[0].k_splits
     if splits > 1 and getattr(schedule, "k_splits", 1) != splits:

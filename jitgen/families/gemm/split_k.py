@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.family import ANY_FAMILY, Call, KernelRewrite
+from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.families.gemm.layout import layout
 from jitgen.families.gemm.schedule import DIALECTS_WITH_SPLIT_K, k_splits, may_split_k, problem
 from jitgen.ir import symbols
@@ -27,6 +27,7 @@ from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Movement, Stage, grid_axes
+from jitgen.kernel.operands import Call
 
 ALIGNMENT = 4
 """Elements of float32 that one access moves at most; that is 16 bytes."""

@@ -30,8 +30,8 @@ from jitgen.families.gemm.context import GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.families.gemm.triton_products import Form, form_of, lines_of, load, offset
-from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.quant import formats
 
 

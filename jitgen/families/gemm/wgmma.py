@@ -22,8 +22,8 @@ from jitgen.families.gemm.wgmma_tiles import (
     Weights,
     estimate,
 )
-from jitgen.families.operands import MappedTensor, item_size
 from jitgen.ir.body import Body, Contraction
+from jitgen.kernel.operands import MappedTensor, item_size
 from jitgen.quant import formats
 
 STAGING_PITCH = 68

@@ -24,7 +24,6 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, RowValues
 from jitgen.families.reduction.forms import HostRows
 from jitgen.families.reduction.layout import RowLayout
@@ -33,6 +32,7 @@ from jitgen.families.reduction.schedule import CPU_LONG_ROW
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import CPU_LANES, item_size
 
 BLOCK = 4096
 """Elements of a block of a row: with its results and its scratch rows it fits the first-level cache."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, WARP
 from jitgen.families.reduction.cuda_problem import state_bytes
 from jitgen.families.reduction.forms import ColumnBlocks
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
@@ -28,6 +27,7 @@ from jitgen.families.reduction.schedule import (
     row_item_size,
 )
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP
 
 COLUMN_UNROLL = 8
 """Accesses of a thread in flight: four are slower on an H200, sixteen no faster."""

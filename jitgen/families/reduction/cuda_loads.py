@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jitgen.families.operands import ACCESS_BYTES, WARP
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, state_bytes
 from jitgen.families.reduction.forms import Prefetch, ResidentRows, Staged
 from jitgen.families.reduction.schedule import BEYOND_CACHE_BYTES, BLOCK_THREADS, NARROW_BYTES, SHORT_ROW
+from jitgen.kernel.operands import ACCESS_BYTES, WARP
 
 PREFETCHED_BYTES = 2048
 """Bytes of a row from which on it is prefetched."""

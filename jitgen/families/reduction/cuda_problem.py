@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.forms import LoopedRows, ResidentRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
@@ -33,6 +32,7 @@ from jitgen.families.reduction.schedule import (
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 MIN_THREADS = 4
 """Threads of the shortest row: a warp has 8 of those."""

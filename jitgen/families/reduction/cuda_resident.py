@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.cuda_loads import with_deferred_loads, with_prefetch
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration
 from jitgen.families.reduction.forms import ResidentRows
@@ -25,6 +24,7 @@ from jitgen.families.reduction.schedule import (
     MULTIPROCESSOR_THREADS,
     THREAD_BYTES,
 )
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 RESIDENT_THREAD_BYTES = 160
 """Bytes of its row that a thread can hold in addition to what it computes with, of 1024 threads on a multiprocessor."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.codegen.printing import fields
-from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_passes import Accumulator, CudaPass, CudaPasses
 from jitgen.families.reduction.forms import LoopedRows, ResidentRows, Staged
@@ -25,6 +24,7 @@ from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, residency_of_thread
 from jitgen.families.reduction.schedule import MULTIPROCESSOR_THREADS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES
 
 REGISTERS = 65536
 """Registers of a multiprocessor (CUDA C++ Programming Guide, "Compute Capabilities")."""

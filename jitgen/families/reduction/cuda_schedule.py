@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, WARP
 from jitgen.families.reduction.cuda_column_schedule import columns
 from jitgen.families.reduction.cuda_loads import BARRIER_BYTES
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration, state_bytes
@@ -29,6 +28,7 @@ from jitgen.families.reduction.schedule import (
     Occupancy,
 )
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP
 
 __all__ = ["columns", "rows"]
 

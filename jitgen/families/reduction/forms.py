@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jitgen.families.operands import ACCESS_BYTES
+from jitgen.kernel.operands import ACCESS_BYTES
 
 
 @dataclass(frozen=True)

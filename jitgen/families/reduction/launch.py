@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jitgen.device import Device
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
-from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.families.reduction.forms import (
     CudaRows,
     HostRows,
@@ -18,6 +16,8 @@ from jitgen.families.reduction.forms import (
 )
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.kernel.operands import item_size, pointwise_flops
 
 
 def integer_names(kernel: Kernel, layout: RowLayout) -> Iterator[tuple[str, str, int, int]]:

@@ -12,15 +12,15 @@ from jitgen.families.reduction.forms import CudaRows, RowSchedule
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import online, with_means
 from jitgen.families.reduction.powers import in_powers_of_two
-from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
+from jitgen.kernel.render import DIALECTS, source
 from jitgen.spec import KernelSource
 
 
 def render(
     kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule, device: Device, compiler: str
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
+    """The source of ``kernel``, and where each of its lines came from; see ``kernel/render.py``."""
     language, dialect, (layout,) = device.dialect, DIALECTS[device.dialect], layouts
     if schedule.online:
         kernel = online(kernel)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.operands import item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import item_size
 
 EXPENSIVE_FLOPS = 8
 """Operations (by the weights of ``ir/ops.py``) from which on a value is resident and not recomputed, where registers

@@ -18,12 +18,12 @@ import torch
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.forms import TritonRows
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.spec import DTYPES
 
 PRELOADED_BYTES = 64

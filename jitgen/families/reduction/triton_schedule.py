@@ -8,7 +8,6 @@ are twice as wide as NVIDIA's warps, and so are the programs for them.
 from __future__ import annotations
 
 from jitgen.device import Device
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.reduction.forms import TritonRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
@@ -28,6 +27,7 @@ from jitgen.families.reduction.schedule import (
     row_item_size,
 )
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 BLOCK_ELEMENTS = 32
 """Elements of a block that a thread holds: fewer than in a kernel with loops of its own, because Triton keeps more

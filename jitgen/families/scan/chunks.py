@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import Call, KernelRewrite, SizeBuckets
-from jitgen.families.operands import WARP
+from jitgen.families.family import KernelRewrite, SizeBuckets
 from jitgen.families.scan.context import grouped, kind_of
 from jitgen.families.scan.schedule import CPU_SHORT_ROW
 from jitgen.ir import symbols
@@ -24,6 +23,7 @@ from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Graph, topological
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.scans import PLACES, carry_dtype
+from jitgen.kernel.operands import WARP, Call
 
 CHUNKS = ((2, 512), (16, 64), (64, 16))
 """(blocks, chunks): so many blocks at most, one for each row, are too few to keep a GPU busy, and their rows are cut

@@ -6,12 +6,12 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.operands import WARP
 from jitgen.families.scan.context import Operand, Rows, Scan
 from jitgen.families.scan.layout import Layout
 from jitgen.families.scan.schedule import CHUNK_UNIT, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import PLACES
+from jitgen.kernel.operands import WARP
 
 _OPS = {
     "sum": "Sum",

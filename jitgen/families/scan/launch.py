@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jitgen.device import Device
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.families.scan.layout import Geometry, Layout
 from jitgen.families.scan.schedule import Schedule
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Work
+from jitgen.kernel.operands import item_size, pointwise_flops
 
 
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.operands import WARP, item_size
 from jitgen.families.scan.layout import Layout
+from jitgen.kernel.operands import WARP, item_size
 
 CPU_BLOCK = 1024
 """Elements of a row that a CPU thread takes at once: what is scanned of them, its operands and its results fit the

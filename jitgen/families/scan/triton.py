@@ -12,13 +12,13 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.families.scan.claim import NAME
 from jitgen.families.scan.context import Operand, Rows, Scan
 from jitgen.families.scan.layout import Layout
 from jitgen.families.scan.schedule import CHUNK_UNIT, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import PLACES, identity
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_scan.py", NAME))
 

@@ -8,13 +8,13 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, printed
-from jitgen.families.operands import WARP
 from jitgen.families.scatter.launch import integer_names
 from jitgen.families.scatter.layout import Layout
 from jitgen.families.scatter.schedule import Schedule
 from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.ir.scatters import combination
+from jitgen.kernel.operands import WARP
 
 _READS = ("load", "iota")
 

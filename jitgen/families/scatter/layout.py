@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.family import Call
-from jitgen.families.operands import base_of, locate
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import Call, base_of, locate
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.family import Call, KernelRewrite
-from jitgen.families.operands import INDEX_LIMIT
+from jitgen.families.family import KernelRewrite
 from jitgen.families.sort.schedule import MOST_ELEMENTS
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, row_axes
 from jitgen.ir.sorts import SORTS, Order
+from jitgen.kernel.operands import INDEX_LIMIT, Call
 
 
 def order_of(body: Body) -> Order:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jitgen.device import Device
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.families.sort.chunks import order_of
 from jitgen.families.sort.layout import Geometry, Layout
 from jitgen.families.sort.schedule import Schedule
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Work
+from jitgen.kernel.operands import item_size, pointwise_flops
 
 
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:

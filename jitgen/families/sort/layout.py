@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitgen.families.family import Call
-from jitgen.families.operands import INDEX_LIMIT, base_of, collapse, locate
 from jitgen.families.sort.chunks import order_of
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import INDEX_LIMIT, Call, base_of, collapse, locate
 
 _KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with that stride is; with any other it is strided."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.operands import WARP
+from jitgen.kernel.operands import WARP
 
 MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
 """Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of

@@ -7,12 +7,12 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.operands import WARP
 from jitgen.families.sort.claim import NAME
 from jitgen.families.sort.context import Operand, Rows
 from jitgen.families.sort.layout import Layout
 from jitgen.families.sort.schedule import Schedule
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import WARP
 
 HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_sort.py", NAME))
 _COMPARED = {"float32": "tl.float32", "float64": "tl.float64", "float16": "tl.float32", "bfloat16": "tl.float32"}

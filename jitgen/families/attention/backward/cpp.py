@@ -16,7 +16,7 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     return {
         **struct_of(of, bounds(of.rule, known_ends(of.rule.operands), WORDS)),
         "groups": " * ".join(of.groups) or "1",

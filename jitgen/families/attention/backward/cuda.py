@@ -95,7 +95,7 @@ def _count(words: Sequence[tuple[Rule, int]]) -> int:
 
 
 def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     role = roles(body, layout)
     maps = mapped_names(schedule, body, role)

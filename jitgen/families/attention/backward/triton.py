@@ -29,7 +29,7 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     found = bounds(of.rule, known_ends(of.rule.operands), WORDS)
     context: dict[str, Any] = {
         **walk(of, found, schedule, "batch", _at_row),

@@ -9,9 +9,9 @@ from jitgen.device import Device
 from jitgen.families.attention.backward.layout import Geometry, Layout, is_tile, results_of
 from jitgen.families.attention.backward.pairs import products_behind
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, WARPGROUP, is_mappable, tensor_map
-from jitgen.families.operands import MappedTensor
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import MappedTensor
 from jitgen.spec import Target
 
 WIDTHS = (16, 32, 64, 96, 128)

@@ -11,13 +11,13 @@ What is computed pointwise of one tensor of keys and of values that are the same
 
 from __future__ import annotations
 
-from jitgen.families.operands import item_size
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise, rewritten, varying
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
+from jitgen.kernel.operands import item_size
 
 MOST_OPERATIONS = 16
 """Operations for an element of a key that each block of rows does again; more of them are done once, before."""

@@ -21,7 +21,7 @@ COMPUTED = "jitgen::attention::Computed"
 
 
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, dialect: Dialect) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     found = bounds(body, layout, known_ends(of.rule.operands), WORDS)
     key_row = _row_computed(of.computed_key, dialect, inner=1) if of.computed_key else None

@@ -29,7 +29,7 @@ from jitgen.ir.program import Kernel
 def build(
     kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, of: Attention, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
     found = bounds(body, layout, known_ends(o for o in of.rule.operands if o.kind != "key" or not o.pointer), WORDS)

@@ -15,9 +15,9 @@ from jitgen.families.attention.rule.launch import (
     programs,
     traffic,
 )
-from jitgen.families.family import Arguments, LaunchShape, Persistence, Work
-from jitgen.families.operands import MappedTensor, pointwise_flops
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import Arguments, LaunchShape, Persistence, Work
+from jitgen.kernel.operands import MappedTensor, pointwise_flops
 
 
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[Integer]:

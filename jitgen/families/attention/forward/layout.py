@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from jitgen.families.attention.rule.layout import free_strides, reaches_wide, score_kind, unit_of
 from jitgen.families.attention.rule.narrow import MOST_INDEX
-from jitgen.families.family import Call
-from jitgen.families.operands import base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import Call, base_of, collapse, item_size, locate
 
 PACKED_ROWS = 32
 """Rows of the query up to which heads that share keys are packed."""

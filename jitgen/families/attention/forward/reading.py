@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.operands import item_size
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.ir.program import Decision
+from jitgen.kernel.operands import item_size
 
 
 @dataclass(frozen=True)

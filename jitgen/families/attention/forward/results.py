@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from jitgen.families.attention.forward.match import Attention
 from jitgen.families.attention.rule import views
-from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
+from jitgen.kernel.operands import locate
 
 
 def last_of(of: Attention, values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> Node:

@@ -16,14 +16,14 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention.forward.layout import SOURCES
 from jitgen.families.attention.forward.schedule import splits
-from jitgen.families.family import ANY_FAMILY, Call, KernelRewrite
-from jitgen.families.operands import locate
+from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, grid_axes
 from jitgen.ir.views import NotViewable, Strided, contiguous_strides
+from jitgen.kernel.operands import Call, locate
 
 READ = ("query", "key", "value", "score", *SOURCES)
 """Kinds of operand that the walk over the keys reads; others are the results' own."""

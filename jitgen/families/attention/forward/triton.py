@@ -30,7 +30,7 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attention, dialect: Dialect) -> Built:
-    """Template context and source options; see ``families/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     found = bounds(body, layout, known_ends(of.rule.operands), WORDS)
     tiles = walk(of, found, schedule, "at", row_offset)

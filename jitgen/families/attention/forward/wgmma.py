@@ -14,9 +14,9 @@ from jitgen.families.attention.forward.layout import Geometry, Layout
 from jitgen.families.attention.forward.scales import scaled
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WARPGROUP, is_mappable, tensor_map
-from jitgen.families.operands import MappedTensor
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import MappedTensor
 
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""

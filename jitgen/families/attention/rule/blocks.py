@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jitgen.device import Device
-from jitgen.families.operands import item_size
+from jitgen.kernel.operands import item_size
 
 LEAST_BLOCK = 16
 """Elements of a dimension of a product in Triton, at least."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from jitgen.device import Device
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape
-from jitgen.families.operands import WARP, MappedTensor, item_size
 from jitgen.ir.body import Body
+from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape
+from jitgen.kernel.operands import WARP, MappedTensor, item_size
 
 Integer = tuple[str, str, int, int]
 """An integer parameter: its name, the attribute of the geometry that has it, and there the operand and the dimension,

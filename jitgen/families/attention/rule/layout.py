@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT
 from jitgen.ir.views import Strided
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT
 
 MOST_UNIT = 16
 """Elements of a unit at most: 16 bytes of the narrowest dtype."""

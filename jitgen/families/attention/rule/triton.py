@@ -14,8 +14,8 @@ from jitgen.codegen import environment, triton
 from jitgen.families.attention.rule.addresses import base_of_task, indices
 from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import Frame, Operand, Rule
-from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 AT_ONCE, MOST_AT_ONCE = 1024, 128
 """Integers of a tensor whose ends a program finds at once, and tiles where it needs none: what its threads hold."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.attention.rule.cuda import BATCH_RANK
-from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
 from jitgen.ir.body import Operand
+from jitgen.kernel.operands import ACCESS_BYTES, MappedTensor, item_size
 from jitgen.spec import Target
 
 WARPGROUP = 128

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitgen.families.gemm.mainloops import BlockSchedule, Dense, MmaQuantized, Simt, Stream, StreamOuter
-from jitgen.families.operands import WARP, item_size
 from jitgen.ir.body import accumulator_dtype
+from jitgen.kernel.operands import WARP, item_size
 
 WINDOW_BYTES = 4096
 """Bytes of x that a group of warps stages in shared memory at a time, in the ``mma`` and ``stream`` mainloops: the

@@ -17,10 +17,10 @@ from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.stream_tiles import StreamTiles, StreamWeights
-from jitgen.families.operands import item_size
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
+from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
 
 STREAMED_ROWS = 16

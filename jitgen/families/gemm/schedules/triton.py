@@ -21,8 +21,8 @@ from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.triton_tiles import TritonTiles
-from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
+from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
 
 DECODE_ROWS = 16

@@ -28,6 +28,21 @@ INDEX_LIMIT = 2**31 - 2**20
 
 
 @dataclass(frozen=True)
+class Call:
+    """The sizes and memory of one call.
+
+    Attributes:
+        environment: a value for every symbol.
+        buffers: the memory of every buffer of the program.
+        is_gpu: whether a source may depend on how many elements one access can move.
+    """
+
+    environment: Mapping[str, Any]
+    buffers: Sequence[Memory]
+    is_gpu: bool
+
+
+@dataclass(frozen=True)
 class MappedTensor:
     """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
     ``runtime/tensor_map.TensorMap``."""
