@@ -65,7 +65,7 @@ def lower(
     other = route.alternative
     if other is None or not any(decision.lacks for _, _, decision in lowered.program.decisions):
         return lowered
-    if any(node.op == "dequantize" for node in graphs.topological(graph.results)):
+    if "dequantize" in graphs.operations_of(graph.results):
         return lowered  # the layout of a quantised weight is that of the route's own backend
     found = _lower(graph, environment, memory, other, out, known)
     for _, question, decision in lowered.program.decisions:

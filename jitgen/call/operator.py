@@ -29,7 +29,7 @@ from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, from_json, to_json, topological
+from jitgen.ir.graph import Graph, from_json, operations_of, to_json
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -70,7 +70,7 @@ class Program:
     @property
     def is_random(self) -> bool:
         """Whether it draws random numbers."""
-        return any(node.op == "philox" for node in topological(self.graph.outputs))
+        return "philox" in operations_of(self.graph.outputs)
 
     @property
     def launched(self) -> Graph:

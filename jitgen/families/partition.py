@@ -30,9 +30,11 @@ from jitgen.ir.graph import (
     Node,
     Shape,
     equal_sizes,
+    operations_of,
     topological,
     under_views,
 )
+from jitgen.ir.index import Index
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
 from jitgen.ir.symbols import Scalar
@@ -117,8 +119,9 @@ class Partitioner:
         self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and
         # what is computed from products is one value in all places that have the same shape so.
-        order = topological(graph.results)
-        shapes = [node.shape for node in order] if any(node.op == "contract" for node in order) else []
+        self.index = Index(graph.results)
+        has_products = "contract" in operations_of(graph.results)
+        shapes = [node.shape for node in self.index.order] if has_products else []
         sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
@@ -252,12 +255,12 @@ class Partitioner:
 
     def _moved(self) -> list[Node]:
         """The graph's results, moved. An argument that is updated in place before others read it is itself then."""
-        order = topological(self.graph.results)
+        order = self.index.order
         chains = {index: found for index, node in self.graph.mutated if (found := self._updates_of(index, node, order))}
         self.updated = set(chains)
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
-        self.returned = returned_products(self.graph)
+        self.returned = returned_products(self.graph, self.index)
         inputs = {node.attrs[0]: node for node in order if node.op == "input"}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
@@ -481,7 +484,7 @@ class Partitioner:
         after = behind
         ordered: list[tuple[list[Step], list[Region]]] = []
         while waiting:
-            ready = [step for step in waiting if not after[step] & waiting.keys()]
+            ready = [step for step in waiting if not any(before in waiting for before in after[step])]
             # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
             first, *others = ready
@@ -510,7 +513,7 @@ class Partitioner:
             together: for each step of temporaries, those that its regions compute.
             leader: for each temporary, the step that computes it.
         """
-        most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
+        most = MOST_TEMPORARIES + 4 * len(self.index.order)
         for position, value in enumerate(self.values):  # which grow meanwhile
             if position == most:
                 raise self._endless([value])
@@ -577,9 +580,10 @@ class Partitioner:
             self.flat = {flat: held for flat, held in self.flat.items() if held.attrs[0] < first_new}
             return None
         step = Step(position)
-        others = [each for other, each in waiting.items() if other != step]
-        still = set().union(*(self._read_by(each, {}) for each in others))
-        return regions if self._read_by(waiting[step], {}) - self._read_by(regions, {}) <= still else None
+        unread = self._read_by(waiting[step], {}) - self._read_by(regions, {})
+        for other, elsewhere in waiting.items() if unread else ():
+            unread -= self._read_by(elsewhere, {}) if other != step else set()
+        return None if unread else regions
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
         """The error for temporaries that wait for one another, or that need ever more temporaries."""
@@ -665,32 +669,23 @@ class Partitioner:
         return tuple(symbols.evaluate(size, self.environment) for size in node.shape)
 
 
-def returned_products(graph: Graph) -> frozenset[int]:
+def returned_products(graph: Graph, index: Index) -> frozenset[int]:
     """The ids of products that ``graph`` returns and reads besides with more than an epilogue between: they are in
     memory anyway, and whoever reads such a product behind a reduction, a slice or another product would else compute it
     again. A backward's saved products are such results."""
-    order = topological(graph.results)
-    results = {id(node) for node in graph.outputs if node.op == "contract"}
-    users: dict[int, list[Node]] = {}
-    for node in order if results else ():
-        for child in node.inputs:
-            users.setdefault(id(child), []).append(node)
-    return frozenset(found for found in results if _is_read_elsewhere(found, users))
+    return frozenset(id(node) for node in graph.outputs if node.op == "contract" and _is_read_elsewhere(node, index))
 
 
-def _is_read_elsewhere(product: int, users: Mapping[int, Sequence[Node]]) -> bool:
+def _is_read_elsewhere(product: Node, index: Index) -> bool:
     """Whether anything but pointwise operations and views of all elements is computed of ``product``."""
-    stack, seen = list(users.get(product, ())), set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        whole = node.op == "view" and node.attrs[0] in ("permute", "reshape", "unsqueeze", "squeeze", "detach")
-        if not (whole or is_pointwise(node)):
-            return True
-        stack += users.get(id(node), ())
-    return False
+    epilogue = index.reached([product], lambda node: node is not product and not _keeps_all_elements(node))
+    return any(user not in epilogue for node in epilogue for user in index.users[node])
+
+
+def _keeps_all_elements(node: Node) -> bool:
+    """Whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
+    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach")
+    return is_pointwise(node) or (node.op == "view" and node.attrs[0] in whole)
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:

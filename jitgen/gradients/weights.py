@@ -24,7 +24,8 @@ from jitgen.ir.analysis import is_pointwise, varies
 from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
-from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.graph import Graph, Node
+from jitgen.ir.index import Index
 from jitgen.spec import DTYPES
 
 Users = Mapping[int, Sequence[Node]]
@@ -75,15 +76,13 @@ def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> 
         active: the ids of nodes that gradients flow through.
         given: the nodes that gradients come from.
     """
-    order = topological(graph.outputs)
-    users: dict[int, list[Node]] = {}
-    for node in order:
-        for child in node.inputs:
-            users.setdefault(id(child), []).append(node)
+    index = Index(graph.outputs)
+    users = {id(node): list(readers) for node, readers in index.users.items()}
     for node in {*graph.outputs, *given}:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
     roots = set(map(id, given))
-    found = (_weighted(node, users, active, roots) for node in order if node.op == "contract" and id(node) in active)
+    products = (node for node in index.order if node.op == "contract" and id(node) in active)
+    found = (_weighted(node, users, active, roots) for node in products)
     return [of for of in found if of is not None]
 
 

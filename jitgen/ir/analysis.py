@@ -41,7 +41,7 @@ def rewritten(
         memo: replacements by the ids of what they replace, to which those under ``root`` are added.
     """
     memo = {} if memo is None else memo
-    for node in topological([root], known=frozenset(memo)):
+    for node in topological([root], known=memo):
         if id(node) in memo:
             continue
         children = [memo[id(child)] for child in node.inputs]
@@ -97,7 +97,16 @@ def _only_chosen(node: Node, dims: Sequence[int]) -> bool:
 
 def varies(node: Node, dims: Sequence[int]) -> bool:
     """Whether the elements of ``node`` may differ along any of ``dims``; False only where they provably do not."""
-    return not varying(topological([node]))[id(node)].isdisjoint(dims)
+    return not varying_dims(node).isdisjoint(dims)
+
+
+def varying_dims(node: Node) -> frozenset[int]:
+    """The dimensions along which the elements of ``node`` may differ."""
+    return varying(topological([node], leaves=_SHAPES_TELL))[id(node)]
+
+
+_SHAPES_TELL = BARRIERS - {"view", "gather"}
+"""Operations whose own shape tells along which dimensions elements may differ."""
 
 
 def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:

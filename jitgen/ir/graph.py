@@ -44,7 +44,7 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,11 @@ READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter", "sort"})
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object."""
+    """One value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object.
+
+    Attributes:
+        operations: those that it is computed by: its own, and those of all nodes that it depends on.
+    """
 
     op: str
     inputs: tuple[Node, ...]
@@ -76,6 +80,18 @@ class Node:
     shape: Shape
     attrs: tuple[Any, ...] = ()
     location: str | None = field(default=None, repr=False)
+    operations: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        operations = operations_of(self.inputs) | {self.op}
+        # A chain of nodes shares one set.
+        shared = (child.operations for child in self.inputs if len(child.operations) == len(operations))
+        object.__setattr__(self, "operations", next(shared, operations))
+
+
+def operations_of(nodes: Iterable[Node]) -> frozenset[str]:
+    """The operations that ``nodes`` are computed by, their own among them."""
+    return frozenset().union(*(node.operations for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -181,11 +197,11 @@ def _typed(value: Any) -> Any:
     return type(value), value
 
 
-def topological(roots: Iterable[Node], leaves: str | None = None, known: frozenset[int] = frozenset()) -> list[Node]:
+def topological(roots: Iterable[Node], leaves: Collection[str] = (), known: Container[int] = ()) -> list[Node]:
     """``roots`` and every node that they depend on, inputs before users, in a deterministic order.
 
     Args:
-        leaves: the name of an operation whose inputs are not followed.
+        leaves: the names of operations whose inputs are not followed.
         known: the ids of nodes whose inputs are not followed.
     """
     order: list[Node] = []
@@ -198,7 +214,7 @@ def topological(roots: Iterable[Node], leaves: str | None = None, known: frozens
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            if node.op != leaves and id(node) not in known:
+            if node.op not in leaves and id(node) not in known:
                 stack.extend((child, False) for child in reversed(node.inputs))
     return order
 

@@ -341,7 +341,7 @@ class Mover:
             memo: the replacement of each node, by the id of the node that it replaces; the replacements of all other
                 nodes under ``root`` are added to it.
         """
-        for node in topological([root], known=frozenset(memo)):
+        for node in topological([root], known=memo):
             if id(node) in memo:
                 continue
             children = [memo[id(child)] for child in node.inputs]

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from jitgen import settings
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import ROUNDED, Builder, InputSpec, Node, Shape, input_shape, is_weight, topological, under_views
+from jitgen.ir.graph import ROUNDED, Builder, InputSpec, Node, Shape, input_shape, is_weight, under_views
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, own_facts, table
@@ -419,7 +419,7 @@ class Trace:
     def returned(self, proxy: TensorProxy) -> Node:
         """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
         unless the function returns one tensor twice."""
-        if self.host_scalars and not any(node.op == "input" for node in topological([proxy.value])):
+        if self.host_scalars and "input" not in proxy.value.operations:
             raise UnsupportedError(
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"

@@ -28,12 +28,15 @@ from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of,
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.body import Body, Contraction
-from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.graph import Node, operations_of, topological, under_views
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
+_IN_MEMORY = ("reduce", "cat", "scan", "sort", "gather", "scatter")
+"""What an epilogue reads from memory only."""
+_NOT_IN_PROLOGUE = (*_IN_MEMORY, "contract")
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Prologue:
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Contraction regions for those of ``values`` that end in an epilogue; the others are left without products."""
-    if not any(node.op == "contract" for node in topological(values)):
+    if "contract" not in operations_of(values):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
     unflattened = [Store(position, node) for position, node in enumerate(values)]
@@ -171,8 +174,8 @@ def _with_operands_in_memory(
     """``region`` reading only tensors: reductions, scans and concatenations in its epilogue become temporaries, and so
     do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
-    for node in topological((store.value for store in region.stores), leaves="contract"):
-        if node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter"):
+    for node in topological((store.value for store in region.stores), leaves={"contract"}):
+        if node.op in _IN_MEMORY:
             memo[id(node)] = materialize(node)
         elif node.op == "contract":
             x = node.inputs[0]
@@ -192,14 +195,11 @@ def _with_operands_in_memory(
 def _prologue(product: Node, results: set[int]) -> Prologue | None:
     """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
     x, (*_, rows, columns) = product.inputs[0], product.shape
-    nodes = topological([x])
-    if under_views(x).op == "input" or any(
-        node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter", "contract") for node in nodes
-    ):
+    if under_views(x).op == "input" or not x.operations.isdisjoint(_NOT_IN_PROLOGUE):
         return None
     weight = under_views(product.inputs[1])
     format = weight.attrs[0] if weight.op == "dequantize" else None
-    operations = tuple(node.op for node in nodes if is_pointwise(node))
+    operations = tuple(node.op for node in topological([x]) if is_pointwise(node))
     return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
 
 
@@ -213,7 +213,7 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     last = len(node.shape) - 1
     if partition.device.is_gpu or last < 1:
         return materialize(node)
-    leaves = [leaf for leaf in topological([node], leaves="view") if under_views(leaf).op in ("input", "contract")]
+    leaves = [leaf for leaf in topological([node], leaves={"view"}) if under_views(leaf).op in ("input", "contract")]
     leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
     strides = [memory.strides for leaf in leaves if (memory := partition.strides(leaf)) is not None]
     strides = [each for each in strides if 0 not in each[-2:]]
@@ -236,7 +236,7 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
         base = base.inputs[0]
     if base.op == "dequantize" or under_views(node).op == "input":
         return node
-    if any(child.op == "dequantize" for child in topological([node], leaves="contract")):
+    if any(child.op == "dequantize" for child in topological([node], leaves={"contract"})):
         where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
             "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "

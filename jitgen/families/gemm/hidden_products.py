@@ -51,7 +51,7 @@ def without_hidden_products(
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """The node to materialize because of the first hidden product; None where no product is hidden."""
-    order = topological(roots, leaves="contract")
+    order = topological(roots, leaves={"contract"})
     users: dict[int, list[Node]] = {id(node): [] for node in order}
     for node in order:
         if node.op != "contract":

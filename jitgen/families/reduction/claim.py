@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from jitgen.families.family import Claim, Partition
 from jitgen.ir.analysis import one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.index import Index
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.views import BARRIERS, Mover
 
@@ -39,18 +40,13 @@ class _Rows:
         return tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
 
 
-def has_reduce(node: Node) -> bool:
-    """Whether ``node`` is computed from a reduction, or is one."""
-    return any(each.op == "reduce" for each in topological([node]))
-
-
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Row regions for those of ``values`` they can hold; the others are left, with their reductions materialized."""
     results, mover, materialize = values, partition.mover, partition.materialize
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(results)
     for position, node in enumerate(results):
-        if not has_reduce(node):
+        if "reduce" not in node.operations:
             continue
         rows, store = _as_rows(position, node, mover, materialize)
         if rows is None or store is None:
@@ -59,7 +55,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             gathered.setdefault(rows, []).append(store)
             rest[position] = None
     for position, node in enumerate(results):
-        if rest[position] is not None and not has_reduce(node) and node.op not in _IN_MEMORY:
+        if rest[position] is not None and "reduce" not in node.operations and node.op not in _IN_MEMORY:
             rows = _rows_read_with(node, gathered)
             if rows is not None:
                 gathered[rows].append(Store(position, node))
@@ -125,25 +121,27 @@ def _outermost(node: Node) -> Iterator[Node]:
 
 def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
     """``root`` with what a row region cannot compute materialized; None where nothing is reduced over ``rows``."""
+    index = Index([root])
+    of_foreign = index.reached(node for node in index.order if _is_foreign(node, rows))
 
     def materialize_operands(node: Node, rebuilt: Node) -> Node:
         # The operand of a reduction may itself come from reductions over other rows: then it is materialized as a
         # whole.
-        if _is_over(node, rows) and any(_is_foreign(each, rows) for each in topological(node.inputs)):
+        if _is_over(node, rows) and not of_foreign.isdisjoint(node.inputs):
             return mover.builder.like(node, [materialize(node.inputs[0])])
         return rebuilt
 
     def materialize_foreign(node: Node, rebuilt: Node) -> Node:
         if node.op in _IN_MEMORY or _is_foreign(node, rows):
             return materialize(rebuilt)
-        if node.op == "view" and has_reduce(rebuilt):
+        if node.op == "view" and "reduce" in rebuilt.operations:
             source = rebuilt.inputs[0]
             if not (node.attrs[0] == "expand" and source.shape == rows.reduced_shape and node.shape == rows.shape):
                 return mover.builder.like(rebuilt, [materialize(source)])
         return rebuilt
 
     result = rewritten(rewritten(root, mover, materialize_operands), mover, materialize_foreign)
-    return result if has_reduce(result) else None
+    return result if "reduce" in result.operations else None
 
 
 def _is_over(node: Node, rows: _Rows) -> bool:
@@ -214,7 +212,7 @@ def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | N
     """The rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same, and a
     tensor is read by both."""
     leaves = {id(each) for each in topological([node]) if each.op in ("input", "view")}
-    if any(each.op in _IN_MEMORY for each in topological([node])):
+    if not node.operations.isdisjoint(_IN_MEMORY):
         return None
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)

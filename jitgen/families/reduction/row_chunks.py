@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.families.family import Partition
-from jitgen.families.reduction.claim import Materialize, are_columns, has_reduce, without_reductions
+from jitgen.families.reduction.claim import Materialize, are_columns, without_reductions
 from jitgen.families.reduction.schedule import blocks_per_row
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten, unrounded
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, operations_of, topological
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
@@ -74,7 +74,7 @@ def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[No
     blocks = blocks_per_row(partition.device)
     reduced = [node.inputs[0] for node in topological(values) if node.op == "reduce"]
     needed_again = any(value.shape == node.shape for value in values for node in reduced)
-    is_dependent = any(map(has_reduce, reduced))
+    is_dependent = "reduce" in operations_of(reduced)
     if not blocks and (needed_again or not is_dependent):
         return list(values)
     if blocks == 1:
@@ -89,7 +89,7 @@ def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[No
         count = _chunk_count(node, needed_again, most_rows, mover, blocks)
         return _ChunkedReduction(node, rebuilt, count, mover, materialize).result() if count > 1 else rebuilt
 
-    return [rewritten(value, mover, change) if has_reduce(value) else value for value in values]
+    return [rewritten(value, mover, change) if "reduce" in value.operations else value for value in values]
 
 
 def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, blocks: int) -> int:

@@ -42,7 +42,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
-        if not _has(node, ("scan",)):
+        if "scan" not in node.operations:
             continue
         scan = next(at_own_coordinates(node, "scan"), None)
         value = None
@@ -101,10 +101,6 @@ def _elements_read(region: Region) -> set[int]:
     return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
 
 
-def _has(root: Node, operations: Sequence[str]) -> bool:
-    return any(node.op in operations for node in topological([root]))
-
-
 def _rows_of(scan: Node) -> _Rows:
     return _Rows(scan.shape, scan.attrs[1], scan.attrs[2])
 
@@ -139,7 +135,7 @@ def _without_scans(root: Node, partition: Partition) -> Node:
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
     """The rows whose kernel can compute a pointwise result without reading more: of its shape, and with a tensor in
     common."""
-    if _has(node, _NOT_POINTWISE):
+    if not node.operations.isdisjoint(_NOT_POINTWISE):
         return None
     leaves = {id(leaf) for leaf in topological([node]) if under_views(leaf).op == "input"}
     for rows, stores in gathered.items():

@@ -16,8 +16,8 @@ from jitgen.device import Device
 from jitgen.families.family import Partition
 from jitgen.families.scatter import by_element
 from jitgen.ir import symbols
-from jitgen.ir.analysis import one_of, varying
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.analysis import one_of, varying_dims
+from jitgen.ir.graph import Node
 from jitgen.ir.program import Decision
 from jitgen.ir.scatters import LEFT_OUT
 
@@ -59,9 +59,8 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     """The scatter ``node``, which replaces elements of an argument, with distinct elements: values that a later one
     replaces are left out. None where there are too many pairs of values."""
     base, value, *indices = node.inputs
-    varied = varying(topological(indices))
     walked = [dim for dim, size in enumerate(value.shape) if dim not in node.attrs[1] and size != 1]
-    kept = sorted(frozenset(walked).union(*(varied[id(index)] for index in indices)))
+    kept = sorted(frozenset(walked).union(*map(varying_dims, indices)))
     sizes = [value.shape[dim] for dim in kept]
     pairs = symbols.product([*sizes, *(value.shape[dim] for dim in walked)])
     if not partition.decide(family, Pairs(pairs)).fused:
@@ -74,7 +73,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     def of_pairs(index: Node, order: Sequence[int]) -> Node:
         """An index of one value of each pair; ``order`` are the pairs' dimensions as that value has them."""
         index = _squeezed(one_of(index, others, mover), others, mover)
-        if any(child.op == "gather" for child in topological([index])):
+        if "gather" in index.operations:
             index = partition.materialize(index)  # which is looked up once for each value, and not for each pair
         for number in range(count):
             index = mover.move(index, ("unsqueeze", rank + number), (*index.shape, 1))

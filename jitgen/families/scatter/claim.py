@@ -14,7 +14,7 @@ from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, operations_of, topological
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scatters import in_order
 from jitgen.ir.views import BARRIERS
@@ -52,7 +52,7 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
 
     distinct: Node | None = node
     if not is_distinct(node, partition):
-        is_one_kernel = is_alone and not any(child.op == "cat" for child in topological(node.inputs[1:]))
+        is_one_kernel = is_alone and "cat" not in operations_of(node.inputs[1:])
         is_walked = is_one_kernel and not partition.device.is_gpu
         distinct = None if is_walked else with_last_values(node, partition, NAME)
     if distinct is None:
@@ -61,18 +61,20 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     found = []
     for source in sources:
         source = without_scatters(source, partition)
-        is_pointwise = not any(child.op in ("reduce", "scan", "sort") for child in topological([source]))
+        is_pointwise = source.operations.isdisjoint(("reduce", "scan", "sort"))
         found.append(source if is_pointwise else partition.materialize(source))
     return partition.mover.builder.like(node, (base, *found))
 
 
 def without_scatters(root: Node, partition: Partition) -> Node:
     """``root`` with every scatter read from a temporary."""
+    if "scatter" not in root.operations:
+        return root
     memo: dict[int, Node] = {}
     for node in topological([root]):
         if node.op == "scatter" and id(node) not in memo:
             memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
-    return partition.mover.substituted(root, memo) if memo else root
+    return partition.mover.substituted(root, memo)
 
 
 def _region(position: int, node: Node, partition: Partition) -> Region:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import varying
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.analysis import varying_dims
+from jitgen.ir.graph import Node
 from jitgen.ir.symbols import Size
 
 
@@ -25,12 +25,11 @@ def is_distinct(node: Node, partition: Partition) -> bool:
     _, value, *indices = node.inputs
     coordinates = node.attrs[1]
     unresolved = {dim for dim, size in enumerate(value.shape) if dim not in coordinates and size != 1}
-    varied = varying(topological(indices))
     while unresolved:
         found = None
         for index in indices:
             # Beside dimensions whose positions the other indices tell, an index that varies along one more tells that.
-            own = varied[id(index)] & unresolved
+            own = varying_dims(index) & unresolved
             if len(own) == 1 and _is_injective(index, min(own), value.shape[min(own)], partition):
                 found = own
         if found is None:
@@ -78,7 +77,7 @@ def _steps_are_one(chain: Sequence[Node]) -> bool:
 
 
 def _varies(node: Node, dim: int) -> bool:
-    return dim in varying(topological([node]))[id(node)]
+    return dim in varying_dims(node)
 
 
 def _uncast(node: Node) -> Node:

@@ -29,7 +29,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if node.op == "sort":
             regions.append(_region(node, position, partition))
             rest[position] = None
-        elif any(child.op == "sort" for child in topological([node])):
+        elif "sort" in node.operations:
             rest[position] = _without_sorts(node, partition)
     return Claim(_joined(regions), rest)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, operations_of
+from jitgen.ir.index import Index
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region
 
@@ -93,12 +94,11 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
 
 def may_have_streamed(values: Sequence[Node]) -> bool:
     """A test that imports nothing: whether ``values`` have an exponential and a product."""
-    return {"contract", "exp"} <= {node.op for node in topological(values)}
+    return operations_of(values) >= {"contract", "exp"}
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Regions for those of ``values`` that end in such a product; in the others it is materialized."""
-    values = list(values)
     if not may_have_streamed(values):
         return Claim([], values)
     from jitgen.families.attention.backward.match import has_streamed
@@ -107,22 +107,21 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         return Claim([], values)
     from jitgen.families.attention.backward.region import end_of, region_of, store_of
 
-    found = _fused(values, partition)
-    while found:
-        hidden = [of for of in found if not _ends(of, found, values, partition)]
+    index = Index(values)
+    while found := _fused(index, partition):
+        hidden = [of for of in found if not _ends(of, found, index, partition)]
         if not hidden:
             break
-        ends = [end_of(of, values) for of in _over_same_tiles(hidden)]
+        ends = [end_of(of, index) for of in _over_same_tiles(hidden, index)]
         memo = dict(zip(map(id, ends), partition.materialize_together(ends), strict=True))
-        values = [partition.mover.substituted(node, memo) for node in values]
-        found = _fused(values, partition)
+        index = Index([partition.mover.substituted(node, memo) for node in index.roots])
     regions: list[Region] = []
-    rest: list[Node | None] = list(values)
+    rest: list[Node | None] = list(index.roots)
     for of in found:
         stores = []
-        for position, value in enumerate(values):
-            if of.result in topological([value]):
-                store = store_of(position, value, of, values, partition.mover)
+        for position, value in enumerate(index.roots):
+            if index.depends(value, of.result):
+                store = store_of(position, value, of, index, partition.mover)
                 assert store is not None
                 stores.append(store)
                 rest[position] = None
@@ -136,7 +135,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim(regions, rest)
 
 
-def _over_same_tiles(hidden: Sequence[Streamed]) -> list[Streamed]:
+def _over_same_tiles(hidden: Sequence[Streamed], index: Index) -> list[Streamed]:
     """The first of ``hidden``, and others that one region may compute with it."""
     first, *others = hidden
     found = [first]
@@ -144,15 +143,15 @@ def _over_same_tiles(hidden: Sequence[Streamed]) -> list[Streamed]:
         shared = set(map(id, first.products)) & set(map(id, other.products))
         if not shared or other.function.shape != first.function.shape or len(found) == MOST_RESULTS:
             continue
-        if first.result not in topological([other.result]) and other.result not in topological([first.result]):
+        if not index.depends(other.result, first.result) and not index.depends(first.result, other.result):
             found.append(other)
     return found
 
 
-def _fused(values: Sequence[Node], partition: Partition) -> list[Streamed]:
+def _fused(index: Index, partition: Partition) -> list[Streamed]:
     from jitgen.families.attention.backward.match import streamed_in
 
-    return [of for of in streamed_in(values) if partition.decide(NAME, fusion_of(of)).fused]
+    return [of for of in streamed_in(index) if partition.decide(NAME, fusion_of(of)).fused]
 
 
 def fusion_of(of: Streamed) -> Fusion:
@@ -163,16 +162,17 @@ def fusion_of(of: Streamed) -> Fusion:
     return Fusion(rows, streamed, widths, tuple(dict.fromkeys(node.dtype for node in operands)))
 
 
-def _ends(of: Streamed, found: Sequence[Streamed], values: Sequence[Node], partition: Partition) -> bool:
-    """Whether every one of ``values`` that is computed from ``of`` is a store of it, and of no other one."""
+def _ends(of: Streamed, found: Sequence[Streamed], index: Index, partition: Partition) -> bool:
+    """Whether every root of ``index`` that is computed from ``of`` is a store of it, and of no other one."""
     from jitgen.families.attention.backward.region import store_of
 
-    others = {id(other.result) for other in found if other is not of}
-    for value in values:
-        order = topological([value])
-        if of.result not in order:
+    others = [other.result for other in found if other is not of]
+    for value in index.roots:
+        if not index.depends(value, of.result):
             continue
-        if any(id(node) in others for node in order) or store_of(0, value, of, values, partition.mover) is None:
+        if any(index.depends(value, other) for other in others):
+            return False
+        if store_of(0, value, of, index, partition.mover) is None:
             return False
     return True
 

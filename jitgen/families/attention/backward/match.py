@@ -24,6 +24,7 @@ from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
 from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.index import Index
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
 
@@ -49,27 +50,28 @@ def is_plain(product: Node) -> bool:
     return len(named.rows) == len(named.columns) == len(named.contracted) == 1
 
 
-def matched(result: Node) -> Streamed | None:
-    """``result`` as a product with a function of other products; None where it is none."""
+def matched(result: Node, index: Index) -> Streamed | None:
+    """``result``, a node of ``index``, as a product with a function of other products; None where it is none."""
     if result.op != "contract" or not is_plain(result):
         return None
     function = result.inputs[0]
     inner = [node for node in at_own_coordinates(function, "contract") if node.shape == function.shape]
     if not inner or not all(map(is_plain, inner)):
         return None
-    powers = [node for node in topological([function], leaves="contract") if node.op == "exp"]
+    powers = [node for node in topological([function], leaves={"contract"}) if node.op == "exp"]
     behind = {id(node) for power in powers for node in at_own_coordinates(power, "contract")}
     if not any(id(node) in behind for node in inner):
         return None
-    if any(_is_of_own_rows(stop, inner) for stop in stops([function], [*map(id, inner)])):
+    read = stops([function], [*map(id, inner)])
+    if any(_has_own_rows(stop) or any(index.depends(stop, product) for product in inner) for stop in read):
         return None  # as a forward is
     return Streamed(result, function, tuple(inner))
 
 
-def streamed_in(values: Sequence[Node]) -> list[Streamed]:
-    """All such products in ``values``. One with weights proportional to an exponential alone is a forward's, unless
+def streamed_in(index: Index) -> list[Streamed]:
+    """All such products in ``index``. One with weights proportional to an exponential alone is a forward's, unless
     another function reads the same scores."""
-    found = [of for node in topological(values) if (of := matched(node)) is not None]
+    found = [of for node in index.order if (of := matched(node, index)) is not None]
     several = {id(node) for of in found if not _is_forward(of) for node in of.products}
     return [of for of in found if not _is_forward(of) or several & set(map(id, of.products))]
 
@@ -78,13 +80,8 @@ def _is_forward(of: Streamed) -> bool:
     return len(of.products) == 1 and linear_in(of.function) is not None
 
 
-def _is_of_own_rows(stop: Node, products: Sequence[Node]) -> bool:
-    """Whether ``stop`` is computed from ``products``, or is a sum or a maximum over rows as such products have them."""
-    behind = set(map(id, topological([stop])))
-    return _has_own_rows(stop) or any(id(product) in behind for product in products)
-
-
 def _has_own_rows(stop: Node) -> bool:
+    """Whether ``stop`` is a sum or a maximum over rows as such products have them."""
     if stop.op != "reduce":
         return False
     (operand,) = stop.inputs
@@ -262,4 +259,4 @@ def _inside(function: Node) -> list[Node]:
 def _products_behind(function: Node) -> list[Node]:
     """The products among these, except those that read quantised weights."""
     products = [node for node in _inside(function) if node.op == "contract" and is_plain(node)]
-    return [node for node in products if not any(each.op == "dequantize" for each in topological([node]))]
+    return [node for node in products if "dequantize" not in node.operations]

@@ -10,6 +10,7 @@ from jitgen.families.attention.rule.region import RegionBuilder, stops
 from jitgen.families.attention.rule.views import undone
 from jitgen.families.family import Partition
 from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.index import Index
 from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
 
@@ -33,15 +34,11 @@ def depth_axes(stores: Sequence[Store]) -> tuple[Axis, ...]:
 # ------------------------------------------------------------------------------------------- what follows a product
 
 
-def end_of(of: Streamed, values: Sequence[Node]) -> Node:
-    """The result of ``of``, or the sum over dimensions of its lead, if that is all that ``values`` read of it."""
-    users: dict[int, list[Node]] = {}
-    for node in topological(values):
-        for child in node.inputs:
-            users.setdefault(id(child), []).append(node)
+def end_of(of: Streamed, index: Index) -> Node:
+    """The result of ``of``, or the sum over dimensions of its lead, if that is all that ``index`` has of its users."""
     node = of.result
-    while len(users.get(id(node), ())) == 1 and not any(node is value for value in values):
-        (user,) = users[id(node)]
+    while len(index.users[node]) == 1 and node not in index.roots:
+        (user,) = index.users[node]
         if user.op == "reduce":
             kind, dims = user.attrs
             return user if kind == "sum" and max(dims) < len(user.shape) - 2 else of.result
@@ -51,9 +48,9 @@ def end_of(of: Streamed, values: Sequence[Node]) -> Node:
     return of.result
 
 
-def store_of(position: int, value: Node, of: Streamed, values: Sequence[Node], mover: Mover) -> Store | None:
+def store_of(position: int, value: Node, of: Streamed, index: Index, mover: Mover) -> Store | None:
     """The store of ``value`` in the shape of what ``of`` ends in; see ``views.undone``."""
-    return undone(position, value, end_of(of, values), mover)
+    return undone(position, value, end_of(of, index), index, mover)
 
 
 # -------------------------------------------------------------------------------------------------------- the region

@@ -13,6 +13,7 @@ from jitgen.families.attention.rule.blocks import MMA_SYNC_ROWS, block_of, most_
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, topological, under_views
+from jitgen.ir.index import Index
 from jitgen.ir.views import Mover
 
 TRITON_ROWS = (16, 32, 64)
@@ -104,7 +105,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
 
     images = oriented_images(graph.results, Mover(Builder()))
     found = []
-    for of in streamed_in([images[id(node)] for node in graph.results]):
+    for of in streamed_in(Index(images[id(node)] for node in graph.results)):
         if not decide(fusion_of(of).at(environment), device).fused:
             continue
         computed = {id(of.result), *map(id, of.products)}

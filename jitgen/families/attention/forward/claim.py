@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.forward.match import Attention, matched, obstacle, spread_rows
+from jitgen.families.attention.forward.match import Attention, matched, obstacle, row_reductions, spread_rows
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.exponentials import exponential_behind
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, operations_of, topological
+from jitgen.ir.index import Index, Reach
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
@@ -120,32 +121,37 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
 
 def has_exponentials(values: Sequence[Node]) -> bool:
     """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
+    operations = operations_of(values)
+    if "contract" not in operations or operations.isdisjoint(("exp", "exp2")):
+        return False
     return any(node.op == "contract" and exponential_behind(node.inputs[0]) for node in topological(values))
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Attention regions for those of ``values`` that end in one; the others are left with attention materialized."""
-    values, mover = list(values), partition.mover
-    while found := _fused(values, partition):
-        hidden = _first_hidden(values, found, mover)
+    if not has_exponentials(values):
+        return Claim([], values)
+    index, mover = Index(values), partition.mover
+    while found := _fused(index, partition):
+        hidden = _first_hidden(index, found, mover)
         if hidden is None:
             break
         of, last = hidden
-        rows = [value for value in values if of.result not in topological([value])]
-        rows = [value for value in rows if value is not last and _row_store(0, value, of, mover) is not None]
+        rows = [value for value in index.roots if value is not last and not index.depends(value, of.result)]
+        rows = [value for value in rows if _row_store(0, value, of, index, mover) is not None]
         memo = dict(zip(map(id, (last, *rows)), _materialized([last, *rows], partition), strict=True))
-        values = [mover.substituted(node, memo) for node in values]
+        index = Index([mover.substituted(node, memo) for node in index.roots])
     if not found:
-        return Claim([], values)
+        return Claim([], index.roots)
     from jitgen.families.attention.forward.region import region_of
 
     regions: list[Region] = []
-    rest: list[Node | None] = list(values)
+    rest: list[Node | None] = list(index.roots)
     for of in found:
         stores, beside = [], []
-        for position, value in enumerate(values):
-            store = undone(position, value, of, mover) if of.result in topological([value]) else None
-            row = _row_store(position, value, of, mover) if store is None else None
+        for position, value in enumerate(index.roots):
+            store = undone(position, value, of, index, mover) if index.depends(value, of.result) else None
+            row = _row_store(position, value, of, index, mover) if store is None else None
             stores += [store] if store else []
             beside += [row] if row else []
             rest[position] = None if store or row else rest[position]
@@ -158,64 +164,56 @@ def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
     return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
 
 
-def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
-    """The attention in ``values`` that becomes kernels."""
+def _fused(index: Index, partition: Partition) -> list[Attention]:
+    """The attention in ``index`` that becomes kernels."""
     found = []
-    for node in topological(values):
+    for node in index.order:
         of = matched(node)
         if of is None:
             continue
-        if partition.decide(NAME, fusion_of(of, values, partition.mover)).fused:
+        if partition.decide(NAME, fusion_of(of, index, partition.mover)).fused:
             found.append(of)
     return found
 
 
-def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
-    """The question about ``of``, where ``values`` are computed."""
-    ends, stops = _ends(of, values, mover)
-    against = obstacle(of, [*values, *ends], stops) or _stray_row_value(of, values, ends, stops, mover) or ""
+def fusion_of(of: Attention, index: Index, mover: Mover) -> Fusion:
+    """The question about ``of``, where the roots of ``index`` are computed."""
+    ends, stops = _ends(of, index, mover)
+    against = obstacle(of, index, ends, stops) or _stray_row_value(of, index, ends, stops, mover) or ""
     rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
-    inner = topological([of.scores], leaves="contract")
+    inner = topological([of.scores], leaves={"contract"})
     operations = tuple(each.op for each in inner if is_pointwise(each))
     dtypes = (of.product.inputs[1].dtype, of.result.inputs[1].dtype)
     return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
 
-def _ends(of: Attention, values: Sequence[Node], mover: Mover) -> tuple[list[Node], set[int]]:
+def _ends(of: Attention, index: Index, mover: Mover) -> tuple[list[Node], set[Node]]:
     """What is stored where ``of`` is: the results that it ends in with views behind it undone, or what is materialized
-    of it. Also the ids of these where ``values`` have them."""
+    of it. Also these as ``index`` has them."""
     ends, stops = [], set()
-    for value in values:
-        if of.result not in topological([value]):
+    for value in index.roots:
+        if not index.depends(value, of.result):
             continue
-        store, last = undone(0, value, of, mover), value
+        store, last = undone(0, value, of, index, mover), value
         if store is None:
-            last = last_of(of, values, (), mover)
-            store = undone(0, last, of, mover)
+            last = last_of(of, index, (), mover)
+            store = undone(0, last, of, index, mover)
         ends.append(last if store is None else store.value)
-        stops.add(id(last))
+        stops.add(last)
     return ends, stops
 
 
 # -------------------------------------------------------------------------------------------------- values of the rows
 
 
-def _is_behind_row(value: Node, of: Attention, stops: Collection[int] = ()) -> bool:
-    """Whether ``value`` is computed from a maximum or sum of the rows of ``of`` otherwise than through its result, or
-    through the nodes with the ids ``stops``."""
-    stack, seen = [value], set(stops)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or node is of.result:
-            continue
-        seen.add(id(node))
-        if of.is_row_reduction(node):
-            return True
-        stack.extend(node.inputs)
-    return False
+def _row_reach(of: Attention, index: Index, stops: Collection[Node] = ()) -> Reach:
+    """What is computed from a maximum or sum of the rows of ``of`` otherwise than through its result, or through the
+    nodes ``stops``."""
+    sources = row_reductions(of, index)
+    return Reach(index, sources, of.is_row_reduction, lambda node: node is of.result or node in stops)
 
 
-def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
+def _row_store(position: int, value: Node, of: Attention, index: Index, mover: Mover) -> Store | None:
     """The store of ``value``, computed pointwise from row values of ``of``, in the shape (lead..., M, 1); None where it
     is something else."""
     column = (*of.scores.shape[:-1], 1)
@@ -223,7 +221,7 @@ def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store
     if value.shape == column[:-1]:
         movements = ((("unsqueeze", len(value.shape)), column),)
         value = mover.move(value, *movements[0])
-    if value.shape != column or not _is_behind_row(value, of) or of.result in topological([value]):
+    if value.shape != column or index.depends(value, of.result) or value not in (reach := _row_reach(of, index)):
         return None
     stack, seen = [value], set()
     while stack:  # down to the reductions, which no view may be in front of
@@ -231,37 +229,39 @@ def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store
         if id(node) in seen or of.is_row_reduction(node):
             continue
         seen.add(id(node))
-        if not is_pointwise(node) and _is_behind_row(node, of):
+        if not is_pointwise(node) and node in reach:
             return None
         stack.extend(node.inputs)
     return Store(position, value, movements)
 
 
 def _stray_row_value(
-    of: Attention, values: Sequence[Node], ends: Sequence[Node], stops: Collection[int], mover: Mover
+    of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node], mover: Mover
 ) -> str | None:
     """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
-    behind = [value for value in values if _is_behind_row(value, of, stops)]
-    whole = all(undone(0, end, of, mover) is not None for end in ends)
+    reach = _row_reach(of, index, stops)
+    behind = [value for value in index.roots if value in reach]
+    whole = all(undone(0, end, of, index, mover) is not None for end in ends)
     # Other views of a row's value than to spread it along the result, which the kernel does not compute.
-    whole = whole and not any(_is_behind_row(end, of, set(map(id, spread_rows(end, of)))) for end in ends)
+    whole = whole and not any(end in _row_reach(of, index, spread_rows(end, of)) for end in ends)
     if whole and not behind:
         return None
     # They are stores beside the result, or temporaries beside it where the result is one.
-    if whole and ends and all(_row_store(0, value, of, mover) is not None for value in behind):
+    if whole and ends and all(_row_store(0, value, of, index, mover) is not None for value in behind):
         return None
-    used = behind or any(_is_behind_row(end, of) for end in ends)
+    reach = _row_reach(of, index)
+    used = behind or any(end in reach for end in ends)
     return "a maximum or sum of its rows is used by another kernel" if used else None
 
 
-def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
+def _first_hidden(index: Index, found: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
     """What to materialize first: an attention that is no result by pointwise operations and views alone, and what
     follows it; None where all are. Of several in one result the first stays."""
-    taken: set[int] = set()
+    taken: set[Node] = set()
     for of in found:
-        ends = [value for value in values if of.result in topological([value])]
-        if not taken & set(map(id, ends)) and all(undone(0, end, of, mover) is not None for end in ends):
-            taken |= set(map(id, ends))
+        ends = [value for value in index.roots if index.depends(value, of.result)]
+        if taken.isdisjoint(ends) and all(undone(0, end, of, index, mover) is not None for end in ends):
+            taken.update(ends)
             continue
-        return of, last_of(of, values, found, mover)
+        return of, last_of(of, index, found, mover)
     return None

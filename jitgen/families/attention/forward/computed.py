@@ -12,7 +12,7 @@ What is computed pointwise of one tensor of keys and of values that are the same
 from __future__ import annotations
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import is_pointwise, rewritten, varying
+from jitgen.ir.analysis import is_pointwise, rewritten, varying, varying_dims
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.symbols import Size
@@ -67,7 +67,7 @@ def with_computed_pages(root: Node, mover: Mover) -> Node:
             return _merged(source, rebuilt.shape, mover) or rebuilt
         return mover.move(source, rebuilt.attrs, rebuilt.shape)
 
-    if not any(node.op == "gather" for node in topological([root])):
+    if "gather" not in root.operations:
         return root
     return rewritten(root, mover, change)
 
@@ -78,7 +78,7 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
     sizes = gather.shape
     if len(shape) != len(sizes) - 1:
         return None
-    varied = frozenset().union(*(varying(topological([index]))[id(index)] for index in gather.inputs[1:]))
+    varied = frozenset().union(*map(varying_dims, gather.inputs[1:]))
     for block in range(len(shape)):
         if block in gather.attrs or block + 1 not in gather.attrs or (block not in varied and sizes[block] != 1):
             continue

@@ -25,7 +25,11 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
 from jitgen.ir.graph import ROUNDED, Node, topological
+from jitgen.ir.index import Index, Reach
 from jitgen.spec import DTYPES
+
+_IN_SUMS = ("cat", "sub", "exp", "cast")
+"""Operations between the scores and a sum of their exponentials."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +119,13 @@ def spread_rows(root: Node, of: Attention) -> list[Node]:
     return found
 
 
+def row_reductions(of: Attention, index: Index) -> list[Node]:
+    """The maxima and sums of rows (``is_row_reduction``) in ``index``."""
+    between = index.reached([of.scores], lambda node: node is not of.scores and node.op not in _IN_SUMS)
+    users = {user for node in between for user in index.users[node]}
+    return [user for user in users if user.op == "reduce" and of.is_row_reduction(user)]
+
+
 def beside(node: Node, of: Attention) -> list[Node] | None:
     """What ``node`` has beside the scores, one score of each row; None where it is not the scores and such ones.
 
@@ -178,12 +189,13 @@ def row_values(of: Attention) -> list[Node]:
     return found
 
 
-def obstacle(of: Attention, values: Sequence[Node], stops: Collection[int]) -> str | None:
+def obstacle(of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> str | None:
     """Why ``of`` cannot be one kernel, in words; None where it can.
 
     Args:
-        values: the results that are computed together with it, and what it ends in.
-        stops: ids of nodes of ``values`` behind which nothing is looked for, because what they end in is in ``values``.
+        index: of the results that are computed together with it.
+        ends: what it ends in.
+        stops: those of the results behind which nothing is looked for, because what they end in is in ``ends``.
     """
     product, accumulator = of.product, of.result.attrs[1]
     if len(axes(product.attrs[0]).contracted) != 1:
@@ -191,27 +203,22 @@ def obstacle(of: Attention, values: Sequence[Node], stops: Collection[int]) -> s
     if accumulator != product.attrs[1] or compute_dtype(of.scores.dtype) != accumulator:
         return f"the scores are {of.scores.dtype}, the values are summed in {accumulator}"
     for reduction in row_sources(row_values(of)):
-        if of.product not in topological([reduction]):
+        if not index.depends(reduction, of.product):
             continue
         if not of.is_row_reduction(reduction):
             return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
-    if is_needed_elsewhere(of, values, stops):
+    if is_needed_elsewhere(of, index, ends, stops):
         return "the scores or the weights are also needed in memory"
     return None
 
 
-def is_needed_elsewhere(of: Attention, values: Sequence[Node], stops: Collection[int]) -> bool:
-    """Whether ``values`` need the product of queries and keys otherwise than for the result, for a row's value or
-    through the nodes with the ids ``stops``."""
-    stack, seen = list(values), set(stops)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or node is of.result:
-            continue
-        seen.add(id(node))
-        if node is of.product:
-            return True
-        if of.is_row_reduction(node):
-            continue
-        stack.extend(node.inputs)
-    return False
+def is_needed_elsewhere(of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> bool:
+    """Whether the roots of ``index`` or ``ends`` need the product of queries and keys otherwise than for the result,
+    for a row's value or through the nodes ``stops``."""
+    reach = Reach(
+        index,
+        [of.product],
+        lambda node: node is of.product,
+        lambda node: node is of.result or node in stops or of.is_row_reduction(node),
+    )
+    return any(value in reach for value in (*index.roots, *ends))

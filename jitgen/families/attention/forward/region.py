@@ -22,7 +22,7 @@ from jitgen.families.attention.rule.heads import shared_heads, split_shape
 from jitgen.families.attention.rule.region import STOPS, RegionBuilder, stops
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import one_of, varying
+from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -225,7 +225,7 @@ class _Builder(RegionBuilder):
             return True
         from jitgen.families.attention.forward.reading import Reading, is_widening
 
-        varied = varying(topological([computed]))[id(computed)]
+        varied = varying_dims(computed)
         sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
         compact = any(node.op == "gather" or is_widening(node) for node in topological([computed]))
         question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner], compact)
@@ -234,7 +234,7 @@ class _Builder(RegionBuilder):
     def _query(self) -> Node:
         """The query, a tensor or computed pointwise of tensors."""
         query = self.query
-        if any(node.op in STOPS for node in topological([query])):
+        if not query.operations.isdisjoint(STOPS):
             query = self.partition.materialize(query)
         return self.over_split(query)
 

@@ -7,31 +7,28 @@ from collections.abc import Sequence
 from jitgen.families.attention.forward.match import Attention
 from jitgen.families.attention.rule import views
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.index import Index
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 
 
-def last_of(of: Attention, values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> Node:
+def last_of(of: Attention, index: Index, found: Sequence[Attention], mover: Mover) -> Node:
     """The last node of the pointwise operations and views that follow the result of ``of`` one after another, without
     the result of another one of ``found``."""
-    users: dict[int, list[Node]] = {}
-    for node in topological(values):
-        for child in node.inputs:
-            users.setdefault(id(child), []).append(node)
-    node, others = of.result, {id(each.result) for each in found if each is not of}
-    while len(users.get(id(node), ())) == 1 and not any(node is value for value in values):
-        (user,) = users[id(node)]
-        if others & {id(each) for each in topological([user])} or undone(0, user, of, mover) is None:
+    node, others = of.result, [other.result for other in found if other is not of]
+    while len(index.users[node]) == 1 and node not in index.roots:
+        (user,) = index.users[node]
+        if any(index.depends(user, other) for other in others) or undone(0, user, of, index, mover) is None:
             break
         node = user
     return node
 
 
-def undone(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
+def undone(position: int, value: Node, of: Attention, index: Index, mover: Mover) -> Store | None:
     """The store of ``value`` in the shape of the product ``of.result``; see ``views.undone``."""
-    store = views.undone(position, value, of.result, mover)
+    store = views.undone(position, value, of.result, index, mover)
     return store if store is not None and _is_writable(value.shape, store.movements, mover) else None
 
 

@@ -16,6 +16,7 @@ from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
+from jitgen.ir.index import Index
 from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
@@ -139,10 +140,10 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     found = []
     mover = Mover(Builder())
     images = respelt(graph.results, mover)
-    results = [images[id(node)] for node in graph.results]
-    for node in topological(results):
+    index = Index(images[id(node)] for node in graph.results)
+    for node in index.order:
         of = matched(node)
-        if of is None or not decide(fusion_of(of, results, mover).at(environment), device).fused:
+        if of is None or not decide(fusion_of(of, index, mover).at(environment), device).fused:
             continue
         *lead, rows, keys = of.scores.shape
         ends, of_keys, of_tasks = _ends(device)

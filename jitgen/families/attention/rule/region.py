@@ -8,9 +8,9 @@ from typing import Any
 from jitgen.families.attention.rule.heads import Split, with_split
 from jitgen.families.attention.rule.views import last_two
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import one_of, varying
+from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.graph import Node, Shape, under_views
 
 STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
 """Operations that no rule computes: their results are in memory before the kernel, except the products of a tile and
@@ -60,7 +60,7 @@ class RegionBuilder:
         rank = len(operand.shape)
         swap, rows = last_two(rank), (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
         node = self.mover.move(operand, swap, rows) if transposed else operand
-        varied = varying(topological([node]))[id(node)]
+        varied = varying_dims(node)
         once = [dim for dim in range(rank - 2) if dim not in varied and node.shape[dim] != 1]
         stored = self.partition.materialize(one_of(node, once, self.mover) if once else node)
         whole = self.mover.move(stored, ("expand",), node.shape)

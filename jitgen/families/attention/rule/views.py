@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jitgen.ir.analysis import at_own_coordinates, is_pointwise
-from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.graph import Node, under_views
+from jitgen.ir.index import Index
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover
 
@@ -13,7 +14,7 @@ MOST_MOVEMENTS = 16
 """Views behind a result that are undone; with more of them it is materialized."""
 
 
-def undone(position: int, value: Node, end: Node, mover: Mover) -> Store | None:
+def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) -> Store | None:
     """The store of ``value`` in the shape of ``end``, views behind that undone; None where that cannot be, or where
     something else than pointwise operations is between."""
     movements: tuple[Movement, ...] = ()
@@ -24,12 +25,14 @@ def undone(position: int, value: Node, end: Node, mover: Mover) -> Store | None:
         value, movements = mover.move(value, *inverse), (*movements, inverse)
     if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.op)):
         return None
-    behind = {id(end)}
-    for node in topological([value], known=frozenset(behind)):
-        if any(id(child) in behind for child in node.inputs):
-            behind.add(id(node))
+    stack, seen = [value], {end}
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
             if not is_pointwise(node):
                 return None
+            stack += (child for child in node.inputs if index.depends(child, end))
     return Store(position, value, movements)
 
 

@@ -1,0 +1,103 @@
+"""An index of a graph: in which order its nodes are computed, who reads a node, and which nodes stand behind another.
+
+A pass makes one index of the values it looks at, and hands it to the functions that ask. Nodes are frozen, so an index
+stays true; a pass that rewrites its values makes another one of what it has then. ``Node.operations`` says of a single
+node by which operations it is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from jitgen.ir.graph import Node, topological
+
+
+class Index:
+    """The index has ``roots`` and all nodes that they depend on.
+
+    Attributes:
+        roots: the values that it is made of.
+        order: the nodes, each after its inputs.
+    """
+
+    def __init__(self, roots: Iterable[Node]):
+        self.roots = tuple(roots)
+        self.order: Sequence[Node] = topological(self.roots)
+        self._number: dict[Node, int] = {}
+        self._behind: list[int] = []
+
+    @functools.cached_property
+    def users(self) -> Mapping[Node, Sequence[Node]]:
+        """The nodes that read a node, in their order; one that reads it twice is there twice."""
+        users: dict[Node, list[Node]] = {node: [] for node in self.order}
+        for node in self.order:
+            for child in node.inputs:
+                users[child].append(node)
+        return users
+
+    def depends(self, node: Node, on: Node) -> bool:
+        """Whether ``node`` is ``on`` or is computed from it. ``node`` may be one that no root depends on."""
+        behind, number = self._set_of(node), self._number.get(on)
+        return number is not None and bool(behind >> number & 1)
+
+    def reached(self, sources: Iterable[Node], stops: Callable[[Node], bool] = lambda _: False) -> set[Node]:
+        """``sources`` and the nodes that are computed from them, on paths without a node of which ``stops`` holds."""
+        stack = [source for source in sources if not stops(source)]
+        reached = set(stack)
+        while stack:
+            for user in self.users[stack.pop()]:
+                if user not in reached and not stops(user):
+                    reached.add(user)
+                    stack.append(user)
+        return reached
+
+    def _set_of(self, node: Node) -> int:
+        """``node`` and the nodes behind it as a set of numbers, a bit for each."""
+        stack = [] if node in self._number else [node]
+        while stack:
+            top = stack[-1]
+            missing = [child for child in top.inputs if child not in self._number]
+            stack.extend(missing)
+            if not missing:
+                stack.pop()
+                number = self._number.setdefault(top, len(self._behind))
+                if number == len(self._behind):
+                    behind = 1 << number
+                    for child in top.inputs:
+                        behind |= self._behind[self._number[child]]
+                    self._behind.append(behind)
+        return self._behind[self._number[node]]
+
+
+class Reach:
+    """What is computed from some nodes, the sources, on paths without others, the stops.
+
+    It can be asked about nodes that no root of the index depends on, such as those that a movement makes: ``is_source``
+    says which of them are sources.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        sources: Iterable[Node],
+        is_source: Callable[[Node], bool],
+        stops: Callable[[Node], bool],
+    ):
+        self._index, self._is_source, self._stops = index, is_source, stops
+        self._reached = index.reached(sources, stops)
+
+    def __contains__(self, node: Node) -> bool:
+        stack, seen = [node], set[Node]()
+        while stack:
+            top = stack.pop()
+            if top in seen or self._stops(top):
+                continue
+            seen.add(top)
+            if top in self._reached:
+                return True
+            if top not in self._index.users:
+                if self._is_source(top):
+                    return True
+                stack.extend(top.inputs)
+        return False

@@ -1,0 +1,63 @@
+"""The index of a graph, against answers that walk the graph for each question."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from jitgen.ir.analysis import varying, varying_dims
+from jitgen.ir.graph import Builder, Node, topological
+from jitgen.ir.index import Index, Reach
+
+
+def _random_nodes(seed: int, count: int = 40) -> tuple[Builder, list[Node]]:
+    """Nodes of a random graph, each after its inputs."""
+    builder, chosen = Builder(), random.Random(seed)
+    nodes = [builder.make("input", (), "float32", (7, 5), (number,)) for number in range(3)]
+    while len(nodes) < count:
+        x, y = chosen.choices(nodes[-8:], k=2)
+        op = chosen.choice(("add", "mul", "exp", "reduce"))
+        if op == "reduce":
+            row = builder.make("reduce", (x,), "float32", (7, 1), ("sum", (1,)))
+            nodes.append(builder.make("view", (row,), "float32", (7, 5), ("expand",)))
+        else:
+            nodes.append(builder.make(op, (x,) if op == "exp" else (x, y), "float32", (7, 5)))
+    return builder, nodes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dependencies_and_users_are_those_of_a_walk(seed: int) -> None:
+    builder, nodes = _random_nodes(seed)
+    index = Index(nodes[-6:-3])
+    assert list(index.order) == topological(nodes[-6:-3])
+    outside = builder.make("add", (nodes[-1], nodes[-4]), "float32", (7, 5))
+    for node, other in itertools.product((*nodes, outside), repeat=2):
+        assert index.depends(node, other) == (other in topological([node]))
+    for node in index.order:
+        assert index.users[node] == [user for user in index.order for child in user.inputs if child is node]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_reach_is_what_paths_without_stops_lead_to(seed: int) -> None:
+    builder, nodes = _random_nodes(seed)
+    index = Index(nodes[-4:])
+    source, *stops = random.Random(seed).sample(list(index.order), 6)
+    reach = Reach(index, [source], lambda node: node is source, lambda node: node in stops)
+    outside = builder.make("mul", (nodes[-1], nodes[-2]), "float32", (7, 5))
+
+    def is_reached(node: Node) -> bool:
+        return node not in stops and (node is source or any(map(is_reached, node.inputs)))
+
+    for node in (*index.order, outside):
+        assert (node in reach) == is_reached(node)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_tells_its_operations_and_the_dimensions_it_varies_along(seed: int) -> None:
+    _, nodes = _random_nodes(seed)
+    for node in nodes:
+        order = topological([node])
+        assert node.operations == {each.op for each in order}
+        assert varying_dims(node) == varying(order)[id(node)]
