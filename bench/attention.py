@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import Bench, Measurement, relative_error
+from bench.measurement import Bench, Measurement, condensed, relative_error
 from bench.sizes import log_uniform
 from bench.timing import medians
 from jitgen.spec import dtype_name
@@ -255,7 +254,6 @@ def summary(measurements: Sequence[Measurement]) -> list[str]:
         lines += [f"{found.backend}, {found.name}: {note}" for note in found.notes if note.startswith("wrong")]
     for kind, ratios in cases.items():
         ratios.sort()
-        mean, fifth = statistics.geometric_mean(ratio for ratio, _ in ratios), ratios[len(ratios) // 20][0]
-        lines.append(f"{kind}: geometric mean {mean:.2f}, 5th percentile {fifth:.2f}, worst of {len(ratios)}:")
+        lines.append(f"{kind}: {condensed([ratio for ratio, _ in ratios])}:")
         lines += [f"  {text}" for _, text in ratios[:WORST]]
     return lines

@@ -18,7 +18,6 @@ import dataclasses
 import math
 import os
 import random
-import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -29,6 +28,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench.measurement import condensed
 from bench.products import GPU_ROWS, LLAMA, linear, swiglu
 from bench.records import write_rows
 from bench.sizes import log_uniform, side
@@ -60,6 +60,11 @@ PATHS = {"swiglu_quantized": "wgmma_quantized", "swiglu_dense": "wgmma_dense"}
 CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
 POOL_BYTES = 2**30
 """Memory that copies of the weights are taken from."""
+ROW_RANGES = (
+    *((1, 8), (9, 16), (17, 64), (1, 64), (65, 256), (257, 1024), (1025, 8192)),
+    *((65, 8192), (1, 8192)),
+)
+"""The ranges of rows that ``summarise`` has lines for."""
 SHOWN = 8
 """Candidates of a shape that are printed."""
 HIDDEN = ("shared_bytes", "wide", "raster", "contractions", "steps", "stagger", "cluster_k_splits")
@@ -247,21 +252,10 @@ def summarise(results: list[Any]) -> None:
         ratios = sorted(
             (peers[m, n, k] / us, m, n, k, us) for of, m, n, k, _, _, us in results if of == kind and (m, n, k) in peers
         )
-        for low, high in (
-            (1, 8),
-            (9, 16),
-            (17, 64),
-            (1, 64),
-            (65, 256),
-            (257, 1024),
-            (1025, 8192),
-            (65, 8192),
-            (1, 8192),
-        ):
+        for low, high in ROW_RANGES:
             found = [ratio for ratio, rows, *_ in ratios if low <= rows <= high]
             if found:
-                mean, fifth = statistics.geometric_mean(found), found[len(found) // 20]
-                print(f"{kind} {low}-{high}: {mean:.2f}, 5th {fifth:.2f}, worst {found[0]:.2f} of {len(found)}")
+                print(f"{kind} {low}-{high}: {condensed(found)}")
         for ratio, rows, columns, length, microseconds in ratios[:10]:
             print(f"  {ratio:.2f} {rows} x {columns} x {length}, {microseconds:.1f} us")
 

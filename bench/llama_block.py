@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jitgen
-from bench.measurement import relative_error
+from bench.measurement import relative_error, versions
 from bench.records import write
 from bench.timing import captured, wall_seconds
 from jitgen.dynamo import registration  # noqa: F401 (registers the backend where jitgen is not installed)
@@ -147,7 +147,7 @@ def main() -> None:
     if options.ways:
         ways = {way: found for way, found in ways.items() if way.startswith(options.ways)}
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    record: dict[str, Any] = {"device": name, "torch": torch.__version__, "layers": options.layers} | asdict(sizes)
+    record: dict[str, Any] = {"device": name, "layers": options.layers} | versions() | asdict(sizes)
     rows: list[dict[str, Any]] = []
     for way, (run, wanted_of) in ways.items():
         for tokens in options.tokens:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
+def condensed(ratios: Sequence[float]) -> str:
+    """The geometric mean, the 5th percentile and the least of ``ratios``, in words."""
+    ordered = sorted(ratios)
+    mean, fifth = statistics.geometric_mean(ordered), ordered[len(ordered) // 20]
+    return f"geometric mean {mean:.2f}, 5th percentile {fifth:.2f}, worst {ordered[0]:.2f} of {len(ordered)}"
+
+
 def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     """The hardware, versions, commit and command, without which a figure cannot be interpreted.
 
@@ -111,10 +119,7 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
         "jitgen": __version__,
         "commit": commit or current_commit(),
         "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton_version(),
-        "system": f"{platform.system()} {platform.machine()}",
+        **versions(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
@@ -133,6 +138,16 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     else:
         facts |= gpu_facts()
     return facts
+
+
+def versions() -> dict[str, Any]:
+    """The versions of Python, torch and Triton, and the system."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _triton_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def gpu_facts() -> dict[str, Any]:
@@ -166,7 +181,7 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def triton_version() -> str | None:
+def _triton_version() -> str | None:
     """The version of the installed Triton; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import Bench, Measurement
+from bench.measurement import Bench, Measurement, condensed
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
 from bench.sizes import log_uniform
@@ -164,11 +163,8 @@ def summary(measurements: Sequence[Measurement]) -> list[str]:
             errors.setdefault(found.backend, []).append(found.error if found.error is not None else math.nan)
     for backend, ratios in cases.items():
         ratios.sort()
-        mean, fifth = statistics.geometric_mean(ratio for ratio, _ in ratios), ratios[len(ratios) // 20][0]
         wrong = max(errors[backend], key=lambda error: (math.isnan(error), error))
-        lines.append(
-            f"{backend}, eager torch's time over jitgen's: geometric mean {mean:.2f}, 5th percentile {fifth:.2f}, "
-            f"largest error {wrong:.1e}, worst of {len(ratios)}:"
-        )
+        condensation = condensed([ratio for ratio, _ in ratios])
+        lines.append(f"{backend}, eager torch's time over jitgen's: largest error {wrong:.1e}, {condensation}:")
         lines += [f"  {text}" for _, text in ratios[:WORST]]
     return lines

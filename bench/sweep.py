@@ -11,13 +11,12 @@ On a GPU the kernels of all cases are built ahead in parallel processes (``prebu
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
 
 import jitgen
-from bench.measurement import Bench, Measurement
+from bench.measurement import Bench, Measurement, condensed
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.products import GROUP, Product, linear, measure
 from bench.sizes import log_uniform, side
@@ -96,11 +95,8 @@ def summary(measurements: Sequence[Measurement]) -> list[str]:
             groups.setdefault(kind, []).append((ratio, found.shape[0], text))
     for kind, cases in groups.items():
         for least, most in (*ROW_RANGES, (1, MOST_ROWS)):
-            ratios = sorted(ratio for ratio, rows, _ in cases if least <= rows <= most)
+            ratios = [ratio for ratio, rows, _ in cases if least <= rows <= most]
             if ratios:
-                lines.append(
-                    f"{kind}, {least} to {most} rows: geometric mean {statistics.geometric_mean(ratios):.2f}, 5th "
-                    f"percentile {ratios[len(ratios) // 20]:.2f}, worst {ratios[0]:.2f} of {len(ratios)}"
-                )
+                lines.append(f"{kind}, {least} to {most} rows: {condensed(ratios)}")
         lines += [f"  {text}" for _, _, text in sorted(cases)[:WORST]]
     return lines

@@ -60,14 +60,12 @@ def facts(commit: str | None = None) -> dict[str, Any]:
 
 def print_versions() -> None:
     """Print the commit, the card and the versions as JSON."""
-    import platform
-
     import torch
 
     from bench import measurement
 
     found: dict[str, Any] = {"commit": measurement.current_commit(), "card": None}
-    found |= {"python": platform.python_version(), "torch": torch.__version__, "triton": measurement.triton_version()}
+    found |= measurement.versions()
     if torch.cuda.is_available():
         gpu = measurement.gpu_facts()
         found |= {"card": gpu["gpu"], "driver": gpu["driver"], "cuda": gpu["cuda"], "nvrtc": gpu["compiler"]}

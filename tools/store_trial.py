@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -36,6 +35,7 @@ from typing import Any
 import torch
 
 import jitgen
+from bench.measurement import versions
 from jitgen import spec
 from jitgen.compilers import host
 from jitgen.deploy import bounds, work
@@ -434,9 +434,7 @@ def facts() -> dict[str, Any]:
     return {
         "jitgen": jitgen.__version__,
         "command": "python " + " ".join(sys.argv),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
+        **versions(),
         "processors": bounds.processors(),
         "load average": round(os.getloadavg()[0], 1),
     }
