@@ -178,7 +178,10 @@ def test_gradients_that_miscount(fault: str) -> None:
 
 OF_CASES = {
     "a stage of values is not released": (
-        "attention", "            warp_arrive(value_empty(finished));\n", "", r"hangs: .*value_empty\(stage\) .*, where 0"
+        "attention",
+        "            warp_arrive(value_empty(finished));\n",
+        "",
+        r"hangs: .*value_empty\(stage\) .*, where 0",
     ),
     "turns of one warpgroup": (
         "attention",
