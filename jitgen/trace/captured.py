@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from jitgen.quant import weights
+from jitgen.trace.guards import float32_matmul_precision
 
 GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 GUARDED += (range, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -179,7 +180,7 @@ def default_dtype_guard(dtype: torch.dtype) -> Captured:
 
 def matmul_precision_guard(setting: str) -> Captured:
     """The guard that torch's float32 matmul precision is ``setting``."""
-    return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
+    return Captured("torch.get_float32_matmul_precision()", float32_matmul_precision, setting)
 
 
 def captured_part(weight: Captured, layout: str, index: int) -> Captured:

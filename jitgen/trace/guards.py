@@ -70,9 +70,18 @@ def default_dtype() -> torch.dtype:
     return dtype
 
 
+def float32_matmul_precision() -> str:
+    """torch's setting. Its getter raises where ``torch.backends`` has other precisions (``fp32_precision``) than the
+    setting has names for; of these, the one of CUDA's products counts, as no other has kernels of its own."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
 def matmul_precision() -> str:
     """``"ieee"`` or ``"tf32"``, by torch's setting, which becomes a guard of the trace in progress."""
-    setting, guards = torch.get_float32_matmul_precision(), tracing.get()
+    setting, guards = float32_matmul_precision(), tracing.get()
     if guards is not None:
         guards.matmul_precision = setting
     return "ieee" if setting == "highest" else "tf32"

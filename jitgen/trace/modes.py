@@ -23,6 +23,7 @@ import torch
 
 from jitgen.errors import TraceError
 from jitgen.trace import autocast
+from jitgen.trace.guards import float32_matmul_precision
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _BEFORE = "call it before the decorated function"
@@ -30,6 +31,14 @@ RANDOM = "draws a random number", "draw it before the call, and pass it as an ar
 _SEEDS = "seeds random numbers", _BEFORE
 _STATES = "reads or sets the state of random numbers", _BEFORE
 _SETS = "sets a mode of torch", _BEFORE
+
+
+_UNKNOWN = "unknown"
+"""The value of a setting that torch refuses to read."""
+
+
+_PRECISIONS = frozenset({"allow_tf32", "set_float32_matmul_precision", "fp32_precision"})
+"""Names of one setting: torch sets all where one is set."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,21 @@ class Setting:
     write: Callable[[Any], Any]
 
 
+def _has(owner: Any, name: str) -> bool:
+    try:
+        return hasattr(owner, name)
+    except RuntimeError:
+        return True
+
+
 def _attribute(owner: Any, path: str, name: str) -> Setting:
-    return Setting(f"{path}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+    def read() -> Any:
+        try:
+            return getattr(owner, name)
+        except RuntimeError:  # torch has no answer, where fp32_precision and the older settings are mixed
+            return _UNKNOWN
+
+    return Setting(f"{path}.{name}", read, lambda value: setattr(owner, name, value))
 
 
 def _backend_settings() -> list[Setting]:
@@ -59,7 +81,8 @@ def _backend_settings() -> list[Setting]:
         (backends.mkldnn, "torch.backends.mkldnn", ("enabled",)),
         (backends.opt_einsum, "torch.backends.opt_einsum", ("enabled", "strategy")),
     ]
-    found = [_attribute(owner, path, name) for owner, path, names in owners for name in names if hasattr(owner, name)]
+    precisions = (backends, "torch.backends"), (matmul, "torch.backends.cuda.matmul")
+    found = [_attribute(owner, path, name) for owner, path, names in owners for name in names if _has(owner, name)]
     return [
         *found,
         Setting("torch.backends.cuda.enable_flash_sdp", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
@@ -75,9 +98,8 @@ def _backend_settings() -> list[Setting]:
             backends.mha.get_fastpath_enabled,
             backends.mha.set_fastpath_enabled,
         ),
-        Setting(
-            "torch.set_float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-        ),
+        Setting("torch.set_float32_matmul_precision", float32_matmul_precision, torch.set_float32_matmul_precision),
+        *(_attribute(owner, path, "fp32_precision") for owner, path in precisions if _has(owner, "fp32_precision")),
     ]
 
 
@@ -112,11 +134,12 @@ _READ: dict[str, Callable[[], Any]] = {
     for name in (
         *("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_default_device"),
         *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
-        *("get_deterministic_debug_mode", "get_float32_matmul_precision", "get_num_threads", "is_anomaly_enabled"),
+        *("get_deterministic_debug_mode", "get_num_threads", "is_anomaly_enabled"),
         *("is_anomaly_check_nan_enabled", "is_warn_always_enabled", "initial_seed", "is_autocast_cache_enabled"),
     )
 }
 _AUTOCAST = "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"
+_READ["get_float32_matmul_precision"] = float32_matmul_precision
 _READ |= dict.fromkeys((*_AUTOCAST, "is_autocast_cpu_enabled"), autocast.settings)
 _READ |= dict.fromkeys(
     ("backends", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
@@ -197,7 +220,8 @@ def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
     """
     grad, cast = torch.is_grad_enabled(), autocast.settings()
     by_any_name = "setattr" in mentioned
-    named = [each for each in _settings() if by_any_name or each.path.rpartition(".")[2] in mentioned]
+    names = frozenset(mentioned) if _PRECISIONS.isdisjoint(mentioned) else _PRECISIONS.union(mentioned)
+    named = [each for each in _settings() if by_any_name or each.path.rpartition(".")[2] in names]
     before = [(setting, setting.read()) for setting in named]
     try:
         yield
@@ -207,14 +231,15 @@ def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
                 f"{name} leaves another {changed} behind: later calls launch kernels without running the function, and "
                 "would not\n  set it in a context (with torch.no_grad():), or outside of the decorated function"
             )
-        for setting, value in before:
-            if setting.read() != value:
-                raise TraceError(
-                    f"{name} changes {setting.path}: later calls launch kernels without running the function, and "
-                    "would not\n  set it before the decorated function is called"
-                )
+        paths = [setting.path for setting, value in before if setting.read() != value]
+        if paths:
+            path = next((path for path in paths if path.rpartition(".")[2] in mentioned), paths[0])
+            raise TraceError(
+                f"{name} changes {path}: later calls launch kernels without running the function, and would not\n"
+                "  set it before the decorated function is called"
+            )
     finally:
         for setting, value in before:
-            if setting.read() != value:
+            if setting.read() != value and value != _UNKNOWN:
                 setting.write(value)
         torch._C._set_grad_enabled(grad)

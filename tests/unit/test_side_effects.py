@@ -694,8 +694,9 @@ MODES: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[], Any]]] = {
 
 
 def test_settings_that_other_threads_change_are_theirs() -> None:
+    thread = threading.Thread(target=setattr, args=(torch.backends.cudnn, "benchmark", True))
+
     def f(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=setattr, args=(torch.backends.cudnn, "benchmark", True))
         thread.start()
         thread.join()
         return x + 1
@@ -705,6 +706,33 @@ def test_settings_that_other_threads_change_are_theirs() -> None:
     ):
         torch.testing.assert_close(jitgen.jit(f)(X), X + 1)
         assert torch.backends.cudnn.benchmark
+
+
+def test_precisions_that_older_settings_have_no_name_for() -> None:
+    """torch's older getters raise once ``fp32_precision`` is used; calls that read the precision run."""
+    backends: Any = torch.backends
+    x = torch.ones(2, 2)
+    function = jitgen.jit(lambda x: x @ x + (1 if backends.cuda.matmul.fp32_precision == "tf32" else 2))
+
+    def changes(x: torch.Tensor) -> torch.Tensor:
+        backends.cuda.matmul.fp32_precision = "tf32"
+        return x + 1
+
+    before = backends.cuda.matmul.fp32_precision
+    assert torch.equal(function(x), torch.full((2, 2), 4.0))
+    with pytest.raises(TraceError, match="fp32_precision"):
+        jitgen.jit(changes)(x)
+    assert backends.cuda.matmul.fp32_precision == before
+    try:
+        backends.cuda.matmul.fp32_precision = "tf32"
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        for _ in range(2):
+            assert torch.equal(function(x), torch.full((2, 2), 3.0))
+        assert torch.equal(jitgen.jit(lambda x: x @ x)(x), x @ x)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        backends.cuda.matmul.fp32_precision = before
 
 
 class Counts:
