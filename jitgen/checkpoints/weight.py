@@ -23,9 +23,10 @@ _SCALES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
-    torch.uint8: "e8m0",
     torch.float8_e4m3fn: "e4m3",
 }
+"""The kinds of scales that a reader may find beside codes of any format. Bytes are powers of two in formats that say so,
+which have blocks of their own; beside integers they may be anything."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -98,10 +99,10 @@ def _format(
     base: str, scales: torch.Tensor, group_size: int | None, zeros: torch.Tensor | None, qualifier: str
 ) -> tuple[Format, torch.Tensor]:
     """The format, and the scales in the dtype that it stores."""
-    if scales.dtype not in _SCALES:
-        raise FormatError(f"scales are of {scales.dtype}")
-    if find(base).group_size is not None:
+    if find(base).group_size is not None and scales.dtype in (*_SCALES, torch.uint8):
         return find(base), scales
+    if scales.dtype not in _SCALES:
+        raise FormatError(f"scales are of {scales.dtype}, which {base} has not; floats of 8, 16 or 32 bits are read")
     floating = zeros is not None and zeros.is_floating_point()
     ends = [*(["floatzeros"] if floating else []), *([qualifier] if qualifier else [])]
     row = find(".".join([base, _SCALES[scales.dtype], *ends]))

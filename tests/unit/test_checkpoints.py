@@ -258,6 +258,9 @@ def test_scales_of_compressed_tensors_are_of_the_groups() -> None:
     scales = state["l.weight_scale"]
     with pytest.raises(FormatError, match="not of groups of a weight"):
         jitgen.load_quantized(state | {"l.weight_scale": scales.t().contiguous()})
+    for bytes_ in (torch.uint8, torch.int8, torch.int32):
+        with pytest.raises(FormatError, match=rf"l.weight.*scales are of {bytes_}"):
+            jitgen.load_quantized(state | {"l.weight_scale": torch.full_like(scales, 120).to(bytes_)})
     config = {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}}}}
     for change in (scales.repeat(1, 2), scales[:, :1].contiguous()):
         with pytest.raises(FormatError, match="the config says groups of 32"):
