@@ -25,8 +25,8 @@ _SCALES = {
     torch.float16: "float16",
     torch.float8_e4m3fn: "e4m3",
 }
-"""The kinds of scales that a reader may find beside codes of any format. Bytes are powers of two in formats that say so,
-which have blocks of their own; beside integers they may be anything."""
+"""The kinds of scales that a reader may find beside codes of any format. Bytes are powers of two in formats of fixed
+blocks alone; beside integers they may be anything."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
