@@ -17,11 +17,14 @@ import jitgen
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
 from tests.conformance import randomness, tolerance
+from tests.conformance.references import reference
 from tests.conformance.samples import Sample
 
 VERDICTS = ("right", "refused", "wrong", "crash", "skipped")
 UNWRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 """Operators whose results are memory that nobody wrote: only dtypes and shapes are compared."""
+INDEX_OF_ANY = ("topk", "kthvalue", "mode")
+"""Operators that name an element by its index, where torch gives that of any of equal elements."""
 SECONDS = 300
 """A sample that takes longer is a crash; compiling a kernel takes about one second, on a busy machine ten."""
 
@@ -136,7 +139,8 @@ def _compared(sample: Sample, call: Callable[..., Any], jitted: Any, ours: Any, 
     for number, (ours_leaf, eager_leaf) in enumerate(zip(got, eager, strict=True)):
         if not isinstance(eager_leaf, torch.Tensor):
             continue
-        if sample.operator == "topk" and number == 1 and _name_the_values(ours_leaf, got[0], sample.arguments()[0]):
+        names = sample.operator in INDEX_OF_ANY and number == 1
+        if names and _name_the_values(ours_leaf, got[0], sample.arguments()[0]):
             continue
         found = _difference(ours_leaf, exact[number], eager_leaf, spreads[number])
         if found is not None:
@@ -145,14 +149,17 @@ def _compared(sample: Sample, call: Callable[..., Any], jitted: Any, ours: Any, 
 
 
 def _name_the_values(index: torch.Tensor, values: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether the indices of ``topk`` name elements with its values, each once: of equal elements torch gives any."""
+    """Whether the indices name elements with these values, each once. The dimension along which they do is in the
+    result, or one index was taken of each row."""
     for dim in range(source.dim()):
+        if index.dim() < source.dim():
+            at, found = index.unsqueeze(dim), values.unsqueeze(dim)
+        else:
+            at, found = index, values
         others = [d for d in range(source.dim()) if d != dim]
-        if all(index.shape[d] == source.shape[d] for d in others):
-            once = torch.equal(
-                index.sort(dim).values.diff(dim=dim) > 0, torch.ones_like(index.diff(dim=dim), dtype=torch.bool)
-            )
-            if once and torch.equal(source.gather(dim, index), values):
+        if all(at.shape[d] == source.shape[d] for d in others):
+            once = bool((at.sort(dim).values.diff(dim=dim) > 0).all())
+            if once and torch.equal(source.gather(dim, at), found):
                 return True
     return False
 
@@ -184,6 +191,8 @@ def _exact(sample: Sample, jitted: Any, eager: list[Any]) -> tuple[list[Any], li
     unit = max(map(tolerance.compute_unit, floating), default=0.0)
     count = _roundings(jitted, values)
     moved = tolerance.sensitivities(results, values, exact, unit)
+    right = reference(sample)
+    exact = exact if right is None else [right, *exact[1:]]
     spreads = [None if m is None else count * (m + unit * e.abs()) for m, e in zip(moved, exact, strict=True)]
     return exact, spreads
 

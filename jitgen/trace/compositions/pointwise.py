@@ -68,19 +68,30 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
     return torch.where(input.isinf() & (input == other), input, large + tail)
 
 
+NEAR_ZERO = tuple((-1) ** k * 2 * k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in range(1, 10))
+"""The derivative of sinc(x), divided by x, by powers of x^2; for x in [-1/4, 1/4], where its formula cancels."""
+
+
 @composition("sinc")
 def sinc(input: Tensor) -> Tensor:
-    x = floating(input) * math.pi
-    is_zero = x == 0
-    value = torch.where(is_zero, 1.0, x.sin() / x)
-    square = x * floating(input)
-    slope = torch.where(square == 0, 0.0, (x * x.cos() - x.sin()) / torch.where(square == 0, 1.0, square))
-    return with_gradient(value, input, slope)
+    """sin(pi x) / (pi x) by the sine of what is left of the nearest integer, so that it is 0 at integers."""
+    x = floating(input)
+    nearest = x.round()
+    rest, sign = (x - nearest) * math.pi, 1 - 2 * nearest.remainder(2)
+    sine, cosine = rest.sin() * sign, rest.cos() * sign
+    near = x.abs() <= 0.25
+    far = torch.where(near, 1.0, x)
+    square, slope = x * x, torch.full_like(x, NEAR_ZERO[-1])
+    for coefficient in NEAR_ZERO[-2::-1]:
+        slope = slope * square + coefficient
+    slope = torch.where(near, slope * x, (cosine - sine / (far * math.pi)) / far)
+    return with_gradient(torch.where(x == 0, 1.0, sine / (x * math.pi)), x, slope)
 
 
 @composition("xlog1py")
 def xlog1py(input: Any, other: Any) -> Tensor:
-    y = floating(other) if isinstance(other, Tensor) else torch.tensor(float(other))
+    number = torch.full((), float(other), dtype=floating(input).dtype) if not isinstance(other, Tensor) else other
+    y = floating(number)
     logarithm, is_zero = torch.log1p(y), torch.as_tensor(input) == 0
     value = torch.where(is_zero, 0.0, input * logarithm)
     value = torch.where(torch.isnan(other), math.nan, value) if isinstance(other, Tensor) else value
@@ -92,11 +103,6 @@ def entr(input: Tensor) -> Tensor:
     x = floating(input)
     inside = torch.where(x > 0, -x * x.log(), torch.where(x == 0, torch.zeros_like(x), -math.inf))
     return with_gradient(torch.where(x.isnan(), x, inside), x, -1 - x.log())
-
-
-@composition("ndtr")
-def ndtr(input: Tensor) -> Tensor:
-    return torch.erfc(floating(input) * -math.sqrt(0.5)) * 0.5
 
 
 @composition("__rdiv__")
@@ -136,8 +142,8 @@ def isreal(input: Tensor) -> Tensor:
 @composition("angle")
 def angle(input: Tensor) -> Tensor:
     """0 or pi, or NaN."""
-    x = input if input.is_floating_point() else input.to(torch.get_default_dtype())
-    result = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
+    x = floating(input)
+    result = torch.where(x < 0, torch.full_like(x, math.pi), 0.0)
     return with_gradient(torch.where(x.isnan(), x, result), x, 0.0)
 
 

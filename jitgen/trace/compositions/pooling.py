@@ -326,11 +326,12 @@ def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive
 
 
 def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
+    """The mean of each window; of 16-bit elements in float32, where windows differ in size."""
     if windows.even:
         return windows.of(input).mean(windows.dim + 1)
     wide = windows.of(input.to(torch.promote_types(input.dtype, torch.float32)))
     total = torch.where(windows.inside(), wide, 0.0).sum(windows.dim + 1)
-    return (total / windows.lengths()).to(input.dtype)
+    return total / windows.lengths()
 
 
 def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
@@ -366,9 +367,10 @@ def _adaptive_pools() -> None:
 
         def average(input: Tensor, output_size: Any, *, count: int = count) -> Tensor:
             require_float(input)
+            mean = input
             for windows in _adaptive(input, output_size, count):
-                input = _mean(input, windows)
-            return input
+                mean = _mean(mean, windows)
+            return mean.to(input.dtype)
 
         def with_indices(
             input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count

@@ -147,7 +147,7 @@ def cov(
             norm = total - correction
         else:
             norm = total - correction * (weights * aweights).sum() / total
-        result = centred @ (centred * weights.to(rows.dtype)).T / norm.to(rows.dtype).clamp(min=0)
+        result = centred @ (centred * weights).T / norm.clamp(min=0)
     return result.squeeze()
 
 

@@ -1,7 +1,9 @@
 """Special functions by plain formulas: gamma functions, inverse error functions, Bessel functions of order 0 and 1.
 
-Each formula has the accuracy of float64, and is computed in the dtype of its argument. Functions without such a formula
-(their sums have a number of terms that depends on the argument) are refused.
+Each formula has the accuracy of float64, and is computed in the dtype of its argument: a result is within 1e-14 of its
+size in float64. Where lgamma, digamma or polygamma of a negative argument is 0, terms of the reflection formula cancel,
+and the error is theirs. Functions without such a formula (their sums have a number of terms that depends on the
+argument) are refused.
 """
 
 from __future__ import annotations
@@ -33,6 +35,65 @@ SHIFT = 8
 """Stirling's series is for arguments of this size at least: its terms below reach float64's roundoff there."""
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 """The Bernoulli numbers B2, B4, ... of Stirling's series."""
+AROUND_TWO = (
+    0.42278433509846713,
+    0.3224670334241132,
+    -0.0673523010531981,
+    0.020580808427784546,
+    -0.007385551028673986,
+    0.0028905103307415234,
+    -0.001192753911703261,
+    0.0005096695247430425,
+    -0.00022315475845357939,
+    9.945751278180853e-05,
+    -4.492623673813314e-05,
+    2.050721277567069e-05,
+    -9.439488275268397e-06,
+    4.374866789907488e-06,
+    -2.039215753801366e-06,
+    9.55141213040742e-07,
+    -4.492469198764566e-07,
+    2.1207184805554665e-07,
+    -1.0043224823968099e-07,
+    4.7698101693639804e-08,
+    -2.2711094608943164e-08,
+    1.0838659214896955e-08,
+    -5.183475041970047e-09,
+    2.4836745438024785e-09,
+    -1.1921401405860912e-09,
+    5.731367241678862e-10,
+    -2.7595228851242334e-10,
+    1.330476437424449e-10,
+)
+"""lgamma(2 + z) / z for z in [-1/2, 1/2], by powers of z: 1 - Euler's constant, then (-1)^n (zeta(n) - 1) / n."""
+ROOT, REST_OF_ROOT = 1.4616321449683622, 9.549995429965697e-17
+"""The positive zero of digamma, in two numbers."""
+AROUND_ROOT = (
+    0.9676722454476212,
+    -0.4427631689835921,
+    0.258499760955651,
+    -0.16394270544240652,
+    0.10782405069126237,
+    -0.07219956125645471,
+    0.04880428816414311,
+    -0.03316112647484736,
+    0.022597648232218104,
+    -0.01542476590494896,
+    0.010538791616612175,
+    -0.007204534386356869,
+    0.004926781395729853,
+    -0.003369801655439328,
+    0.002305126326734928,
+    -0.0015769367714301972,
+    0.0010788252019162967,
+    -0.0007380709389960052,
+    0.000504953265834602,
+    -0.0003454680251063077,
+    0.00023635601564027053,
+    -0.00016170622091974803,
+    0.0001106337276874741,
+)
+"""digamma(ROOT + z) / z for z in [-1/4, 1/4], by powers of z: polygamma(n, ROOT) / n!, from n = 1."""
 
 
 def _sine_of_pi(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,22 +112,29 @@ def _is_pole(x: Tensor) -> Tensor:
 
 @composition("lgamma", "gammaln")
 def lgamma(input: Tensor) -> Tensor:
-    """Stirling's series; arguments below ``SHIFT`` by the recurrence, negative ones by the reflection formula.
+    """Stirling's series; arguments below ``SHIFT`` by the recurrence from [1.5, 2.5), where the logarithm is a series
+    with the factor x - 2; those below 0.5 by the reflection formula.
 
-    In float64, since the terms cancel where the result is 0.
+    In float64, since the terms of the reflection formula cancel where the result is 0.
     """
     x = floating(input).double()
     mirrored = torch.where(x < 0.5, 1 - x, x)
     small = mirrored < SHIFT
-    product = mirrored
-    for k in range(1, SHIFT):
-        product = product * (mirrored + k)
-    large = torch.where(small, mirrored + SHIFT, mirrored)
+    base = torch.where(small, mirrored, 2.0)
+    product = torch.ones_like(base)
+    for _ in range(SHIFT - 2):
+        above = base >= 2.5
+        base = torch.where(above, base - 1, base)
+        product = torch.where(above, product * base, product)
+    below = base < 1.5  # there lgamma(x) = lgamma(x + 1) - log(x)
+    from_one = torch.where(below, base - 1, 0.0)
+    from_two = torch.where(below, from_one, base - 2)
+    near = from_two * _polynomial(from_two, AROUND_TWO) + product.log() - torch.log1p(from_one)
+    large = torch.where(small, float(SHIFT), mirrored)
     series = [number / (2 * k * (2 * k - 1)) for k, number in enumerate(BERNOULLI, 1)]
     inverse = 1 / large
-    value = (large - 0.5) * large.log() - large + 0.5 * math.log(2 * math.pi)
-    value = value + inverse * _polynomial(inverse * inverse, series)
-    value = torch.where(small, value - torch.where(small, product, 1.0).log(), value)
+    far = (large - 0.5) * large.log() - large + 0.5 * math.log(2 * math.pi)
+    value = torch.where(small, near, far + inverse * _polynomial(inverse * inverse, series))
     sine, _ = _sine_of_pi(x)
     reflected = math.log(math.pi) - sine.abs().log() - value
     value = torch.where(x < 0.5, reflected, value)
@@ -86,6 +154,10 @@ def digamma(input: Tensor) -> Tensor:
     square = 1 / (large * large)
     series = [number / (2 * k) for k, number in enumerate(BERNOULLI, 1)]
     value = large.log() - 0.5 / large - square * _polynomial(square, series) - missing
+    from_root = (x - ROOT) - REST_OF_ROOT
+    around = from_root.abs() <= 0.25
+    from_root = torch.where(around, from_root, 0.0)
+    value = torch.where(around, from_root * _polynomial(from_root, AROUND_ROOT), value)
     sine, cosine = _sine_of_pi(x)
     value = torch.where(x < 0.5, value - math.pi * cosine / sine, value)
     value = torch.where(_is_pole(x), math.nan, torch.where(x == math.inf, math.inf, value))
@@ -249,13 +321,35 @@ def erfcx(input: Tensor) -> Tensor:
     return with_gradient(value, x, torch.where(x < FAR, 2 * near * value - 2 / math.sqrt(math.pi), slope))
 
 
+HEAD, TAIL = 11585 / 2**14, 1.44960302975244e-05
+"""The square root of 1/2 in two numbers. The product of the first and a number of 10 bits is exact in float32."""
+BEYOND_THE_NORMAL = 40.0
+"""From here on the normal distribution is 1, and below its negative 0, in float64 too."""
+
+
+@composition("ndtr")
+def ndtr(input: Tensor) -> Tensor:
+    """The normal distribution, erfc(-x sqrt(1/2)) / 2. In its tail the rounding of that argument would be seen x^2
+    times as large, so the product is of two numbers, and the smaller one is added by erfc's derivative."""
+    x = floating(input)
+    near = x.clamp(-BEYOND_THE_NORMAL, BEYOND_THE_NORMAL)
+    coarse = (near * 16).round() / 16
+    fine = near - coarse
+    head, tail = coarse * -HEAD, coarse * -TAIL - fine * math.sqrt(0.5)
+    argument = head + tail
+    lost = (head - argument) + tail
+    value = 0.5 * torch.erfc(argument) - lost * (-argument * argument).exp() * (1 / math.sqrt(math.pi))
+    density = (coarse * coarse * -0.5).exp() * (fine * (near + coarse) * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+    return with_gradient(value, x, density)
+
+
 @composition("log_ndtr")
 def log_ndtr(input: Tensor) -> Tensor:
     """The logarithm of ``ndtr``, also where that is below the smallest number."""
     x = floating(input)
     scaled = x * math.sqrt(0.5)
     low = (erfcx(-scaled.clamp(max=0)) * 0.5).log() - scaled * scaled
-    high = torch.log1p(-0.5 * torch.erfc(torch.where(x < -1, 0.0, scaled)))
+    high = torch.log1p(-ndtr(-torch.where(x < -1, 0.0, x)))
     return with_gradient(torch.where(x < -1, low, high), x, math.sqrt(2 / math.pi) / erfcx(-scaled))
 
 
