@@ -109,23 +109,23 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
     index = Index(values)
     while found := _fused(index, partition):
-        hidden = [of for of in found if not _ends(of, found, index, partition)]
+        hidden = [gradient for gradient in found if not _ends(gradient, found, index, partition)]
         if not hidden:
             break
-        ends = [end_of(of, index) for of in _over_same_tiles(hidden, index)]
+        ends = [end_of(gradient, index) for gradient in _over_same_tiles(hidden, index)]
         memo = dict(zip(map(id, ends), partition.materialize_together(ends), strict=True))
         index = Index([partition.mover.substituted(node, memo) for node in index.roots])
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)
-    for of in found:
+    for gradient in found:
         stores = []
         for position, value in enumerate(index.roots):
-            if index.depends(value, of.result):
-                store = store_of(position, value, of, index, partition.mover)
+            if index.depends(value, gradient.result):
+                store = store_of(position, value, gradient, index, partition.mover)
                 assert store is not None
                 stores.append(store)
                 rest[position] = None
-        region = region_of(of, stores, partition)
+        region = region_of(gradient, stores, partition)
         for number, other in enumerate(regions):
             if (joined := joint(other, region)) is not None:
                 regions[number] = joined
@@ -151,28 +151,28 @@ def _over_same_tiles(hidden: Sequence[Streamed], index: Index) -> list[Streamed]
 def _fused(index: Index, partition: Partition) -> list[Streamed]:
     from jitgen.families.attention.backward.match import streamed_in
 
-    return [of for of in streamed_in(index) if partition.decide(NAME, fusion_of(of)).fused]
+    return [gradient for gradient in streamed_in(index) if partition.decide(NAME, fusion_of(gradient)).fused]
 
 
-def fusion_of(of: Streamed) -> Fusion:
-    """The question whether ``of`` is one kernel."""
-    rows, streamed = of.function.shape[-2:]
-    widths = (of.result.shape[-1], *(product.inputs[0].shape[-1] for product in of.products))
-    operands = (of.result.inputs[1], *(child for product in of.products for child in product.inputs))
+def fusion_of(gradient: Streamed) -> Fusion:
+    """The question whether ``gradient`` is one kernel."""
+    rows, streamed = gradient.function.shape[-2:]
+    widths = (gradient.result.shape[-1], *(product.inputs[0].shape[-1] for product in gradient.products))
+    operands = (gradient.result.inputs[1], *(child for product in gradient.products for child in product.inputs))
     return Fusion(rows, streamed, widths, tuple(dict.fromkeys(node.dtype for node in operands)))
 
 
-def _ends(of: Streamed, found: Sequence[Streamed], index: Index, partition: Partition) -> bool:
-    """Whether every root of ``index`` that is computed from ``of`` is a store of it, and of no other one."""
+def _ends(gradient: Streamed, found: Sequence[Streamed], index: Index, partition: Partition) -> bool:
+    """Whether every root of ``index`` that is computed from ``gradient`` is a store of it, and of no other one."""
     from jitgen.families.attention.backward.region import store_of
 
-    others = [other.result for other in found if other is not of]
+    others = [other.result for other in found if other is not gradient]
     for value in index.roots:
-        if not index.depends(value, of.result):
+        if not index.depends(value, gradient.result):
             continue
         if any(index.depends(value, other) for other in others):
             return False
-        if store_of(0, value, of, index, partition.mover) is None:
+        if store_of(0, value, gradient, index, partition.mover) is None:
             return False
     return True
 

@@ -15,16 +15,16 @@ from jitgen.families.attention.rule.cpp import FLAGS, WORDS, load, store, struct
 from jitgen.ir.program import Kernel
 
 
-def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Backward, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     return {
-        **struct_of(of, bounds(of.rule, known_ends(of.rule.operands), WORDS)),
-        "groups": " * ".join(of.groups) or "1",
-        "group_indices": indices(of.groups, "group", "h", "/"),
-        "operands": of.operands,
-        "bases": {o.index: base_of_task(o) for o in of.operands},
-        "group_bases": {o.index: base_of_group(o) for o in of.operands},
-        "products": of.products,
+        **struct_of(backward, bounds(backward.rule, known_ends(backward.rule.operands), WORDS)),
+        "groups": " * ".join(backward.groups) or "1",
+        "group_indices": indices(backward.groups, "group", "h", "/"),
+        "operands": backward.operands,
+        "bases": {o.index: base_of_task(o) for o in backward.operands},
+        "group_bases": {o.index: base_of_group(o) for o in backward.operands},
+        "products": backward.products,
         "results": [
             {
                 "number": r.number,
@@ -36,7 +36,7 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Backward, d
                 "lines": r.lines,
                 "stores": [store(o, _row(o), "e") for o in r.stores],
             }
-            for r in of.results
+            for r in backward.results
         ],
     }, {"flags": FLAGS}
 

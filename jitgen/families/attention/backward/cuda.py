@@ -39,7 +39,7 @@ PAIR_OF_WORDS = ("int64", "float64")
 """Dtypes of eight bytes."""
 
 
-def rules(body: Body, layout: Layout, of: Roles) -> tuple[Rule, Rule]:
+def rules(body: Body, layout: Layout, role: Roles) -> tuple[Rule, Rule]:
     """What a tile computes without masks and with them. Results get a factor after their tiles only where both rules
     have the same one: results are sums over tiles of either kind."""
     functions = functions_of(body, layout)
@@ -48,14 +48,14 @@ def rules(body: Body, layout: Layout, of: Roles) -> tuple[Rule, Rule]:
     def rule(parts: Sequence[Any], factored: bool) -> Rule:
         instructions, roots = merged(parts)
         at = dict(zip(results_of(body), roots, strict=True))
-        found = [at[number] for number in of.results]
-        first = found.pop() if of.early else None
-        return rule_of(instructions, first, found, of.products[0], kinds, factored)
+        found = [at[number] for number in role.results]
+        first = found.pop() if role.early else None
+        return rule_of(instructions, first, found, role.products[0], kinds, factored)
 
     def both(factored: bool) -> tuple[Rule, Rule]:
         return rule([without_conditions(function) for function in functions], factored), rule(functions, factored)
 
-    narrow = body.contractions[of.products[0]].dtype == "float16"
+    narrow = body.contractions[role.products[0]].dtype == "float16"
     whole, masked = both(not narrow)
     return (whole, masked) if _factor_of(whole) == _factor_of(masked) else both(False)
 
@@ -64,9 +64,9 @@ def _factor_of(rule: Rule) -> object:
     return None if rule.factor is None else _identity(rule, rule.factor)
 
 
-def words_of(body: Body, layout: Layout, of: Roles) -> tuple[int, int]:
+def words_of(body: Body, layout: Layout, role: Roles) -> tuple[int, int]:
     """Numbers of words of a row of the block, and of a tile."""
-    both = rules(body, layout, of)
+    both = rules(body, layout, role)
     return _count(_positions(both, "row")), _count(_positions(both, "key"))
 
 
@@ -94,37 +94,37 @@ def _count(words: Sequence[tuple[Rule, int]]) -> int:
     return sum(2 if rule.instructions[p].dtype in PAIR_OF_WORDS else 1 for rule, p in words)
 
 
-def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     role = roles(body, layout)
     maps = mapped_names(schedule, body, role)
-    found = bounds(of.rule, known_ends(of.rule.operands), WORDS)
-    writer = _Writer(of, layout, of_scores(dialect), rules(body, layout, role), role)
+    found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
+    writer = _Writer(backward, layout, of_scores(dialect), rules(body, layout, role), role)
     lefts = [body.contractions[number].x[0].attr for number in role.products]
-    ordered = [of.results[results_of(body).index(number)] for number in role.results]
+    ordered = [backward.results[results_of(body).index(number)] for number in role.results]
     first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]
-    depths = [of.products[first_of_tile.index(number)].depth for number in role.products]
+    depths = [backward.products[first_of_tile.index(number)].depth for number in role.products]
     widths = [result.width for result in ordered]
     slots = [*depths, "0"][:2]
     slots += [widths[number] if slot == 2 + number else "0" for number, slot in enumerate(role.slots)]
     return {
-        **parameters_of(of, maps, schedule.wide),
+        **parameters_of(backward, maps, schedule.wide),
         "element": dialect.storage_types[body.contractions[role.products[0]].dtype],
-        "config": _config(schedule, of, role),
-        "heads": " * ".join(of.groups) or "1",
-        "task_indices": [*indices(of.batch, "number", "z", "/"), *indices(of.groups, "head", "y", "/")],
-        "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in of.operands],
+        "config": _config(schedule, backward, role),
+        "heads": " * ".join(backward.groups) or "1",
+        "task_indices": [*indices(backward.batch, "number", "z", "/"), *indices(backward.groups, "head", "y", "/")],
+        "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in backward.operands],
         "of_task": [
             {"name": f"x{o.index}", "type": o.type, "expression": f"jitgen::load({o.pointer}[found.at{o.index}])"}
-            for o in of.rule.reads("task")
+            for o in backward.rule.reads("task")
             if o.pointer
         ],
-        "row_ends": [_ends(o, "a", 0) for o in of.ends(found, "row")],
-        "key_ends": [_ends(o, "b", 1) for o in of.ends(found, "key")],
+        "row_ends": [_ends(o, "a", 0) for o in backward.ends(found, "row")],
+        "key_ends": [_ends(o, "b", 1) for o in backward.ends(found, "key")],
         "task_ends": [
             {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
-            for o in of.ends(found, "task")
+            for o in backward.ends(found, "task")
             if o.is_integer
         ],
         "bounds": found,
@@ -132,11 +132,11 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
         "block_words": writer.staged("row"),
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
         "block_elements": [
-            _elements(of.operands[index], number, copied, f"block{number}")
+            _elements(backward.operands[index], number, copied, f"block{number}")
             for number, (index, copied) in enumerate(zip(lefts, schedule.block_copied, strict=True))
         ],
         "tile_elements": [
-            _elements(of.operands[index], number, copied, f"tile{number}")
+            _elements(backward.operands[index], number, copied, f"tile{number}")
             for number, (index, copied) in enumerate(zip(tile_operands(body, role), schedule.tile_copied, strict=True))
             if index is not None
         ],
@@ -153,7 +153,7 @@ def _choice(names: Sequence[str]) -> str:
     return f"{chosen}{names[-1]}"
 
 
-def _config(schedule: WgmmaSchedule, of: Backward, role: Roles) -> list[tuple[str, str, str]]:
+def _config(schedule: WgmmaSchedule, backward: Backward, role: Roles) -> list[tuple[str, str, str]]:
     """(type, name, value) of each member of the Config of ``attention_backward.cuh``."""
     columns, slots = (*schedule.columns, 0), (*schedule.slots, 1)
     numbers = {
@@ -173,10 +173,10 @@ def _config(schedule: WgmmaSchedule, of: Backward, role: Roles) -> list[tuple[st
         "tile_copied": _bits(schedule.tile_copied),
     }
     # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
-    in_memory = {o.kind for o in of.rule.operands if o.pointer and o.dtype == "float32"}
+    in_memory = {o.kind for o in backward.rule.operands if o.pointer and o.dtype == "float32"}
     flags = {
         "early": role.early,
-        "masked": of.masked,
+        "masked": backward.masked,
         "first_are_long": "key" in in_memory and "row" not in in_memory,
         "overlap": schedule.overlap,
     }
@@ -240,9 +240,9 @@ class _Writer:
         words: by level, the values that are words and the first word of each.
     """
 
-    def __init__(self, of: Backward, layout: Layout, dialect: Dialect, both: tuple[Rule, Rule], role: Roles):
-        self.of, self.dialect, self.both, self.role = of, dialect, both, role
-        self.operands = {o.index: o for o in of.operands}
+    def __init__(self, backward: Backward, layout: Layout, dialect: Dialect, both: tuple[Rule, Rule], role: Roles):
+        self.backward, self.dialect, self.both, self.role = backward, dialect, both, role
+        self.operands = {o.index: o for o in backward.operands}
         self.printed: list[Printed] = [printed(rule.instructions, dialect, "s") for rule in both]
         self.words: dict[str, dict[tuple[object, ...], tuple[Rule, int, int]]] = {}
         for level in ("row", "key"):
@@ -355,12 +355,12 @@ def _bits_of(name: str, dtype: str) -> list[str]:
 
 def _word(name: str, dtype: str, level: str, first: int, dialect: Dialect) -> dict[str, str]:
     """A value from its words."""
-    of = "of_block" if level == "row" else "of_tile"
-    kind, word = dialect.types[dtype], f"{of}[{first}]"
+    words = "of_block" if level == "row" else "of_tile"
+    kind, word = dialect.types[dtype], f"{words}[{first}]"
     if dtype == "float32":
         expression = f"__int_as_float(int({word}))"
     elif dtype in PAIR_OF_WORDS:
-        bits = f"int64_t(uint64_t({of}[{first + 1}]) << 32 | {word})"
+        bits = f"int64_t(uint64_t({words}[{first + 1}]) << 32 | {word})"
         expression = f"__longlong_as_double({bits})" if dtype == "float64" else bits
     else:
         expression = f"{kind}({word})"

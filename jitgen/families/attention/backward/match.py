@@ -71,13 +71,13 @@ def matched(result: Node, index: Index) -> Streamed | None:
 def streamed_in(index: Index) -> list[Streamed]:
     """All such products in ``index``. One with weights proportional to an exponential alone is a forward's, unless
     another function reads the same scores."""
-    found = [of for node in index.order if (of := matched(node, index)) is not None]
-    several = {id(node) for of in found if not _is_forward(of) for node in of.products}
-    return [of for of in found if not _is_forward(of) or several & set(map(id, of.products))]
+    found = [gradient for node in index.order if (gradient := matched(node, index)) is not None]
+    several = {id(node) for gradient in found if not _is_forward(gradient) for node in gradient.products}
+    return [gradient for gradient in found if not _is_forward(gradient) or several & set(map(id, gradient.products))]
 
 
-def _is_forward(of: Streamed) -> bool:
-    return len(of.products) == 1 and linear_in(of.function) is not None
+def _is_forward(gradient: Streamed) -> bool:
+    return len(gradient.products) == 1 and linear_in(gradient.function) is not None
 
 
 def _has_own_rows(stop: Node) -> bool:
@@ -147,7 +147,7 @@ def oriented_images(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
     orient = _Orient(values, mover)
     images: dict[int, Node] = {}
     for value in values:
-        rewritten(value, mover, orient.of, images)
+        rewritten(value, mover, orient.rewrite, images)
     return images
 
 
@@ -167,7 +167,7 @@ class _Orient:
                 functions = (child for child in node.inputs if _is_function(child))
                 self.tiles.update(id(each) for child in functions for each in _products_behind(child))
 
-    def of(self, node: Node, rebuilt: Node) -> Node:
+    def rewrite(self, node: Node, rebuilt: Node) -> Node:
         if rebuilt.op == "view":
             return self._view(rebuilt)
         if node.op == "contract" and id(node) in self.tiles:
@@ -230,7 +230,7 @@ class _Orient:
         )
 
     def _again(self, node: Node) -> Node:
-        return rewritten(node, self.mover, self.of)
+        return rewritten(node, self.mover, self.rewrite)
 
     def _swapped(self, product: Node) -> Node:
         """``product`` transposed: with its operands exchanged."""

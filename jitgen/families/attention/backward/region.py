@@ -34,50 +34,51 @@ def depth_axes(stores: Sequence[Store]) -> tuple[Axis, ...]:
 # ------------------------------------------------------------------------------------------- what follows a product
 
 
-def end_of(of: Streamed, index: Index) -> Node:
-    """The result of ``of``, or the sum over dimensions of its lead, if that is all that ``index`` has of its users."""
-    node = of.result
+def end_of(gradient: Streamed, index: Index) -> Node:
+    """The result of ``gradient``, or the sum over dimensions of its lead, if that is all that ``index`` has of its
+    users."""
+    node = gradient.result
     while len(index.users[node]) == 1 and node not in index.roots:
         (user,) = index.users[node]
         if user.op == "reduce":
             kind, dims = user.attrs
-            return user if kind == "sum" and max(dims) < len(user.shape) - 2 else of.result
+            return user if kind == "sum" and max(dims) < len(user.shape) - 2 else gradient.result
         if user.op != "cast":
             break
         node = user
-    return of.result
+    return gradient.result
 
 
-def store_of(position: int, value: Node, of: Streamed, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of what ``of`` ends in; see ``views.undone``."""
-    return undone(position, value, end_of(of, index), index, mover)
+def store_of(position: int, value: Node, gradient: Streamed, index: Index, mover: Mover) -> Store | None:
+    """The store of ``value`` in the shape of what ``gradient`` ends in; see ``views.undone``."""
+    return undone(position, value, end_of(gradient, index), index, mover)
 
 
 # -------------------------------------------------------------------------------------------------------- the region
 
 
-def region_of(of: Streamed, stores: Sequence[Store], partition: Partition) -> Region:
-    """The region of ``of``, whose results are ``stores``."""
-    return _Builder(of, partition).region(stores)
+def region_of(gradient: Streamed, stores: Sequence[Store], partition: Partition) -> Region:
+    """The region of ``gradient``, whose results are ``stores``."""
+    return _Builder(gradient, partition).region(stores)
 
 
 class _Builder(RegionBuilder):
-    def __init__(self, of: Streamed, partition: Partition):
-        lead = of.function.shape[:-2]
-        operands = [child for product in of.products for child in product.inputs]
-        heads = shared_heads([*operands, of.result.inputs[1], of.function], lead, partition.mover)
+    def __init__(self, gradient: Streamed, partition: Partition):
+        lead = gradient.function.shape[:-2]
+        operands = [child for product in gradient.products for child in product.inputs]
+        heads = shared_heads([*operands, gradient.result.inputs[1], gradient.function], lead, partition.mover)
         super().__init__(partition, lead, heads)
-        self.of = of
+        self.gradient = gradient
 
     def region(self, stores: Sequence[Store]) -> Region:
-        of = self.of
+        gradient = self.gradient
         lead = split_shape(self.lead, self.split)
-        rows, streamed = of.function.shape[-2:]
-        tiles = {id(product): self._tile(product, lead) for product in of.products}
-        function = self._in_place(of.function, tiles)
-        value = self.in_memory(self.over_split(of.result.inputs[1]), transposed=True)
-        width = of.result.shape[-1]
-        result = self.product(of.result, function, value, (*lead, rows, width))
+        rows, streamed = gradient.function.shape[-2:]
+        tiles = {id(product): self._tile(product, lead) for product in gradient.products}
+        function = self._in_place(gradient.function, tiles)
+        value = self.in_memory(self.over_split(gradient.result.inputs[1]), transposed=True)
+        width = gradient.result.shape[-1]
+        result = self.product(gradient.result, function, value, (*lead, rows, width))
         found: list[Store] = []
         summed: set[int] = set()
         for store in stores:
@@ -100,13 +101,14 @@ class _Builder(RegionBuilder):
             Axis("n", streamed, "sequential", inner=True),
             *depth_axes(found),
         )
-        return Region(NAME, axes, tuple(found), stages_of(len(of.products), len(found)))
+        return Region(NAME, axes, tuple(found), stages_of(len(gradient.products), len(found)))
 
     def _end(self, value: Node) -> Node:
         """What ``store_of`` found ``value`` to be computed from: the result, or its sum over the lead."""
         order = topological([value])
         return next(
-            (node for node in order if node.op == "reduce" and self.of.result in topological([node])), self.of.result
+            (node for node in order if node.op == "reduce" and self.gradient.result in topological([node])),
+            self.gradient.result,
         )
 
     def _split_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
@@ -141,13 +143,15 @@ class _Builder(RegionBuilder):
 
     def _in_place(self, function: Node, tiles: dict[int, Node]) -> Node:
         """``function`` over the split lead, with ``tiles`` in place of its products; what no tile computes is read."""
-        of = self.of
+        gradient = self.gradient
         holes = {
             id(product): self.make("input", (), product.dtype, product.shape, (-2 - number,))
-            for number, product in enumerate(of.products)
+            for number, product in enumerate(gradient.products)
         }
         memo = dict(holes)
-        memo |= {id(node): self.partition.materialize(node) for node in stops([function], [*map(id, of.products)])}
+        memo |= {
+            id(node): self.partition.materialize(node) for node in stops([function], [*map(id, gradient.products)])
+        }
         bare = self.mover.substituted(function, memo)
-        split = {id(self.over_split(holes[id(product)])): tiles[id(product)] for product in of.products}
+        split = {id(self.over_split(holes[id(product)])): tiles[id(product)] for product in gradient.products}
         return self.mover.substituted(self.over_split(bare), split)

@@ -105,12 +105,12 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
 
     images = oriented_images(graph.results, Mover(Builder()))
     found = []
-    for of in streamed_in(Index(images[id(node)] for node in graph.results)):
-        if not decide(fusion_of(of).at(environment), device).fused:
+    for gradient in streamed_in(Index(images[id(node)] for node in graph.results)):
+        if not decide(fusion_of(gradient).at(environment), device).fused:
             continue
-        computed = {id(of.result), *map(id, of.products)}
+        computed = {id(gradient.result), *map(id, gradient.products)}
         inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
-        *lead, rows, streamed = of.function.shape
+        *lead, rows, streamed = gradient.function.shape
         found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
         found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
     return found

@@ -28,14 +28,14 @@ from jitgen.families.attention.rule.triton import (
 from jitgen.ir.program import Kernel
 
 
-def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
-    found = bounds(of.rule, known_ends(of.rule.operands), WORDS)
+    found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     context: dict[str, Any] = {
-        **walk(of, found, schedule, "batch", _at_row),
-        "groups": " * ".join(of.groups),
-        "group_lines": [f"{name} = {text}" for name, text in indices(of.groups, "group", "h", "//")],
-        "group_bases": [f"at{o.index} = {base_of_group(o)}" for o in of.operands],
+        **walk(backward, found, schedule, "batch", _at_row),
+        "groups": " * ".join(backward.groups),
+        "group_lines": [f"{name} = {text}" for name, text in indices(backward.groups, "group", "h", "//")],
+        "group_bases": [f"at{o.index} = {base_of_group(o)}" for o in backward.operands],
         "products": [
             {
                 "number": p.number,
@@ -45,7 +45,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward
                 "whole": _tile(p.right, f"d{p.number}", p.depth, schedule, False),
                 "precision": p.precision if p.dtype == "float32" else "ieee",
             }
-            for p in of.products
+            for p in backward.products
         ],
         "results": [
             {
@@ -60,18 +60,18 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward
                 "lines": r.lines,
                 "stores": [result_store(o, _at_result(o, r), _live(r, schedule)) for o in r.stores],
             }
-            for r in of.results
+            for r in backward.results
         ],
-        "phases": phases(_phase(of.rule), _phase(of.unmasked), of.masked),
+        "phases": phases(_phase(backward.rule), _phase(backward.unmasked), backward.masked),
     }
-    context["include"] = _used(context, of)
-    return context, options(of, kernel, schedule, layout.unit, _units(of, layout))
+    context["include"] = _used(context, backward)
+    return context, options(backward, kernel, schedule, layout.unit, _units(backward, layout))
 
 
-def _units(of: Backward, layout: Layout) -> dict[str, int]:
+def _units(backward: Backward, layout: Layout) -> dict[str, int]:
     """What the sizes and strides that decide the width of an access are multiples of."""
-    units = dict.fromkeys((*(p.depth for p in of.products), *(r.width for r in of.results)), layout.unit)
-    for operand in of.operands:
+    units = dict.fromkeys((*(p.depth for p in backward.products), *(r.width for r in backward.results)), layout.unit)
+    for operand in backward.operands:
         if operand.kind == "contiguous" and operand.pointer:
             strides = (*operand.batch, *operand.groups, operand.own[0])
             units |= dict.fromkeys(strides, access_unit(operand, layout.unit))
@@ -106,9 +106,9 @@ def _live(result: Result, schedule: TritonSchedule) -> str:
     return "live[:, None]" if schedule.even else f"live[:, None] & (e{result.number} < {result.width})"
 
 
-def _used(context: dict[str, Any], of: Backward) -> str:
+def _used(context: dict[str, Any], backward: Backward) -> str:
     """The common header's functions that the kernel calls."""
-    lines = [line.text for line in (*of.rule.lines, *of.unmasked.lines)]
+    lines = [line.text for line in (*backward.rule.lines, *backward.unmasked.lines)]
     lines += [*context["tasks_of"], *context["rows_of"]]
     for phase in context["phases"]:
         lines += phase["loads"]

@@ -143,11 +143,11 @@ def roles(body: Body, layout: Layout) -> Roles:
     return Roles(products, tuple(results[number] for number in order), early, tuple(slots))
 
 
-def tile_operands(body: Body, of: Roles) -> tuple[int | None, ...]:
+def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
     """The operand in each slot of a tile; None where there is none."""
-    found: list[int | None] = [body.contractions[number].weight[0] for number in of.products]
+    found: list[int | None] = [body.contractions[number].weight[0] for number in role.products]
     found += [None] * (SLOTS - len(found))
-    for number, slot in zip(of.results, of.slots, strict=True):
+    for number, slot in zip(role.results, role.slots, strict=True):
         if slot >= 2:
             found[slot] = body.contractions[number].weight[0]
     return tuple(found)
@@ -163,31 +163,31 @@ def is_copied(body: Body, layout: Layout, geometry: Geometry, index: int, rows: 
     return device.has_tensor_maps and is_mappable(body.operands[index], kind, layout.unit, batch, rows, row)
 
 
-def mapped_names(schedule: WgmmaSchedule, body: Body, of: Roles) -> list[str]:
+def mapped_names(schedule: WgmmaSchedule, body: Body, role: Roles) -> list[str]:
     """The tensor maps of the kernel in the order of its parameters."""
     blocks = [f"block{pair}" for pair, copied in enumerate(schedule.block_copied) if copied]
-    tiles = zip(tile_operands(body, of), schedule.tile_copied, strict=True)
+    tiles = zip(tile_operands(body, role), schedule.tile_copied, strict=True)
     return [*blocks, *(f"tile{slot}" for slot, (index, copied) in enumerate(tiles) if copied and index is not None)]
 
 
 def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: WgmmaSchedule) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of ``mapped_names``."""
     (body,) = kernel.bodies
-    of = roles(body, layout)
+    role = roles(body, layout)
     sources = [
         (
             body.contractions[number].x[0].attr,
             geometry.rows,
-            geometry.depths[sorted(of.products).index(number)],
+            geometry.depths[sorted(role.products).index(number)],
             schedule.block_m,
         )
-        for number, copied in zip(of.products, schedule.block_copied, strict=True)
+        for number, copied in zip(role.products, schedule.block_copied, strict=True)
         if copied
     ]
     found = results_of(body)
-    lengths = [geometry.depths[sorted(of.products).index(number)] for number in of.products]
-    lengths += [0] * (2 - len(lengths)) + [geometry.widths[found.index(number)] for number in of.results] + [0]
-    for index, length, copied in zip(tile_operands(body, of), lengths, schedule.tile_copied, strict=False):
+    lengths = [geometry.depths[sorted(role.products).index(number)] for number in role.products]
+    lengths += [0] * (2 - len(lengths)) + [geometry.widths[found.index(number)] for number in role.results] + [0]
+    for index, length, copied in zip(tile_operands(body, role), lengths, schedule.tile_copied, strict=False):
         if copied and index is not None:
             sources.append((index, geometry.keys, length, schedule.tile))
     for index, rows, columns, box in sources:

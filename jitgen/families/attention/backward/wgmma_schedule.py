@@ -17,30 +17,30 @@ MOST_STAGES = 4
 
 def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
     """The schedule for a kernel with this body."""
-    of = roles(body, layout)
-    tiles = sorted(of.products)
-    depths = tuple(-(-max(geometry.depths[tiles.index(number)], 1) // 16) * 16 for number in of.products)
+    role = roles(body, layout)
+    tiles = sorted(role.products)
+    depths = tuple(-(-max(geometry.depths[tiles.index(number)], 1) // 16) * 16 for number in role.products)
     found = results_of(body)
     columns = tuple(
-        next(width for width in WIDTHS if geometry.widths[found.index(number)] <= width) for number in of.results
+        next(width for width in WIDTHS if geometry.widths[found.index(number)] <= width) for number in role.results
     )
     large = max(*depths, *columns)
-    tile, overlap = _tile(large, len(of.results), of.early)
-    block_words, tile_words = words_of(body, layout, of)
-    lefts = [(body.contractions[p].x[0].attr, geometry.rows) for p in of.products]
+    tile, overlap = _tile(large, len(role.results), role.early)
+    block_words, tile_words = words_of(body, layout, role)
+    lefts = [(body.contractions[p].x[0].attr, geometry.rows) for p in role.products]
     first = WgmmaSchedule(
         warpgroups=2,
         tile=tile,
         stages=1,
         depths=depths,
         columns=columns,
-        slots=of.slots,
+        slots=role.slots,
         tile_words=tile_words,
         block_words=block_words,
         block_copied=tuple(is_copied(body, layout, geometry, index, rows, device) for index, rows in lefts),
         tile_copied=tuple(
             index is None or is_copied(body, layout, geometry, index, geometry.keys, device)
-            for index in tile_operands(body, of)
+            for index in tile_operands(body, role)
         ),
         overlap=overlap,
         wide=layout.wide,

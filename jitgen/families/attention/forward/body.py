@@ -62,20 +62,20 @@ class _ScoreBuilder(TileBuilder):
 
 
 class _ElementBuilder(BodyBuilder):
-    """Lowers an element of a query, a key or a value; what it reads are operands of ``of``, of one kind."""
+    """Lowers an element of a query, a key or a value; what it reads are operands of ``parent``, of one kind."""
 
-    def __init__(self, of: BodyBuilder, kind: str):
-        super().__init__(of.buffers, of.scalars)
-        self.operands = of.operands
+    def __init__(self, parent: BodyBuilder, kind: str):
+        super().__init__(parent.buffers, parent.scalars)
+        self.operands = parent.operands
         self._load = self._iota = self._chosen = kind
 
 
-def _computed(role: str, node: Node, of: BodyBuilder) -> tuple[Instruction, ...]:
+def _computed(role: str, node: Node, parent: BodyBuilder) -> tuple[Instruction, ...]:
     """The instructions of an element of keys or values; none where these are a tensor. What they read becomes operands
     of the kind ``key_source`` or ``value_source``."""
     if under_views(node).op == "input":
         return ()
-    elements = _ElementBuilder(of, f"{role}_source")
+    elements = _ElementBuilder(parent, f"{role}_source")
     found = elements.value(node)
     assert found == len(elements.instructions) - 1
     return tuple(elements.instructions)

@@ -136,9 +136,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         hidden = _first_hidden(index, found, mover)
         if hidden is None:
             break
-        of, last = hidden
-        rows = [value for value in index.roots if value is not last and not index.depends(value, of.result)]
-        rows = [value for value in rows if _row_store(0, value, of, index, mover) is not None]
+        attention, last = hidden
+        rows = [value for value in index.roots if value is not last and not index.depends(value, attention.result)]
+        rows = [value for value in rows if _row_store(0, value, attention, index, mover) is not None]
         memo = dict(zip(map(id, (last, *rows)), _materialized([last, *rows], partition), strict=True))
         index = Index([mover.substituted(node, memo) for node in index.roots])
     if not found:
@@ -147,15 +147,15 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)
-    for of in found:
+    for attention in found:
         stores, beside = [], []
         for position, value in enumerate(index.roots):
-            store = undone(position, value, of, index, mover) if index.depends(value, of.result) else None
-            row = _row_store(position, value, of, index, mover) if store is None else None
+            store = undone(position, value, attention, index, mover) if index.depends(value, attention.result) else None
+            row = _row_store(position, value, attention, index, mover) if store is None else None
             stores += [store] if store else []
             beside += [row] if row else []
             rest[position] = None if store or row else rest[position]
-        regions.append(region_of(of, stores, beside, partition))
+        regions.append(region_of(attention, stores, beside, partition))
     return Claim(regions, rest)
 
 
@@ -168,36 +168,40 @@ def _fused(index: Index, partition: Partition) -> list[Attention]:
     """The attention in ``index`` that becomes kernels."""
     found = []
     for node in index.order:
-        of = matched(node)
-        if of is None:
+        attention = matched(node)
+        if attention is None:
             continue
-        if partition.decide(NAME, fusion_of(of, index, partition.mover)).fused:
-            found.append(of)
+        if partition.decide(NAME, fusion_of(attention, index, partition.mover)).fused:
+            found.append(attention)
     return found
 
 
-def fusion_of(of: Attention, index: Index, mover: Mover) -> Fusion:
-    """The question about ``of``, where the roots of ``index`` are computed."""
-    ends, stops = _ends(of, index, mover)
-    against = obstacle(of, index, ends, stops) or _stray_row_value(of, index, ends, stops, mover) or ""
-    rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
-    inner = topological([of.scores], leaves={"contract"})
+def fusion_of(attention: Attention, index: Index, mover: Mover) -> Fusion:
+    """The question about ``attention``, where the roots of ``index`` are computed."""
+    ends, stops = _ends(attention, index, mover)
+    against = obstacle(attention, index, ends, stops) or _stray_row_value(attention, index, ends, stops, mover) or ""
+    rows, keys, width, depth = (
+        *attention.scores.shape[-2:],
+        attention.result.shape[-1],
+        attention.product.inputs[0].shape[-1],
+    )
+    inner = topological([attention.scores], leaves={"contract"})
     operations = tuple(each.op for each in inner if is_pointwise(each))
-    dtypes = (of.product.inputs[1].dtype, of.result.inputs[1].dtype)
+    dtypes = (attention.product.inputs[1].dtype, attention.result.inputs[1].dtype)
     return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
 
-def _ends(of: Attention, index: Index, mover: Mover) -> tuple[list[Node], set[Node]]:
-    """What is stored where ``of`` is: the results that it ends in with views behind it undone, or what is materialized
-    of it. Also these as ``index`` has them."""
+def _ends(attention: Attention, index: Index, mover: Mover) -> tuple[list[Node], set[Node]]:
+    """What is stored where ``attention`` is: the results that it ends in with views behind it undone, or what is
+    materialized of it. Also these as ``index`` has them."""
     ends, stops = [], set()
     for value in index.roots:
-        if not index.depends(value, of.result):
+        if not index.depends(value, attention.result):
             continue
-        store, last = undone(0, value, of, index, mover), value
+        store, last = undone(0, value, attention, index, mover), value
         if store is None:
-            last = last_of(of, index, (), mover)
-            store = undone(0, last, of, index, mover)
+            last = last_of(attention, index, (), mover)
+            store = undone(0, last, attention, index, mover)
         ends.append(last if store is None else store.value)
         stops.add(last)
     return ends, stops
@@ -206,27 +210,31 @@ def _ends(of: Attention, index: Index, mover: Mover) -> tuple[list[Node], set[No
 # -------------------------------------------------------------------------------------------------- values of the rows
 
 
-def _row_reach(of: Attention, index: Index, stops: Collection[Node] = ()) -> Reach:
-    """What is computed from a maximum or sum of the rows of ``of`` otherwise than through its result, or through the
-    nodes ``stops``."""
-    sources = row_reductions(of, index)
-    return Reach(index, sources, of.is_row_reduction, lambda node: node is of.result or node in stops)
+def _row_reach(attention: Attention, index: Index, stops: Collection[Node] = ()) -> Reach:
+    """What is computed from a maximum or sum of the rows of ``attention`` otherwise than through its result, or through
+    the nodes ``stops``."""
+    sources = row_reductions(attention, index)
+    return Reach(index, sources, attention.is_row_reduction, lambda node: node is attention.result or node in stops)
 
 
-def _row_store(position: int, value: Node, of: Attention, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value``, computed pointwise from row values of ``of``, in the shape (lead..., M, 1); None where it
-    is something else."""
-    column = (*of.scores.shape[:-1], 1)
+def _row_store(position: int, value: Node, attention: Attention, index: Index, mover: Mover) -> Store | None:
+    """The store of ``value``, computed pointwise from row values of ``attention``, in the shape (lead..., M, 1); None
+    where it is something else."""
+    column = (*attention.scores.shape[:-1], 1)
     movements: tuple[Movement, ...] = ()
     if value.shape == column[:-1]:
         movements = ((("unsqueeze", len(value.shape)), column),)
         value = mover.move(value, *movements[0])
-    if value.shape != column or index.depends(value, of.result) or value not in (reach := _row_reach(of, index)):
+    if (
+        value.shape != column
+        or index.depends(value, attention.result)
+        or value not in (reach := _row_reach(attention, index))
+    ):
         return None
     stack, seen = [value], set()
     while stack:  # down to the reductions, which no view may be in front of
         node = stack.pop()
-        if id(node) in seen or of.is_row_reduction(node):
+        if id(node) in seen or attention.is_row_reduction(node):
             continue
         seen.add(id(node))
         if not is_pointwise(node) and node in reach:
@@ -236,20 +244,20 @@ def _row_store(position: int, value: Node, of: Attention, index: Index, mover: M
 
 
 def _stray_row_value(
-    of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node], mover: Mover
+    attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node], mover: Mover
 ) -> str | None:
     """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
-    reach = _row_reach(of, index, stops)
+    reach = _row_reach(attention, index, stops)
     behind = [value for value in index.roots if value in reach]
-    whole = all(undone(0, end, of, index, mover) is not None for end in ends)
+    whole = all(undone(0, end, attention, index, mover) is not None for end in ends)
     # Other views of a row's value than to spread it along the result, which the kernel does not compute.
-    whole = whole and not any(end in _row_reach(of, index, spread_rows(end, of)) for end in ends)
+    whole = whole and not any(end in _row_reach(attention, index, spread_rows(end, attention)) for end in ends)
     if whole and not behind:
         return None
     # They are stores beside the result, or temporaries beside it where the result is one.
-    if whole and ends and all(_row_store(0, value, of, index, mover) is not None for value in behind):
+    if whole and ends and all(_row_store(0, value, attention, index, mover) is not None for value in behind):
         return None
-    reach = _row_reach(of, index)
+    reach = _row_reach(attention, index)
     used = behind or any(end in reach for end in ends)
     return "a maximum or sum of its rows is used by another kernel" if used else None
 
@@ -258,10 +266,10 @@ def _first_hidden(index: Index, found: Sequence[Attention], mover: Mover) -> tup
     """What to materialize first: an attention that is no result by pointwise operations and views alone, and what
     follows it; None where all are. Of several in one result the first stays."""
     taken: set[Node] = set()
-    for of in found:
-        ends = [value for value in index.roots if index.depends(value, of.result)]
-        if taken.isdisjoint(ends) and all(undone(0, end, of, index, mover) is not None for end in ends):
+    for attention in found:
+        ends = [value for value in index.roots if index.depends(value, attention.result)]
+        if taken.isdisjoint(ends) and all(undone(0, end, attention, index, mover) is not None for end in ends):
             taken.update(ends)
             continue
-        return of, last_of(of, index, found, mover)
+        return attention, last_of(attention, index, found, mover)
     return None

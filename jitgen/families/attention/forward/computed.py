@@ -106,13 +106,13 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
     if any(index is None for index in indices):
         return None
     coordinates = []
-    of = gathered_dims(gather.attrs)
+    dims = gathered_dims(gather.attrs)
     for dim, coordinate in enumerate(gather.attrs):
         if coordinate in chosen:
             indices.append(chosen[coordinate])
             coordinates.append(-len(indices))
         elif coordinate < 0:
-            coordinates.append(-1 - of.index(dim))
+            coordinates.append(-1 - dims.index(dim))
         else:
             coordinates.append(coordinate - (coordinate > place))
     found = [index for index in indices if index is not None]

@@ -87,7 +87,7 @@ def narrowed_rule(body: Body, layout: Layout) -> tuple[Instruction, ...]:
 def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     """The context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
-    queries, weights = body.contractions
+    queries, probabilities = body.contractions
     whole = narrowed_rule(body, layout)
     scale = scaled(whole) if dialect.name in TAKE_FACTORS else Scaled(whole, (), False)
     rule, unmasked = scale.rule, without_masks(scale.rule)
@@ -128,11 +128,11 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         query_value=of_query.names[len(queries.x) - 1],
         query_scalars=dict(of_query.scalars),
         key=operands[queries.weight[0]],
-        value=operands[weights.weight[0]],
+        value=operands[probabilities.weight[0]],
         computed_key=computed(queries),
-        computed_value=computed(weights),
+        computed_value=computed(probabilities),
         key_dtype=queries.dtype,
-        value_dtype=weights.dtype,
+        value_dtype=probabilities.dtype,
         rule=rule_of(rule, (len(rule) - 1,), of_scores(dialect), operand),
         unmasked=rule_of(unmasked, (len(unmasked) - 1,), of_scores(dialect), operand),
         masked=bool(masks_of(rule)),
@@ -148,7 +148,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
         batch=tuple(f"b{dim}" for dim in range(layout.batch)),
         groups=tuple(f"g{dim}" for dim in range(layout.packed)),
-        accumulator=dialect.types[compute_dtype(weights.dtype)],
+        accumulator=dialect.types[compute_dtype(probabilities.dtype)],
     )
 
 

@@ -20,62 +20,64 @@ COMPUTED = "jitgen::attention::Computed"
 """As the type of keys or values in memory, where they are computed."""
 
 
-def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, attention: Attention, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    found = bounds(body, layout, known_ends(of.rule.operands), WORDS)
-    key_row = _row_computed(of.computed_key, dialect, inner=1) if of.computed_key else None
-    value_row = _row_computed(of.computed_value, dialect, inner=0) if of.computed_value else None
+    found = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
+    key_row = _row_computed(attention.computed_key, dialect, inner=1) if attention.computed_key else None
+    value_row = _row_computed(attention.computed_value, dialect, inner=0) if attention.computed_value else None
     return {
-        **struct_of(of, found),
+        **struct_of(attention, found),
         "way": "Tiles" if schedule.path == "tiles" else "Few",
         "lanes_are_rows": schedule.path == "tiles",
-        "packed_rows": " * ".join([*of.groups, "rows"]),
-        "row_indices": row_indices(of.groups, "/"),
-        "based": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in of.operands],
-        "positions": {o.index: row_offset(o) for o in of.operands},
-        "key": of.key if key_row is None else replace(of.key, kind="strided", storage=COMPUTED),
-        "value": of.value if value_row is None else replace(of.value, kind="strided", storage=COMPUTED),
+        "packed_rows": " * ".join([*attention.groups, "rows"]),
+        "row_indices": row_indices(attention.groups, "/"),
+        "based": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in attention.operands],
+        "positions": {o.index: row_offset(o) for o in attention.operands},
+        "key": attention.key if key_row is None else replace(attention.key, kind="strided", storage=COMPUTED),
+        "value": attention.value if value_row is None else replace(attention.value, kind="strided", storage=COMPUTED),
         "key_row": key_row,
         "value_row": value_row,
         "checked": bool(kernel.checked),
-        "query": [load(o, row_offset(o), "d") for o in of.query],
-        "query_lines": of.query_lines,
-        "query_value": of.query_value,
-        "row_loads": [load(o, row_offset(o), "0") for o in of.row_loads],
-        "row_lines": of.row_lines,
-        "loads": [load(o, row_offset(o), "e") for o in of.loads],
-        "lines": of.lines,
-        "row_stores": [store(o, row_offset(o), "0") for o in of.row_stores],
-        "stores": [store(o, row_offset(o), "e") for o in of.stores],
-        "row_maxima": of.row_maxima,
-        "row_sums": of.row_sums,
+        "query": [load(o, row_offset(o), "d") for o in attention.query],
+        "query_lines": attention.query_lines,
+        "query_value": attention.query_value,
+        "row_loads": [load(o, row_offset(o), "0") for o in attention.row_loads],
+        "row_lines": attention.row_lines,
+        "loads": [load(o, row_offset(o), "e") for o in attention.loads],
+        "lines": attention.lines,
+        "row_stores": [store(o, row_offset(o), "0") for o in attention.row_stores],
+        "stores": [store(o, row_offset(o), "e") for o in attention.stores],
+        "row_maxima": attention.row_maxima,
+        "row_sums": attention.row_sums,
     }, {"flags": FLAGS}
 
 
-def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
+def _row_computed(computed: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
     """A row of keys or values that is computed: what is done once for key ``n``, and for each of its elements ``d``.
 
     Args:
         inner: which of an operand's own strides is along the elements of a key.
     """
-    starts = {i: sum_of([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
+    starts = {i: sum_of([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in computed.operands.items()}
     sources = {
-        i: Source(o.pointer, starts[i], o.gathered, o.dtype) for i, o in of.operands.items() if o.gathered and o.pointer
+        i: Source(o.pointer, starts[i], o.gathered, o.dtype)
+        for i, o in computed.operands.items()
+        if o.gathered and o.pointer
     }
-    found = printed(of.instructions, dialect, "u", sources=sources)
+    found = printed(computed.instructions, dialect, "u", sources=sources)
     before: list[str] = []
     lines: list[str] = []
-    for position, instruction in enumerate(of.instructions):
+    for position, instruction in enumerate(computed.instructions):
         line, name = found.lines.get(position), found.names[position]
         if instruction.op not in ("load", "iota", "gather"):
             if line is not None:
-                (before if position in of.shared else lines).append(f"{line.text}{line.mark}")
+                (before if position in computed.shared else lines).append(f"{line.text}{line.mark}")
             continue
-        operand, kind = of.operands[instruction.attr], dialect.types[instruction.dtype]
+        operand, kind = computed.operands[instruction.attr], dialect.types[instruction.dtype]
         if instruction.op == "iota":
             before.append(dialect.assign(kind, name, starts[operand.index]))
-        elif position in of.shared:
+        elif position in computed.shared:
             load = f"jitgen::load({operand.pointer}[{starts[operand.index]}])"
             before.append(line.text if line is not None else dialect.assign(kind, name, load))
         else:
@@ -91,6 +93,6 @@ def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
     return {
         "before": before,
         "lines": lines,
-        "value": found.names[len(of.instructions) - 1],
-        "checked": any(instruction.op == "gather" for instruction in of.instructions),
+        "value": found.names[len(computed.instructions) - 1],
+        "checked": any(instruction.op == "gather" for instruction in computed.instructions),
     }

@@ -27,64 +27,66 @@ from jitgen.ir.program import Kernel
 
 
 def build(
-    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, of: Attention, dialect: Dialect
+    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, attention: Attention, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    found = bounds(body, layout, known_ends(o for o in of.rule.operands if o.kind != "key" or not o.pointer), WORDS)
+    found = bounds(
+        body, layout, known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer), WORDS
+    )
     maps = [name for name, copied in zip(("query", "key", "value"), schedule.copied, strict=True) if copied]
-    mainloop = _mainloop(of, schedule, dialect)
+    mainloop = _mainloop(attention, schedule, dialect)
     return {
-        **parameters_of(of, maps, schedule.wide),
+        **parameters_of(attention, maps, schedule.wide),
         "maps": maps,
         **mainloop,
         "ranges": schedule.splits,
-        "packed": bool(of.groups),
-        "packed_rows": " * ".join([*of.groups, "rows"]),
-        "task_indices": indices(of.batch, "number", "z", "/"),
-        "row_indices": row_indices(of.groups, "/"),
-        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in of.operands],
-        "of_task": [_value(o, f"found.at{o.index}") for o in of.rule.reads("task")],
-        "of_row": [_value(o, row_offset(o, "task.at{}")) for o in of.rule.reads("row")],
-        "at_row": [(o, row_offset(o, "task.at{}")) for o in of.rule.reads("both")],
+        "packed": bool(attention.groups),
+        "packed_rows": " * ".join([*attention.groups, "rows"]),
+        "task_indices": indices(attention.batch, "number", "z", "/"),
+        "row_indices": row_indices(attention.groups, "/"),
+        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in attention.operands],
+        "of_task": [_value(o, f"found.at{o.index}") for o in attention.rule.reads("task")],
+        "of_row": [_value(o, row_offset(o, "task.at{}")) for o in attention.rule.reads("row")],
+        "at_row": [(o, row_offset(o, "task.at{}")) for o in attention.rule.reads("both")],
         "row_ends": [
-            _value(o, row_offset(o, "task.at{}")) | {"is_index": not o.pointer} for o in of.ends(found, "row")
+            _value(o, row_offset(o, "task.at{}")) | {"is_index": not o.pointer} for o in attention.ends(found, "row")
         ],
-        "key_ends": of.ends(found, "key"),
-        "task_ends": of.ends(found, "task"),
+        "key_ends": attention.ends(found, "key"),
+        "task_ends": attention.ends(found, "task"),
         "bounds": found,
-        "factor_lines": of.factor_lines,
-        "factor": of.factor,
-        "is_checked": bool(of.factor) and of.linear,
+        "factor_lines": attention.factor_lines,
+        "factor": attention.factor,
+        "is_checked": bool(attention.factor) and attention.linear,
         "rules": {
-            "open": _rule(of.unmasked, layout, mainloop["fragment"]["place"]),
-            "masked": _rule(of.rule, layout, mainloop["fragment"]["place"]),
+            "open": _rule(attention.unmasked, layout, mainloop["fragment"]["place"]),
+            "masked": _rule(attention.rule, layout, mainloop["fragment"]["place"]),
         },
-        "query": [_element(o, row_offset(o, "task.at{}"), "d") for o in of.query],
-        "query_lines": of.query_lines,
-        "query_value": of.query_value,
-        "query_is_vector": _is_vector_query(of, layout),
-        "coordinates": {name: _coordinates(_named(of, name)) for name in maps},
-        "gathers": any(operand.gathered for operand in of.operands),
-        "key_storage": dialect.storage_types[of.key_dtype],
-        "value_storage": dialect.storage_types[of.value_dtype],
+        "query": [_element(o, row_offset(o, "task.at{}"), "d") for o in attention.query],
+        "query_lines": attention.query_lines,
+        "query_value": attention.query_value,
+        "query_is_vector": _is_vector_query(attention, layout),
+        "coordinates": {name: _coordinates(_named(attention, name)) for name in maps},
+        "gathers": any(operand.gathered for operand in attention.operands),
+        "key_storage": dialect.storage_types[attention.key_dtype],
+        "value_storage": dialect.storage_types[attention.value_dtype],
         "elements": [
-            elements("key", of.key, of.computed_key, of.key_dtype, dialect),
-            elements("value", of.value, of.computed_value, of.value_dtype, dialect),
+            elements("key", attention.key, attention.computed_key, attention.key_dtype, dialect),
+            elements("value", attention.value, attention.computed_value, attention.value_dtype, dialect),
         ],
-        "row_loads": [_single(o) for o in of.row_loads],
-        "row_lines": of.row_lines,
-        "loads": [_run(o, layout, schedule) for o in of.loads],
-        "lines": of.lines,
-        "row_stores": [_single(o, schedule.splits) for o in of.row_stores],
-        "stores": [_run(o, layout, schedule) for o in of.stores],
-        "row_maxima": of.row_maxima,
-        "row_sums": of.row_sums,
+        "row_loads": [_single(o) for o in attention.row_loads],
+        "row_lines": attention.row_lines,
+        "loads": [_run(o, layout, schedule) for o in attention.loads],
+        "lines": attention.lines,
+        "row_stores": [_single(o, schedule.splits) for o in attention.row_stores],
+        "stores": [_run(o, layout, schedule) for o in attention.stores],
+        "row_maxima": attention.row_maxima,
+        "row_sums": attention.row_sums,
     }, {"fmad": True}
 
 
-def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
+def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
     """What differs between the mainloops: their Config, and which scores a thread has."""
     if isinstance(schedule, DecodeSchedule):
         of_lane = {
@@ -99,7 +101,7 @@ def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: 
             "mainloop": "decode",
             "shape": "DecodeShape",
             "blocks": schedule.blocks,
-            "config": _decode_config(of, schedule),
+            "config": _decode_config(attention, schedule),
             "fragment": of_lane,
             "own_atom": None,
         }
@@ -115,13 +117,13 @@ def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: 
         "mainloop": "wgmma",
         "shape": "AttentionShape",
         "blocks": 1,
-        "config": _config(of, schedule),
+        "config": _config(attention, schedule),
         "fragment": of_thread,
-        "own_atom": _own_atom(of, schedule, dialect.storage_types[of.key_dtype]),
+        "own_atom": _own_atom(attention, schedule, dialect.storage_types[attention.key_dtype]),
     }
 
 
-def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
+def _decode_config(attention: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
     """(type, name, value) of each member of the Config of ``attention_decode.cuh``."""
     numbers = {
         "warps": schedule.warps,
@@ -131,11 +133,11 @@ def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, s
         "width": schedule.block_e,
         "most_splits": schedule.cluster_splits,
     }
-    flags = {"whole": schedule.whole, "masked": of.masked}
+    flags = {"whole": schedule.whole, "masked": attention.masked}
     return config(numbers, flags)
 
 
-def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
+def _config(attention: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
     """(type, name, value) of each member of the Config of ``attention_wgmma.cuh``."""
     numbers = {
         "warpgroups": schedule.warpgroups,
@@ -147,11 +149,11 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
         "most_splits": schedule.cluster_splits,
     }
     flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
-    flags |= {"masked": of.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
+    flags |= {"masked": attention.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
     return config(numbers, flags)
 
 
-def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
+def _own_atom(attention: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
     """The wgmma of the scores where the header has none of that n; None where it has one."""
     if schedule.block_n in WIDTHS:
         return None
@@ -160,22 +162,28 @@ def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str,
         "n": schedule.block_n,
         "sums": sums,
         "element": storage,
-        "type": "bf16" if of.key_dtype == "bfloat16" else "f16",
+        "type": "bf16" if attention.key_dtype == "bfloat16" else "f16",
         "registers": ", ".join(f"%{i}" for i in range(sums)),
         "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
     }
 
 
-def _is_vector_query(of: Attention, layout: Layout) -> bool:
+def _is_vector_query(attention: Attention, layout: Layout) -> bool:
     """Whether eight neighbours of the query are 16 bytes of memory."""
-    if len(of.query) != 1 or of.query_lines:
+    if len(attention.query) != 1 or attention.query_lines:
         return False
-    (query,) = of.query
-    return bool(query.pointer) and query.dtype == of.key_dtype and query.kind == "contiguous" and layout.unit >= RUN
+    (query,) = attention.query
+    return (
+        bool(query.pointer) and query.dtype == attention.key_dtype and query.kind == "contiguous" and layout.unit >= RUN
+    )
 
 
-def _named(of: Attention, name: str) -> Operand:
-    return {"query": of.query[0] if of.query else of.key, "key": of.key, "value": of.value}[name]
+def _named(attention: Attention, name: str) -> Operand:
+    return {
+        "query": attention.query[0] if attention.query else attention.key,
+        "key": attention.key,
+        "value": attention.value,
+    }[name]
 
 
 def _coordinates(operand: Operand) -> str:

@@ -37,7 +37,7 @@ class Attention:
     """A product that was recognised.
 
     Attributes:
-        result: O, the product of weights and values.
+        result: O, the product of probabilities and values.
         weights: P, its left operand.
         power: e, the exponential.
         scores: S, and ``base`` b; None where nothing is subtracted.
@@ -45,7 +45,7 @@ class Attention:
     """
 
     result: Node
-    weights: Node
+    probabilities: Node
     power: Node
     scores: Node
     base: Node | None
@@ -58,7 +58,7 @@ class Attention:
 
     def is_row_reduction(self, node: Node) -> bool:
         """Whether ``node`` is the maximum of the scores of a row, or a sum of their exponentials."""
-        return tops(node, self) is not None or sums(node, self) is not None
+        return maxima(node, self) is not None or sums(node, self) is not None
 
 
 def is_copy(node: Node) -> bool:
@@ -70,8 +70,8 @@ def matched(result: Node) -> Attention | None:
     """The attention that the product ``result`` is the last step of; None where it is none."""
     if result.op != "contract" or len(axes(result.attrs[0]).contracted) != 1:
         return None
-    weights = result.inputs[0]
-    power = linear_in(weights) if exponential_behind(weights) else None
+    probabilities = result.inputs[0]
+    power = linear_in(probabilities) if exponential_behind(probabilities) else None
     if power is None:
         return None
     scores, base = power.inputs[0], None
@@ -79,13 +79,13 @@ def matched(result: Node) -> Attention | None:
     if scores.op == "sub" and not varies(scores.inputs[1], (last,)):
         scores, base = scores.inputs
     found = [node for node in at_own_coordinates(scores, "contract") if node.shape == scores.shape]
-    return Attention(result, weights, power, scores, base, found[0]) if found else None
+    return Attention(result, probabilities, power, scores, base, found[0]) if found else None
 
 
-def is_maximum(node: Node, of: Node) -> bool:
-    """Whether ``node`` is the maximum of each row of ``of``, spread over it."""
+def is_maximum(node: Node, scores: Node) -> bool:
+    """Whether ``node`` is the maximum of each row of ``scores``, spread over it."""
     source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-    return source.op == "reduce" and source.inputs[0] is of and source.attrs == ("max", (len(of.shape) - 1,))
+    return source.op == "reduce" and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
 
 
 def row_sources(roots: Sequence[Node]) -> list[Node]:
@@ -103,47 +103,53 @@ def row_sources(roots: Sequence[Node]) -> list[Node]:
     return found
 
 
-def spread_rows(root: Node, of: Attention) -> list[Node]:
+def spread_rows(root: Node, attention: Attention) -> list[Node]:
     """The maxima and sums of rows, spread along the result, that ``root``, computed pointwise of it, is computed of."""
     found, stack, seen = [], [root], set()
     while stack:
         node = stack.pop()
-        if id(node) in seen or node is of.result:
+        if id(node) in seen or node is attention.result:
             continue
         seen.add(id(node))
         source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-        if node.shape == of.result.shape and source.op == "reduce" and of.is_row_reduction(source):
+        if node.shape == attention.result.shape and source.op == "reduce" and attention.is_row_reduction(source):
             found.append(node)
         elif is_pointwise(node):
             stack.extend(node.inputs)
     return found
 
 
-def row_reductions(of: Attention, index: Index) -> list[Node]:
+def row_reductions(attention: Attention, index: Index) -> list[Node]:
     """The maxima and sums of rows (``is_row_reduction``) in ``index``."""
-    between = index.reached([of.scores], lambda node: node is not of.scores and node.op not in _IN_SUMS)
+    between = index.reached([attention.scores], lambda node: node is not attention.scores and node.op not in _IN_SUMS)
     users = {user for node in between for user in index.users[node]}
-    return [user for user in users if user.op == "reduce" and of.is_row_reduction(user)]
+    return [user for user in users if user.op == "reduce" and attention.is_row_reduction(user)]
 
 
-def beside(node: Node, of: Attention) -> list[Node] | None:
+def beside(node: Node, attention: Attention) -> list[Node] | None:
     """What ``node`` has beside the scores, one score of each row; None where it is not the scores and such ones.
 
     A softmax over scores and a learned sink is over their concatenation.
     """
-    if node is of.scores:
+    if node is attention.scores:
         return []
-    if node.op != "cat" or node.attrs != (of.last,) or sum(each is of.scores for each in node.inputs) != 1:
+    if (
+        node.op != "cat"
+        or node.attrs != (attention.last,)
+        or sum(each is attention.scores for each in node.inputs) != 1
+    ):
         return None
-    others = [each for each in node.inputs if each is not of.scores]
-    single = all(each.shape[-1] == 1 and of.product not in topological([each]) for each in others)
+    others = [each for each in node.inputs if each is not attention.scores]
+    single = all(each.shape[-1] == 1 and attention.product not in topological([each]) for each in others)
     return others if single else None
 
 
-def tops(reduction: Node, of: Attention) -> list[Node] | None:
+def maxima(reduction: Node, attention: Attention) -> list[Node] | None:
     """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
     return (
-        beside(reduction.inputs[0], of) if reduction.op == "reduce" and reduction.attrs == ("max", (of.last,)) else None
+        beside(reduction.inputs[0], attention)
+        if reduction.op == "reduce" and reduction.attrs == ("max", (attention.last,))
+        else None
     )
 
 
@@ -155,18 +161,18 @@ class Sum:
     others: Sequence[Node]
 
 
-def sums(reduction: Node, of: Attention) -> Sum | None:
+def sums(reduction: Node, attention: Attention) -> Sum | None:
     """``reduction`` as such a sum; None where it is something else."""
-    if reduction.op != "reduce" or reduction.attrs != ("sum", (of.last,)):
+    if reduction.op != "reduce" or reduction.attrs != ("sum", (attention.last,)):
         return None
     power = without_casts(reduction.inputs[0])
     if power.op != "exp":
         return None
     exponent, base = power.inputs[0], None
-    others = beside(exponent, of)
-    if others is None and exponent.op == "sub" and not varies(exponent.inputs[1], (of.last,)):
+    others = beside(exponent, attention)
+    if others is None and exponent.op == "sub" and not varies(exponent.inputs[1], (attention.last,)):
         exponent, base = exponent.inputs
-        others = beside(exponent, of)
+        others = beside(exponent, attention)
     return None if others is None else Sum(base, others)
 
 
@@ -177,11 +183,12 @@ def without_casts(node: Node) -> Node:
     return node
 
 
-def row_values(of: Attention) -> list[Node]:
-    """The operands of ``of`` that are one value for a row: its base, and what its weights are multiplied with."""
-    found = [] if of.base is None else [of.base]
-    node, last = of.weights, (of.last,)
-    while node is not of.power:
+def row_values(attention: Attention) -> list[Node]:
+    """The operands of ``attention`` that are one value for a row: its base, and what its probabilities are multiplied
+    with."""
+    found = [] if attention.base is None else [attention.base]
+    node, last = attention.probabilities, (attention.last,)
+    while node is not attention.power:
         position = linear_operand(node, last)
         assert position is not None
         found += [child for number, child in enumerate(node.inputs) if number != position]
@@ -189,36 +196,36 @@ def row_values(of: Attention) -> list[Node]:
     return found
 
 
-def obstacle(of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> str | None:
-    """Why ``of`` cannot be one kernel, in words; None where it can.
+def obstacle(attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> str | None:
+    """Why ``attention`` cannot be one kernel, in words; None where it can.
 
     Args:
         index: of the results that are computed together with it.
         ends: what it ends in.
         stops: those of the results behind which nothing is looked for, because what they end in is in ``ends``.
     """
-    product, accumulator = of.product, of.result.attrs[1]
+    product, accumulator = attention.product, attention.result.attrs[1]
     if len(axes(product.attrs[0]).contracted) != 1:
         return "the product of queries and keys sums over several dimensions"
-    if accumulator != product.attrs[1] or compute_dtype(of.scores.dtype) != accumulator:
-        return f"the scores are {of.scores.dtype}, the values are summed in {accumulator}"
-    for reduction in row_sources(row_values(of)):
-        if not index.depends(reduction, of.product):
+    if accumulator != product.attrs[1] or compute_dtype(attention.scores.dtype) != accumulator:
+        return f"the scores are {attention.scores.dtype}, the values are summed in {accumulator}"
+    for reduction in row_sources(row_values(attention)):
+        if not index.depends(reduction, attention.product):
             continue
-        if not of.is_row_reduction(reduction):
+        if not attention.is_row_reduction(reduction):
             return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
-    if is_needed_elsewhere(of, index, ends, stops):
+    if is_needed_elsewhere(attention, index, ends, stops):
         return "the scores or the weights are also needed in memory"
     return None
 
 
-def is_needed_elsewhere(of: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> bool:
+def is_needed_elsewhere(attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> bool:
     """Whether the roots of ``index`` or ``ends`` need the product of queries and keys otherwise than for the result,
     for a row's value or through the nodes ``stops``."""
     reach = Reach(
         index,
-        [of.product],
-        lambda node: node is of.product,
-        lambda node: node is of.result or node in stops or of.is_row_reduction(node),
+        [attention.product],
+        lambda node: node is attention.product,
+        lambda node: node is attention.result or node in stops or attention.is_row_reduction(node),
     )
     return any(value in reach for value in (*index.roots, *ends))

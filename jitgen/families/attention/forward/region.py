@@ -1,8 +1,8 @@
 """From an attention that was recognised to its region: expressions in which it is walked over the keys once.
 
-All is expressed by three values of a row: with S the scores, ``top`` = max(S), ``total`` = sum(exp(S - top)), and the
-product of exp(S - top) with the values. What the function subtracts in place of ``top``, and what it multiplies the
-weights with, are factors of a row, by which the sums and the product are multiplied.
+All is expressed by three values of a row: with S the scores, ``row_max`` = max(S), ``row_sum`` = sum(exp(S - row_max)),
+and the product of exp(S - row_max) with the values. What the function subtracts in place of ``row_max``, and what it
+multiplies the probabilities with, are factors of a row, by which the sums and the product are multiplied.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from jitgen.families.attention.forward.match import (
     Attention,
     is_copy,
+    maxima,
     row_sources,
     spread_rows,
     sums,
-    tops,
 )
 from jitgen.families.attention.rule.heads import shared_heads, split_shape
 from jitgen.families.attention.rule.region import STOPS, RegionBuilder, stops
@@ -38,14 +38,14 @@ STAGES = (
 """Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 
-def region_of(of: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
-    """The region of ``of``.
+def region_of(attention: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
+    """The region of ``attention``.
 
     Args:
-        stores: results in the shape of its product of weights and values.
+        stores: results in the shape of its product of probabilities and values.
         beside: results with one element for a row, in the shape (lead..., M, 1).
     """
-    return _Builder(of, partition).region(stores, beside)
+    return _Builder(attention, partition).region(stores, beside)
 
 
 class _Builder(RegionBuilder):
@@ -56,43 +56,45 @@ class _Builder(RegionBuilder):
         hole, result: placeholders of the two products.
     """
 
-    def __init__(self, of: Attention, partition: Partition):
-        super().__init__(partition, of.scores.shape[:-2], None)
-        self.of = of
-        self.dtype = of.result.attrs[1]
-        column = (*self.lead, of.scores.shape[-2], 1)
-        self.hole = self._placeholder(of.product.dtype, of.product.shape, -1)
-        self.result = self._placeholder(of.result.dtype, of.result.shape, -2)
-        self.top = self._placeholder(self.dtype, column, -3)
-        self.total = self._placeholder(self.dtype, column, -4)
-        (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
+    def __init__(self, attention: Attention, partition: Partition):
+        super().__init__(partition, attention.scores.shape[:-2], None)
+        self.attention = attention
+        self.dtype = attention.result.attrs[1]
+        column = (*self.lead, attention.scores.shape[-2], 1)
+        self.hole = self._placeholder(attention.product.dtype, attention.product.shape, -1)
+        self.result = self._placeholder(attention.result.dtype, attention.result.shape, -2)
+        self.row_max = self._placeholder(self.dtype, column, -3)
+        self.row_sum = self._placeholder(self.dtype, column, -4)
+        (self.query, key), (_, value) = self._over_lead(attention.product), self._over_lead(attention.result)
         self.key, self.value = key, value
-        self.split = shared_heads([key, value, of.scores], self.lead, self.mover)
+        self.split = shared_heads([key, value, attention.scores], self.lead, self.mover)
 
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
 
     def region(self, stores: Sequence[Store], beside: Sequence[Store]) -> Region:
-        of, mover = self.of, self.mover
-        *_, rows, keys = of.scores.shape
-        lead, width, depth = split_shape(self.lead, self.split), of.result.shape[-1], self.query.shape[-1]
-        product = self.product(of.product, self._query(), self._operand(self.key, False), (*lead, rows, keys))
-        scores = self._in_place(of.scores, {id(of.product): self.hole}, {id(self.over_split(self.hole)): product})
+        attention, mover = self.attention, self.mover
+        *_, rows, keys = attention.scores.shape
+        lead, width, depth = split_shape(self.lead, self.split), attention.result.shape[-1], self.query.shape[-1]
+        product = self.product(attention.product, self._query(), self._operand(self.key, False), (*lead, rows, keys))
+        scores = self._in_place(
+            attention.scores, {id(attention.product): self.hole}, {id(self.over_split(self.hole)): product}
+        )
         last, column = len(lead) + 1, (*lead, rows, 1)
-        top = self.make("reduce", (scores,), self.dtype, column, ("max", (last,)))
-        spread = mover.move(top, ("expand",), scores.shape)
+        row_max = self.make("reduce", (scores,), self.dtype, column, ("max", (last,)))
+        spread = mover.move(row_max, ("expand",), scores.shape)
         power = self.make(
             "exp", (self.make("sub", (scores, spread), self.dtype, scores.shape),), self.dtype, scores.shape
         )
-        total = self.make("reduce", (power,), self.dtype, column, ("sum", (last,)))
-        weighted = self.product(of.result, power, self._operand(self.value, True), (*lead, rows, width))
-        values = {id(self.over_split(self.top)): top, id(self.over_split(self.total)): total}
+        row_sum = self.make("reduce", (power,), self.dtype, column, ("sum", (last,)))
+        weighted = self.product(attention.result, power, self._operand(self.value, True), (*lead, rows, width))
+        values = {id(self.over_split(self.row_max)): row_max, id(self.over_split(self.row_sum)): row_sum}
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            inner, outer = {id(of.result): self.result}, {id(self.over_split(self.result)): shares}
-            for number, node in enumerate(spread_rows(store.value, of)):
-                inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
+            inner, outer = {id(attention.result): self.result}, {id(self.over_split(self.result)): shares}
+            for number, node in enumerate(spread_rows(store.value, attention)):
+                inner[id(node)] = self._placeholder(node.dtype, attention.result.shape, -5 - number)
                 source = node.inputs[0] if node.op == "view" else node
                 outer[id(self.over_split(inner[id(node)]))] = self._spread(source, values, weighted)
             value = self._in_place(store.value, inner, outer)
@@ -127,16 +129,17 @@ class _Builder(RegionBuilder):
     # ------------------------------------------------------------------------------------------------------ row values
 
     def _row(self, value: Node) -> Node:
-        """``value``, of shape (lead..., M, 1), in terms of ``top`` and ``total``; other reductions are materialized."""
+        """``value``, of shape (lead..., M, 1), in terms of ``row_max`` and ``row_sum``; other reductions are
+        materialized."""
         memo: dict[int, Node] = {}
         for reduction in row_sources([value]):
-            beside, summed = tops(reduction, self.of), sums(reduction, self.of)
+            beside, summed = maxima(reduction, self.attention), sums(reduction, self.attention)
             if beside is not None:
-                memo[id(reduction)] = self._with_others("maximum", self.top, map(self._row, beside))
+                memo[id(reduction)] = self._with_others("maximum", self.row_max, map(self._row, beside))
             elif summed is not None:
                 base = self._base(summed.base)
                 powers = (self._power(self._row(other), base) for other in summed.others)
-                memo[id(reduction)] = self._with_others("add", self._total(base), powers)
+                memo[id(reduction)] = self._with_others("add", self._row_sum(base), powers)
             else:
                 memo[id(reduction)] = self.partition.materialize(reduction)
         memo |= {id(node): self.partition.materialize(node) for node in stops([value], memo)}
@@ -144,45 +147,49 @@ class _Builder(RegionBuilder):
 
     def _with_others(self, op: str, value: Node, others: Iterable[Node]) -> Node:
         for other in others:
-            value = self.make(op, (value, other), self.dtype, self.top.shape)
+            value = self.make(op, (value, other), self.dtype, self.row_max.shape)
         return value
 
     def _base(self, base: Node | None) -> Node | None:
         """What is subtracted from the scores of a row; None for nothing."""
-        return None if base is None else self._row(one_of(base, [self.of.last], self.mover))
+        return None if base is None else self._row(one_of(base, [self.attention.last], self.mover))
 
     def _power(self, value: Node, base: Node | None) -> Node:
         """exp(value - base)."""
         if base is not None:
-            value = self.make("sub", (value, base), self.dtype, self.top.shape)
-        return self.make("exp", (value,), self.dtype, self.top.shape)
+            value = self.make("sub", (value, base), self.dtype, self.row_max.shape)
+        return self.make("exp", (value,), self.dtype, self.row_max.shape)
 
-    def _total(self, base: Node | None) -> Node:
-        """sum(exp(S - base)). Where a score is +inf, ``total`` is NaN, but this sum is infinite unless ``base`` is."""
-        if base is self.top:
-            return self.total
-        infinite = self.make("eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape)
+    def _row_sum(self, base: Node | None) -> Node:
+        """sum(exp(S - base)). Where a score is +inf, ``row_sum`` is NaN, but this sum is infinite unless ``base``
+        is."""
+        if base is self.row_max:
+            return self.row_sum
+        infinite = self.make(
+            "eq", (self.row_max, self.mover.builder.const(math.inf, self.dtype)), "bool", self.row_max.shape
+        )
         one = self.mover.builder.const(1.0, self.dtype)
-        return self._times(self.make("where", (infinite, one, self.total), self.dtype, self.top.shape), base)
+        return self._times(self.make("where", (infinite, one, self.row_sum), self.dtype, self.row_max.shape), base)
 
     def _times(self, value: Node, base: Node | None) -> Node:
-        """``value``, computed with exp(S - top), as it is with exp(S - base): times exp(top - base)."""
-        if base is self.top:
+        """``value``, computed with exp(S - row_max), as it is with exp(S - base): times exp(row_max - base)."""
+        if base is self.row_max:
             return value
-        return self.make("mul", (value, self._power(self.top, base)), self.dtype, self.top.shape)
+        return self.make("mul", (value, self._power(self.row_max, base)), self.dtype, self.row_max.shape)
 
     def _with_factors(self, weighted: Node, values: dict[int, Node]) -> Node:
-        """``weighted``, the product of exp(S - top) with the values, multiplied as the function's weights are."""
-        of, last = self.of, (self.of.last,)
-        steps, node = [], of.weights
-        while node is not of.power:
+        """``weighted``, the product of exp(S - row_max) with the values, multiplied as the function's probabilities
+        are."""
+        attention, last = self.attention, (self.attention.last,)
+        steps, node = [], attention.probabilities
+        while node is not attention.power:
             position = linear_operand(node, last)
             assert position is not None
             if node.op != "cast":
                 steps.append((node, position))
             node = node.inputs[position]
         one = self.mover.builder.const(1.0, self.dtype)
-        factor = self._times(one, self._base(of.base))
+        factor = self._times(one, self._base(attention.base))
         result = weighted
         if factor is not one:
             result = self.make(
@@ -200,8 +207,8 @@ class _Builder(RegionBuilder):
         """``value``, one of a row, as an operand of what has the shape of ``like``."""
         if value.op in ("const", "scalar"):
             return value
-        if value.shape != self.top.shape:
-            value = one_of(value, [self.of.last], self.mover)
+        if value.shape != self.row_max.shape:
+            value = one_of(value, [self.attention.last], self.mover)
             if value.op in ("const", "scalar"):
                 return value
         row = self.mover.substituted(self.over_split(self._row(value)), dict(values))
@@ -228,7 +235,7 @@ class _Builder(RegionBuilder):
         varied = varying_dims(computed)
         sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
         compact = any(node.op == "gather" or is_widening(node) for node in topological([computed]))
-        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner], compact)
+        question = Reading(what, self.attention.scores.shape[-2], sharing, computed.shape[inner], compact)
         return self.partition.decide("attention", question).fused
 
     def _query(self) -> Node:

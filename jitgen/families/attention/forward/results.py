@@ -1,4 +1,5 @@
-"""What comes after the product of weights and values: views that are undone, and how far pointwise operations reach."""
+"""What comes after the product of probabilities and values: views that are undone, and how far pointwise operations
+reach."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 
 
-def last_of(of: Attention, index: Index, found: Sequence[Attention], mover: Mover) -> Node:
-    """The last node of the pointwise operations and views that follow the result of ``of`` one after another, without
-    the result of another one of ``found``."""
-    node, others = of.result, [other.result for other in found if other is not of]
+def last_of(attention: Attention, index: Index, found: Sequence[Attention], mover: Mover) -> Node:
+    """The last node of the pointwise operations and views that follow the result of ``attention`` one after another,
+    without the result of another one of ``found``."""
+    node, others = attention.result, [other.result for other in found if other is not attention]
     while len(index.users[node]) == 1 and node not in index.roots:
         (user,) = index.users[node]
-        if any(index.depends(user, other) for other in others) or undone(0, user, of, index, mover) is None:
+        if any(index.depends(user, other) for other in others) or undone(0, user, attention, index, mover) is None:
             break
         node = user
     return node
 
 
-def undone(position: int, value: Node, of: Attention, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of the product ``of.result``; see ``views.undone``."""
-    store = views.undone(position, value, of.result, index, mover)
+def undone(position: int, value: Node, attention: Attention, index: Index, mover: Mover) -> Store | None:
+    """The store of ``value`` in the shape of the product ``attention.result``; see ``views.undone``."""
+    store = views.undone(position, value, attention.result, index, mover)
     return store if store is not None and _is_writable(value.shape, store.movements, mover) else None
 
 

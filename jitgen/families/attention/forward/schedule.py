@@ -142,16 +142,16 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     images = respelt(graph.results, mover)
     index = Index(images[id(node)] for node in graph.results)
     for node in index.order:
-        of = matched(node)
-        if of is None or not decide(fusion_of(of, index, mover).at(environment), device).fused:
+        attention = matched(node)
+        if attention is None or not decide(fusion_of(attention, index, mover).at(environment), device).fused:
             continue
-        *lead, rows, keys = of.scores.shape
+        *lead, rows, keys = attention.scores.shape
         ends, of_keys, of_tasks = _ends(device)
-        computed = {id(each) for each in (of.result, of.product, *row_sources(row_values(of)))}
+        computed = {id(each) for each in (attention.result, attention.product, *row_sources(row_values(attention)))}
         inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
         found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
         found.append(SizeBuckets(keys, of_keys))
-        shared = _heads_that_share(of.product.inputs[1], lead, keys, environment)
+        shared = _heads_that_share(attention.product.inputs[1], lead, keys, environment)
         found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
     return found
 

@@ -40,7 +40,7 @@ def respelt(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
     spelling = _Spelling(mover)
     found: dict[int, Node] = {}
     for value in values:
-        rewritten(value, mover, spelling.of, found)
+        rewritten(value, mover, spelling.rewrite, found)
     return found
 
 
@@ -59,7 +59,7 @@ class _Spelling:
             "contract": self._contract,
         }
 
-    def of(self, node: Node, rebuilt: Node) -> Node:
+    def rewrite(self, node: Node, rebuilt: Node) -> Node:
         """What takes the place of ``rebuilt``, which is ``node`` over rewritten operands."""
         return self.rows[rebuilt.op](rebuilt) if rebuilt.op in self.rows else rebuilt
 
@@ -76,9 +76,11 @@ class _Spelling:
 
     def _of_rows(self, reduction: Node, view: Node) -> Node:
         """A reduction of rows that ``view`` regroups, as a reduction of regrouped rows."""
-        (of,) = reduction.inputs
+        (operand,) = reduction.inputs
         lead = view.shape[:-1]
-        regrouped = rewritten(self.mover.move(of, ("reshape",), (*lead, of.shape[-1])), self.mover, self.of)
+        regrouped = rewritten(
+            self.mover.move(operand, ("reshape",), (*lead, operand.shape[-1])), self.mover, self.rewrite
+        )
         attrs = (reduction.attrs[0], (len(lead),))
         one = self.make("reduce", (regrouped,), reduction.dtype, (*lead, 1), attrs, reduction.location)
         return self.mover.move(one, ("expand",), view.shape)
@@ -92,12 +94,12 @@ class _Spelling:
         return self.mover.builder.like(product, (rows, columns), view.shape)
 
     def _reduce(self, node: Node) -> Node:
-        (of,) = node.inputs
+        (operand,) = node.inputs
         last = (len(node.shape) - 1,)
-        if node.attrs != ("max", last) or of.op != "sub" or varies(of.inputs[1], last):
+        if node.attrs != ("max", last) or operand.op != "sub" or varies(operand.inputs[1], last):
             return node
-        most = self.make("reduce", (of.inputs[0],), node.dtype, node.shape, node.attrs, node.location)
-        return self._sub(self.make("sub", (most, self._of_row(of.inputs[1])), node.dtype, node.shape))
+        most = self.make("reduce", (operand.inputs[0],), node.dtype, node.shape, node.attrs, node.location)
+        return self._sub(self.make("sub", (most, self._of_row(operand.inputs[1])), node.dtype, node.shape))
 
     def _of_row(self, value: Node) -> Node:
         """``value``, the same for all elements of a row, with one element for it."""
@@ -113,64 +115,72 @@ class _Spelling:
         return left if source.op == "const" and source.attrs[0] == 0 else node
 
     def _exp(self, node: Node) -> Node:
-        (of,) = node.inputs
+        (operand,) = node.inputs
         last = (len(node.shape) - 1,)
-        if of.op != "sub" or of.inputs[1].op != "log" or varies(of.inputs[1], last) or not varies(of, last):
+        if (
+            operand.op != "sub"
+            or operand.inputs[1].op != "log"
+            or varies(operand.inputs[1], last)
+            or not varies(operand, last)
+        ):
             return node
-        if not _is_sum_of_such_powers(of.inputs[1].inputs[0], of.inputs[0]):
+        if not _is_sum_of_such_powers(operand.inputs[1].inputs[0], operand.inputs[0]):
             return node
-        power = self.mover.builder.like(node, (of.inputs[0],))
-        return self.make("div", (power, of.inputs[1].inputs[0]), node.dtype, node.shape, (), node.location)
+        power = self.mover.builder.like(node, (operand.inputs[0],))
+        return self.make("div", (power, operand.inputs[1].inputs[0]), node.dtype, node.shape, (), node.location)
 
     def _exp2(self, node: Node) -> Node:
-        (of,) = node.inputs
-        if of.op != "sub" or not is_maximum(of.inputs[1], of.inputs[0]):
+        (operand,) = node.inputs
+        if operand.op != "sub" or not is_maximum(operand.inputs[1], operand.inputs[0]):
             return node
-        scores, most = of.inputs
+        scores, most = operand.inputs
         factor = self.mover.builder.const(LN2, node.dtype)
         scaled = self.make("mul", (scores, factor), scores.dtype, scores.shape)
         maximum = most if most.op == "reduce" else most.inputs[0]  # of one key it is not spread
-        top = self.mover.builder.like(maximum, (scaled,))
-        difference = self.mover.builder.like(of, (scaled, self.mover.move(top, ("expand",), scores.shape)))
+        row_max = self.mover.builder.like(maximum, (scaled,))
+        difference = self.mover.builder.like(operand, (scaled, self.mover.move(row_max, ("expand",), scores.shape)))
         return self.make("exp", (difference,), node.dtype, node.shape, (), node.location)
 
     def _where(self, node: Node) -> Node:
         condition, chosen, otherwise = node.inputs
         if condition.op not in ("isnan", "eq") or not _is_softmax(condition.inputs[0]):
             return node
-        weights = condition.inputs[0]
+        probabilities = condition.inputs[0]
         if condition.op == "eq":  # a share of a sum is no infinity
             infinite = condition.inputs[1].op == "const" and math.isinf(condition.inputs[1].attrs[0])
             return otherwise if infinite else node
-        if otherwise is not weights or chosen.op != "const" or chosen.attrs[0] != 0:
+        if otherwise is not probabilities or chosen.op != "const" or chosen.attrs[0] != 0:
             return node
-        total = weights.inputs[1].inputs[0]  # 1 at least; of a row without scores a kernel has 0
-        zero = self.mover.builder.const(0.0, total.dtype)
-        is_sum = self.make("gt", (total, zero), "bool", node.shape)
-        return self.mover.builder.like(node, (is_sum, weights, chosen))
+        row_sum = probabilities.inputs[1].inputs[0]  # 1 at least; of a row without scores a kernel has 0
+        zero = self.mover.builder.const(0.0, row_sum.dtype)
+        is_sum = self.make("gt", (row_sum, zero), "bool", node.shape)
+        return self.mover.builder.like(node, (is_sum, probabilities, chosen))
 
     def _contract(self, node: Node) -> Node:
-        weights, values = node.inputs
+        probabilities, values = node.inputs
         found = axes(node.attrs[0])
-        if len(found.contracted) != 1 or not exponential_behind(weights):
+        if len(found.contracted) != 1 or not exponential_behind(probabilities):
             return node
         batch = len(found.batch)
         if not found.rows:
-            left = self.mover.move(weights, ("unsqueeze", batch), (*weights.shape[:-1], 1, weights.shape[-1]))
+            left = self.mover.move(
+                probabilities, ("unsqueeze", batch), (*probabilities.shape[:-1], 1, probabilities.shape[-1])
+            )
             attrs = (equation(batch, 1), *node.attrs[1:])
             shape = (*node.shape[:-1], 1, node.shape[-1])
             one = self._contract(self.make("contract", (left, values), node.dtype, shape, attrs, node.location))
             return self.make("view", (one,), node.dtype, node.shape, ("squeeze", batch))
         if len(found.rows) != 1:
             return node
-        left, right = self._without_key_factors(weights, values, batch)
-        return node if left is weights else self.mover.builder.like(node, (left, right))
+        left, right = self._without_key_factors(probabilities, values, batch)
+        return node if left is probabilities else self.mover.builder.like(node, (left, right))
 
-    def _without_key_factors(self, weights: Node, values: Node, row: int) -> tuple[Node, Node]:
-        """``weights`` without factors that are the same for all rows (dimension ``row``), and ``values`` with them."""
+    def _without_key_factors(self, probabilities: Node, values: Node, row: int) -> tuple[Node, Node]:
+        """``probabilities`` without factors that are the same for all rows (dimension ``row``), and ``values`` with
+        them."""
         chain: list[tuple[Node, int]] = []
         factors: list[tuple[Node, int]] = []
-        node, last = weights, (len(weights.shape) - 1,)
+        node, last = probabilities, (len(probabilities.shape) - 1,)
         while node.op != "exp":
             position = linear_operand(node, last)
             if position is not None:
@@ -178,19 +188,19 @@ class _Spelling:
             else:
                 position = _beside_key_factor(node, row)
                 if position is None:
-                    return weights, values
+                    return probabilities, values
                 factors.append((node, position))
             node = node.inputs[position]
         if not factors or not _takes_factors(values, [step for step, _ in factors]):
-            return weights, values
+            return probabilities, values
         exponent = node.inputs[0]
         if exponent.shape[-1] == 1 or (exponent.op == "sub" and varies(exponent.inputs[1], last)):
-            return weights, values  # of other rows each: where one has no keys, its NaN is to meet its own factor
+            return probabilities, values  # of other rows each: where one has no keys, its NaN is to meet its own factor
         for step, position in reversed(chain):
             operands = [node if number == position else child for number, child in enumerate(step.inputs)]
             node = self.mover.builder.like(step, operands)
-        if node.dtype != weights.dtype:  # the step that rounded them was one of the factors
-            node = self.make("cast", (node,), weights.dtype, node.shape)
+        if node.dtype != probabilities.dtype:  # the step that rounded them was one of the factors
+            node = self.make("cast", (node,), probabilities.dtype, node.shape)
         for step, position in reversed(factors):
             operands = [
                 values if number == position else self._of_key(child, row, values)
@@ -229,29 +239,31 @@ def _takes_factors(values: Node, steps: Sequence[Node]) -> bool:
     return is_widening(under_views(values))
 
 
-def _is_sum_of_such_powers(total: Node, exponent: Node) -> bool:
-    """Whether ``exponent`` is x - m and ``total`` the sum of exp(y - m) over a row, with m the maximum of y; y is x, or
-    x and others beside it."""
-    summed = total.inputs[0] if total.op == "view" and total.attrs[0] == "expand" else total
+def _is_sum_of_such_powers(row_sum: Node, exponent: Node) -> bool:
+    """Whether ``exponent`` is x - m and ``row_sum`` the sum of exp(y - m) over a row, with m the maximum of y; y is x,
+    or x and others beside it."""
+    summed = row_sum.inputs[0] if row_sum.op == "view" and row_sum.attrs[0] == "expand" else row_sum
     last = len(exponent.shape) - 1
     if exponent.op != "sub" or summed.op != "reduce" or summed.attrs != ("sum", (last,)):
         return False
     (power,) = summed.inputs
     if power.op != "exp" or power.inputs[0].op != "sub":
         return False
-    of, most = power.inputs[0].inputs
+    operand, most = power.inputs[0].inputs
     scores, base = exponent.inputs
-    is_beside = of is scores or (of.op == "cat" and of.attrs == (last,) and any(each is scores for each in of.inputs))
+    is_beside = operand is scores or (
+        operand.op == "cat" and operand.attrs == (last,) and any(each is scores for each in operand.inputs)
+    )
     sources = [each.inputs[0] if each.op == "view" else each for each in (most, base)]
-    return is_beside and is_maximum(most, of) and sources[0] is sources[1]
+    return is_beside and is_maximum(most, operand) and sources[0] is sources[1]
 
 
 def _is_softmax(node: Node) -> bool:
     """Whether ``node`` is exp(x - max(x)) times the reciprocal of its sum over the last dimension."""
     if node.op != "mul" or node.inputs[0].op != "exp" or node.inputs[1].op != "reciprocal":
         return False
-    power, total = node.inputs[0], node.inputs[1].inputs[0]
+    power, row_sum = node.inputs[0], node.inputs[1].inputs[0]
     if power.inputs[0].op != "sub" or not is_maximum(power.inputs[0].inputs[1], power.inputs[0].inputs[0]):
         return False
-    summed = total.inputs[0] if total.op == "view" and total.attrs[0] == "expand" else total
+    summed = row_sum.inputs[0] if row_sum.op == "view" and row_sum.attrs[0] == "expand" else row_sum
     return summed.op == "reduce" and summed.inputs[0] is power and summed.attrs == ("sum", (len(node.shape) - 1,))

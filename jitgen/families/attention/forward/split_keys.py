@@ -1,7 +1,7 @@
 """Split keys over temporaries: few rows that see many keys become two kernels, so that more programs share the keys.
 
 A decoder's step has one row for each head, and a GPU more places for programs than there are heads. Each program walks
-one range of the keys and stores what it has: the products with exp(score - top), the greatest score and the sum. A
+one range of the keys and stores what it has: the products with exp(score - row_max), the greatest score and the sum. A
 pointwise kernel behind it joins the ranges in their order and computes the results, so that equal calls give equal bits
 ("Flash-Decoding", Dao et al., 2023). On a CPU the threads of a call do the same within one kernel.
 """
@@ -132,19 +132,19 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
         operands.append(operand)
         return emit("load", attr=len(operands) - 1)
 
-    sums, tops, totals = (
+    sums, row_maxima, row_sums = (
         []
         if temporary is temporaries[0] and rows
         else [load(_range(temporary, "load", s, shape)) for s in range(count)]
         for temporary in temporaries
     )
-    top = tops[0]
-    for other in tops[1:]:
-        top = emit("maximum", top, other)
+    row_max = row_maxima[0]
+    for other in row_maxima[1:]:
+        row_max = emit("maximum", row_max, other)
     # Without any score in a row, sums are zero, and not NaN.
-    none = emit("eq", top, emit("const", attr=float("-inf")), dtype="bool")
-    base = emit("where", none, emit("const", attr=0.0), top)
-    factors = [emit("exp", emit("sub", each, base)) for each in tops]
+    none = emit("eq", row_max, emit("const", attr=float("-inf")), dtype="bool")
+    base = emit("where", none, emit("const", attr=0.0), row_max)
+    factors = [emit("exp", emit("sub", each, base)) for each in row_maxima]
 
     def joined(values: Sequence[int]) -> int:
         result = emit("mul", values[0], factors[0])
@@ -152,7 +152,7 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
             result = emit("add", result, emit("mul", value, factor))
         return result
 
-    found = {"max": top, "sum": joined(totals)}
+    found = {"max": row_max, "sum": joined(row_sums)}
     product = joined(sums) if sums else -1
     at: dict[int, int] = {}
     numbers: dict[int, int] = {}

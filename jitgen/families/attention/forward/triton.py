@@ -29,41 +29,43 @@ from jitgen.families.attention.rule.triton import (
 from jitgen.ir.program import Kernel
 
 
-def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attention, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: Attention, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    found = bounds(body, layout, known_ends(of.rule.operands), WORDS)
-    tiles = walk(of, found, schedule, "at", row_offset)
+    found = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
+    tiles = walk(attention, found, schedule, "at", row_offset)
     tiles["at_once"] = tiles["at_once"] if schedule.splits > 1 or any(o.pointer for o in tiles["key_ends"]) else 0
     context: dict[str, Any] = {
         **tiles,
         "splits": schedule.splits,
-        "tasks": of.tasks,
-        "packed_rows": " * ".join([*of.groups, "rows"]),
-        "row_lines_of": [f"{name} = {text}" for name, text in row_indices(of.groups, "//")],
-        "query": [_query(o, schedule) for o in of.query],
-        "query_lines": of.query_lines,
-        "query_value": triton.store_cast(of.query_value, of.key_dtype),
-        "phases": phases(_phase(of, schedule, dialect, True), _phase(of, schedule, dialect, False), of.masked),
-        "value_dtype": dialect.storage_types[of.value_dtype],
+        "tasks": attention.tasks,
+        "packed_rows": " * ".join([*attention.groups, "rows"]),
+        "row_lines_of": [f"{name} = {text}" for name, text in row_indices(attention.groups, "//")],
+        "query": [_query(o, schedule) for o in attention.query],
+        "query_lines": attention.query_lines,
+        "query_value": triton.store_cast(attention.query_value, attention.key_dtype),
+        "phases": phases(
+            _phase(attention, schedule, dialect, True), _phase(attention, schedule, dialect, False), attention.masked
+        ),
+        "value_dtype": dialect.storage_types[attention.value_dtype],
         "precisions": [c.precision if c.dtype == "float32" else "ieee" for c in body.contractions],
-        "row_loads": [_result_load(o, schedule) for o in of.row_loads],
-        "row_lines": of.row_lines,
-        "loads": [_result_load(o, schedule) for o in of.loads],
-        "lines": of.lines,
-        "row_stores": [_result_store(o, schedule) for o in of.row_stores],
-        "stores": [_result_store(o, schedule) for o in of.stores],
-        "row_maxima": of.row_maxima,
-        "row_sums": of.row_sums,
+        "row_loads": [_result_load(o, schedule) for o in attention.row_loads],
+        "row_lines": attention.row_lines,
+        "loads": [_result_load(o, schedule) for o in attention.loads],
+        "lines": attention.lines,
+        "row_stores": [_result_store(o, schedule) for o in attention.row_stores],
+        "stores": [_result_store(o, schedule) for o in attention.stores],
+        "row_maxima": attention.row_maxima,
+        "row_sums": attention.row_sums,
     }
-    context["include"] = _used(context, of)
-    return context, options(of, kernel, schedule, layout.unit, _units(of, layout))
+    context["include"] = _used(context, attention)
+    return context, options(attention, kernel, schedule, layout.unit, _units(attention, layout))
 
 
-def _units(of: Attention, layout: Layout) -> dict[str, int]:
+def _units(attention: Attention, layout: Layout) -> dict[str, int]:
     """What the sizes and strides that decide the width of an access are multiples of."""
     units = {"depth": layout.unit, "width": layout.unit}
-    for operand in of.operands:
+    for operand in attention.operands:
         if operand.kind == "contiguous" and operand.pointer:
             along = operand.own[0] if operand.role in ("value", "value_source") else operand.own[1]
             strides = (*operand.batch, *operand.groups, *operand.own, *(stride for _, stride in operand.gathered))
@@ -85,7 +87,7 @@ def _query(operand: Operand, schedule: TritonSchedule) -> str:
 
 
 def _computed(
-    of: Computed, name: str, along: str, size: str, even: bool, edge: bool, dialect: Dialect
+    computed: Computed, name: str, along: str, size: str, even: bool, edge: bool, dialect: Dialect
 ) -> tuple[list[str], str]:
     """A tile of keys or values [keys, elements] that is computed: its lines, and the expression of its value.
 
@@ -95,7 +97,7 @@ def _computed(
         edge: whether there may be keys beyond the last.
     """
     at, masks = {}, {}
-    for index, operand in of.operands.items():
+    for index, operand in computed.operands.items():
         row, step = operand.own if operand.role == "key_source" else reversed(operand.own)
         at[index] = f"at{index} + (column * {row})[:, None]"
         at[index] += "" if operand.kind == "key" else f" + {inner(operand, along, step)}"
@@ -103,34 +105,37 @@ def _computed(
         masks[index] = " & ".join(filter(None, ["(column < keys)[:, None]" if edge else "", beyond]))
     sources = {
         i: Source(o.pointer, at[i], o.gathered, o.dtype, masks[i])
-        for i, o in of.operands.items()
+        for i, o in computed.operands.items()
         if o.gathered and o.pointer
     }
-    found = printed(of.instructions, dialect, name, sources=sources)
+    found = printed(computed.instructions, dialect, name, sources=sources)
     lines: list[str] = []
-    for position, instruction in enumerate(of.instructions):
+    for position, instruction in enumerate(computed.instructions):
         line = found.lines.get(position)
         if line is not None:
             lines.append(f"{line.text}{line.mark}")
         elif instruction.op in ("load", "iota"):
-            operand = of.operands[instruction.attr]
+            operand = computed.operands[instruction.attr]
             load = f"tl.load({operand.pointer} + {at[operand.index]}{_mask(masks[operand.index])})"
             value = triton.load_cast(load, operand.dtype) if operand.pointer else f"({at[operand.index]}).to(tl.int64)"
             lines.append(f"{found.names[position]} = {value}")
-    value = found.names[len(of.instructions) - 1]
+    value = found.names[len(computed.instructions) - 1]
     # What is loaded where nothing is may be any number, and times a weight of zero it must be zero.
     hidden = " & ".join(
         filter(None, ["(column < keys)[:, None]" if edge else "", "" if even else f"({along} < {size})"])
     )
     value = f"tl.where({hidden}, {value}, 0)" if hidden else value
-    return lines, triton.store_cast(value, of.dtype)
+    return lines, triton.store_cast(value, computed.dtype)
 
 
-def _phase(of: Attention, schedule: TritonSchedule, dialect: Dialect, edge: bool) -> dict[str, Any]:
+def _phase(attention: Attention, schedule: TritonSchedule, dialect: Dialect, edge: bool) -> dict[str, Any]:
     """What a loop over tiles computes; ``edge``: with masks, and where keys may be beyond the last."""
-    rule = of.rule if edge else of.unmasked
+    rule = attention.rule if edge else attention.unmasked
     phase = {**rule_of_tile(rule, row_offset, "{}"), "score": rule.score}
-    for role, operand, computed in (("key", of.key, of.computed_key), ("value", of.value, of.computed_value)):
+    for role, operand, computed in (
+        ("key", attention.key, attention.computed_key),
+        ("value", attention.value, attention.computed_value),
+    ):
         along, size, even = ("d", "depth", schedule.even_d) if role == "key" else ("e", "width", schedule.even_e)
         lines: list[str] = []
         if computed is not None:
@@ -167,9 +172,15 @@ def _range_elements(operand: Operand) -> str:
     return "(tasks * packed_rows)" if operand.kind == "row" else "(tasks * packed_rows * width)"
 
 
-def _used(context: dict[str, Any], of: Attention) -> str:
+def _used(context: dict[str, Any], attention: Attention) -> str:
     """The common header's functions that the kernel calls."""
-    every: list[Line] = [*of.query_lines, *of.rule.lines, *of.unmasked.lines, *of.row_lines, *of.lines]
+    every: list[Line] = [
+        *attention.query_lines,
+        *attention.rule.lines,
+        *attention.unmasked.lines,
+        *attention.row_lines,
+        *attention.lines,
+    ]
     lines = [line.text for line in every]
     for name in ("query", "tasks_of", "rows_of", "row_loads", "loads"):
         lines += context[name]

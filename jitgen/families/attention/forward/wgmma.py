@@ -162,7 +162,7 @@ def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
 def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, bool]:
     """Whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows are
     packed, is not copied."""
-    queries, weights = body.contractions
+    queries, probabilities = body.contractions
     query = queries.x[0].attr
     plain = [i.op for i in queries.x] == ["load"] and body.operands[query].dtype == queries.dtype
 
@@ -174,18 +174,18 @@ def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, 
     return (
         plain and not layout.packed and mappable(query, geometry.rows, 0),
         not queries.w and mappable(queries.weight[0], geometry.keys, 0),
-        not weights.w and mappable(weights.weight[0], geometry.keys, 1),
+        not probabilities.w and mappable(probabilities.weight[0], geometry.keys, 1),
     )
 
 
 def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: WgmmaSchedule) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are copied."""
     (body,) = kernel.bodies
-    queries, weights = body.contractions
+    queries, probabilities = body.contractions
     sources: tuple[tuple[int, int, int, int], ...] = (
         (queries.x[0].attr, geometry.rows, geometry.depth, schedule.block_m),
         (queries.weight[0], geometry.keys, geometry.depth, schedule.block_n),
-        (weights.weight[0], geometry.keys, geometry.width, schedule.block_n),
+        (probabilities.weight[0], geometry.keys, geometry.width, schedule.block_n),
     )
     for (index, rows, columns, box), is_copied, along in zip(sources, schedule.copied, (0, 0, 1), strict=True):
         if is_copied:
