@@ -5,10 +5,19 @@ Neither a template nor a compiler nor a device is needed for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from jitgen.device import Device
+from jitgen.ir.body import Body
+from jitgen.kernel.operands import MappedTensor, item_size
 
 Dim3 = tuple[int, int, int]
+
+Integer = tuple[str, str, int, int]
+"""An integer parameter: its name, the attribute of the geometry that has it, and there the operand and the dimension,
+-1 for none."""
 
 OVERLAPS = "programmatic_dependent_launch"
 """A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where
@@ -86,3 +95,58 @@ class Work:
     written: int
     moved: int
     flops: int
+
+
+class Located(Protocol):
+    """A geometry has the offset of each operand in its buffer, in elements."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+
+def pointers_of(bodies: Sequence[Body], geometries: Sequence[Located]) -> tuple[tuple[int, int], ...]:
+    """The pointer parameters: (buffer, byte offset) of each operand in memory, in order."""
+    return tuple(
+        (operand.buffer, offset * item_size(operand.dtype))
+        for body, geometry in zip(bodies, geometries, strict=True)
+        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
+        if operand.buffer is not None
+    )
+
+
+def integer_of(geometry: Any, attribute: str, operand: int, dim: int) -> int:
+    """The value of an integer parameter; see ``Integer``."""
+    number = getattr(geometry, attribute)
+    number = number[operand] if operand >= 0 else number
+    return int(number[dim] if dim >= 0 else number)
+
+
+def arguments_of(
+    body: Body, geometry: Located, integers: Iterable[Integer], wide: bool, maps: Iterable[MappedTensor] = ()
+) -> Arguments:
+    """The arguments of one launch: a pointer for each operand in memory, and ``integers``."""
+    numbers = tuple(integer_of(geometry, attribute, operand, dim) for _, attribute, operand, dim in integers)
+    return Arguments(pointers_of((body,), (geometry,)), numbers, wide, tuple(maps))
+
+
+def traffic(body: Body, strides: Sequence[Sequence[int]], extents: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """Bytes that a launch moves and that it writes; an operand is read once along dimensions of stride 0.
+
+    Args:
+        extents: for each operand, its sizes along ``strides``.
+    """
+    moved = written = 0
+    for operand, sizes, steps in zip(body.operands, extents, strides, strict=True):
+        if operand.buffer is None:
+            continue
+        touched, is_store = item_size(operand.dtype), operand.kind == "store"
+        for size, stride in zip(sizes, steps, strict=True):
+            touched *= size if stride or is_store or operand.gathered else 1
+        moved += touched
+        written += touched if is_store else 0
+    return moved, written
+
+
+def attributes_of(device: Device) -> frozenset[str]:
+    """The attributes of a launch on ``device``."""
+    return frozenset({OVERLAPS} if device.overlaps_launches else ())

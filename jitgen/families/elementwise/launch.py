@@ -12,8 +12,8 @@ from jitgen.device import Device
 from jitgen.families.elementwise.layout import Geometry, Layout
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.kernel.operands import item_size, pointwise_flops
+from jitgen.kernel.launch import Arguments, LaunchShape, Work, attributes_of, pointers_of, traffic
+from jitgen.kernel.operands import pointwise_flops
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Iterator[tuple[int, str, int, int]]:
@@ -49,12 +49,6 @@ def arguments(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
 ) -> Arguments:
     """The arguments of one launch."""
-    pointers = tuple(
-        (operand.buffer, offset * item_size(operand.dtype))
-        for body, geometry in zip(kernel.bodies, geometries, strict=True)
-        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
-        if operand.buffer is not None
-    )
     ends = list(itertools.accumulate(_blocks(geometries, schedule)))
     values = {"size": lambda r, o, d: geometries[r].sizes[d], "end": lambda r, o, d: ends[r]}
     values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
@@ -62,7 +56,7 @@ def arguments(
     values["gathered stride"] = lambda r, o, d: geometries[r].gathered[o][d][1]
     values["offset"] = lambda r, o, d: geometries[r].offsets[o]
     integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, device.is_gpu))
-    return Arguments(pointers, integers, schedule.wide)
+    return Arguments(pointers_of(kernel.bodies, geometries), integers, schedule.wide)
 
 
 def _blocks(geometries: Sequence[Geometry], schedule: Schedule) -> Iterator[int]:
@@ -77,13 +71,9 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> 
     """The amount of work of one launch."""
     elements = written = moved = flops = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        for operand, strides in zip(body.operands, geometry.strides, strict=True):
-            if operand.buffer is not None:
-                touched = item_size(operand.dtype)
-                for extent, stride in zip(geometry.sizes, strides, strict=True):
-                    touched *= extent if stride or operand.gathered else 1
-                moved += touched
-                written += touched if operand.kind == "store" else 0
+        read_and_written, stored = traffic(body, geometry.strides, [geometry.sizes] * len(body.operands))
+        moved += read_and_written
+        written += stored
         elements += geometry.elements
         flops += pointwise_flops(body.instructions, geometry.elements)
     return Work(elements, written, moved, flops)
@@ -96,5 +86,5 @@ def launch(
     return LaunchShape(
         grid=(sum(_blocks(geometries, schedule)), 1, 1),
         block=(schedule.threads, 1, 1),
-        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+        attributes=attributes_of(device),
     )

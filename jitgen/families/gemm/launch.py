@@ -22,7 +22,7 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.kernel.launch import Arguments, LaunchShape, Persistence, Work, attributes_of, integer_of, pointers_of
 from jitgen.kernel.operands import WARP, MappedTensor, item_size, pointwise_flops
 
 MOST_MATRICES_PER_GRID_ROW = 32768
@@ -32,7 +32,7 @@ _FREE_STRIDES = {"full": (0,), "row": (0,), "strided": (0, 1), "k": (0,), "outer
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tuple[str, str, int, int, int]]:
-    """The integer parameters in order, as (name, what, region, operand, dim).
+    """The integer parameters in order, as (name, attribute of the geometry, region, operand, dim).
 
     The whole kernel has ``m``, ``k`` and the sizes ``b<dim>`` of its batch. A region has ``n<region>``, and for its
     operands:
@@ -50,11 +50,11 @@ def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tup
         yield f"n{region}", "columns", region, -1, -1
         for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
             if operand.kind == "iota":
-                yield f"o{region}_{index}", "offset", region, index, -1
+                yield f"o{region}_{index}", "offsets", region, index, -1
             for dim in _FREE_STRIDES.get(kind, ()):
-                yield f"s{region}_{index}_{dim}", "stride", region, index, dim
+                yield f"s{region}_{index}_{dim}", "strides", region, index, dim
             for dim in range(layout.batch if operand.kind not in QUANTIZED_COMPONENTS else 0):
-                yield f"b{region}_{index}_{dim}", "batch stride", region, index, dim
+                yield f"b{region}_{index}_{dim}", "batch_strides", region, index, dim
 
 
 def settle(
@@ -74,22 +74,8 @@ def arguments(
     device: Device,
 ) -> Arguments:
     """The arguments of one launch, of what ``settle`` returned."""
-    pointers = tuple(
-        (operand.buffer, offset * item_size(operand.dtype))
-        for body, geometry in zip(kernel.bodies, geometries, strict=True)
-        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
-        if operand.buffer is not None
-    )
-    value = {
-        "rows": lambda r, o, d: geometries[r].rows,
-        "length": lambda r, o, d: geometries[r].length,
-        "columns": lambda r, o, d: geometries[r].columns,
-        "offset": lambda r, o, d: geometries[r].offsets[o],
-        "stride": lambda r, o, d: geometries[r].strides[o][d],
-        "batch": lambda r, o, d: geometries[r].batch[d],
-        "batch stride": lambda r, o, d: geometries[r].batch_strides[o][d],
-    }
-    integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
+    pointers = pointers_of(kernel.bodies, geometries)
+    integers = tuple(integer_of(geometries[r], what, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
     if not isinstance(schedule, WgmmaLaunch):
         return Arguments(pointers, integers, schedule.wide)
     maps: tuple[MappedTensor, ...] = ()
@@ -127,7 +113,7 @@ def launch(
     """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once.
     ``schedule`` is what ``settle`` returned."""
     sizes, matrices = [(geometry.rows, geometry.columns) for geometry in geometries], geometries[0].matrices
-    overlaps, none = frozenset({OVERLAPS} if device.overlaps_launches else ()), frozenset[str]()
+    overlaps, none = attributes_of(device), frozenset[str]()
     if isinstance(schedule, WgmmaLaunch):  # these mainloops number the tiles of all matrices in one sequence
         tiling, splits = schedule.tiling, schedule.splits
         return LaunchShape(

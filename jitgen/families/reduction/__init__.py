@@ -7,7 +7,7 @@ registers of a warp, a block or a cluster of blocks between passes and is read f
 each pass reads it again, and ``online.py`` saves passes.
 
 The kernel's parameters are the same in every dialect: a pointer for each operand in memory, in order, then the integers
-that ``integer_names`` lists, then the run-time scalars.
+that ``kernel.rows.row_integers`` lists, then the run-time scalars.
 
 The files, in the order in which a kernel meets them:
 

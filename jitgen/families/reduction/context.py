@@ -15,12 +15,12 @@ import torch
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import SUM_EXP
 from jitgen.families.reduction.residency import elements_under, first_needed
 from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.program import Kernel
+from jitgen.kernel.rows import row_integers
 from jitgen.spec import DTYPES
 
 
@@ -222,7 +222,7 @@ class _Builder:
             passes=passes,
             after=self._row_values(last + 1, 10**9),
             row_stores=tuple(o for o in self.operands if o.role == "store" and o.kind == "row"),
-            integers=tuple(name for name, *_ in integer_names(self.kernel, self.layout)),
+            integers=tuple(name for name, *_ in row_integers(self.body, self.layout.outer, self.layout.operands)),
             scalars=tuple((f"a{i}", self.dialect.types[dtype]) for i, (_, dtype) in enumerate(self.kernel.scalars)),
         )
 

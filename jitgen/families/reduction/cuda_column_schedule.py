@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from jitgen.device import Device
 from jitgen.families.reduction.cuda_problem import state_bytes
 from jitgen.families.reduction.forms import ColumnBlocks
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import online
 from jitgen.families.reduction.residency import passes, residency
 from jitgen.families.reduction.schedule import (
@@ -28,6 +28,7 @@ from jitgen.families.reduction.schedule import (
 )
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP
+from jitgen.kernel.rows import RowGeometry
 
 COLUMN_UNROLL = 8
 """Accesses of a thread in flight: four are slower on an H200, sixteen no faster."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jitgen.device import Device
 from jitgen.families.reduction.forms import LoopedRows, ResidentRows
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
 from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, deferred_operands, first_needed, passes, residency
 from jitgen.families.reduction.schedule import (
@@ -33,6 +33,7 @@ from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
+from jitgen.kernel.rows import RowGeometry
 
 MIN_THREADS = 4
 """Threads of the shortest row: a warp has 8 of those."""

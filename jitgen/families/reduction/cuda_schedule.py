@@ -16,7 +16,7 @@ from jitgen.families.reduction.cuda_loads import BARRIER_BYTES
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration, state_bytes
 from jitgen.families.reduction.cuda_resident import DEFERRED_OPERANDS, RESIDENT_THREAD_BYTES, WORD_BYTES, resident
 from jitgen.families.reduction.forms import CudaRows, LoopedRows, PersistentRows
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES
 from jitgen.families.reduction.schedule import (
     BLOCK_THREADS,
@@ -29,6 +29,7 @@ from jitgen.families.reduction.schedule import (
 )
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP
+from jitgen.kernel.rows import RowGeometry
 
 __all__ = ["columns", "rows"]
 

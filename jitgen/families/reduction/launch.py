@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.reduction.forms import (
@@ -14,30 +14,11 @@ from jitgen.families.reduction.forms import (
     RowSchedule,
     TritonRows,
 )
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Persistence, Work
-from jitgen.kernel.operands import item_size, pointwise_flops
-
-
-def integer_names(kernel: Kernel, layout: RowLayout) -> Iterator[tuple[str, str, int, int]]:
-    """The integer parameters in order, as (name, what, operand, dimension).
-
-    ``length`` is the length of a row; ``n0``, ... are the sizes of the outer dimensions; ``s<operand>_<dimension>`` is
-    an operand's stride in an outer dimension, ``r<operand>`` its stride along the row where that is neither 0 nor 1,
-    and ``o<operand>`` the first value of an iota.
-    """
-    yield "length", "length", -1, -1
-    for dim in range(layout.outer):
-        yield f"n{dim}", "size", -1, dim
-    (body,) = kernel.bodies
-    for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
-        if operand.kind == "iota":
-            yield f"o{index}", "offset", index, -1
-        for dim in range(layout.outer):
-            yield f"s{index}_{dim}", "stride", index, dim
-        if kind == "strided":
-            yield f"r{index}", "stride", index, layout.outer
+from jitgen.kernel.launch import Arguments, LaunchShape, Persistence, Work, arguments_of, attributes_of
+from jitgen.kernel.operands import pointwise_flops
+from jitgen.kernel.rows import RowGeometry, row_integers, row_traffic
 
 
 def arguments(
@@ -49,35 +30,14 @@ def arguments(
 ) -> Arguments:
     """The arguments of one launch."""
     (layout,), (geometry,), (body,) = layouts, geometries, kernel.bodies
-    pointers = tuple(
-        (operand.buffer, offset * item_size(operand.dtype))
-        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
-        if operand.buffer is not None
-    )
-    value = {
-        "length": lambda o, d: geometry.length,
-        "size": lambda o, d: geometry.sizes[d],
-        "offset": lambda o, d: geometry.offsets[o],
-        "stride": lambda o, d: geometry.strides[o][d],
-    }
-    integers = tuple(value[what](operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
-    return Arguments(pointers, integers, schedule.wide)
+    return arguments_of(body, geometry, row_integers(body, layout.outer, layout.operands), schedule.wide)
 
 
 def work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: RowSchedule) -> Work:
     """What one launch amounts to. Rows of length 0 count as one element each, so that the launch is not skipped: their
     sums are 0."""
     (geometry,), (body,) = geometries, kernel.bodies
-    extents = (*geometry.sizes, geometry.length)
-    moved = written = 0
-    for operand, strides in zip(body.operands, geometry.strides, strict=True):
-        if operand.buffer is None:
-            continue
-        touched = item_size(operand.dtype)
-        for extent, stride in zip(extents, strides, strict=True):
-            touched *= extent if stride else 1
-        moved += touched
-        written += touched if operand.kind == "store" else 0
+    moved, written = row_traffic(body, geometry)
     elements = geometry.rows * max(geometry.length, 1)
     return Work(elements, written, moved, pointwise_flops(body.instructions, elements))
 
@@ -91,7 +51,6 @@ def launch(
 ) -> LaunchShape:
     """One cluster (mostly of one block) for the rows that its threads take; persistent clusters loop over them."""
     (geometry,) = geometries
-    attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
     if isinstance(schedule, HostRows):
         return LaunchShape(grid=(-(-geometry.rows // schedule.tile_rows), 1, 1))
     iterated = schedule.rows_per_iteration if isinstance(schedule, LoopedRows | ResidentRows) else 1
@@ -101,6 +60,6 @@ def launch(
         block=(schedule.block_threads, 1, 1),
         cluster=cluster,
         shared_bytes=0 if isinstance(schedule, TritonRows) else schedule.shared_bytes,
-        attributes=attributes,
+        attributes=attributes_of(device),
         persistence=Persistence("clusters") if isinstance(schedule, PersistentRows) else None,
     )

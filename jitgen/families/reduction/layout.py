@@ -14,6 +14,7 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, NotViewable
 from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
+from jitgen.kernel.rows import RowGeometry
 
 KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with a stride of 1 or 0 elements is called; with any other stride it is ``"strided"``."""
@@ -46,34 +47,6 @@ class RowLayout:
     across_rows_unit: int
     row_invariant: tuple[bool, ...]
     wide: bool
-
-
-@dataclass(frozen=True)
-class RowGeometry:
-    """A call's sizes, strides and offsets, all in elements.
-
-    Attributes:
-        sizes: sizes of the outer dimensions, outermost first.
-        length: elements of a row.
-        strides: for each operand its stride in each outer dimension, then its stride along the row.
-        offsets: for each operand the offset of its first element.
-    """
-
-    sizes: tuple[int, ...]
-    length: int
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
-
-    @property
-    def elements(self) -> int:
-        return self.rows * self.length
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:

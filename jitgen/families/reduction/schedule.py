@@ -18,10 +18,11 @@ from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families.family import Problem
 from jitgen.families.reduction.forms import HostRows, RowSchedule
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import passes
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import CPU_LANES, item_size
+from jitgen.kernel.rows import RowGeometry
 
 BLOCK_THREADS = 512
 """Threads of a block up to which a longer row gets more threads; beyond, more bytes for each thread."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from jitgen.device import Device
 from jitgen.families.reduction.forms import TritonRows
-from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import online
 from jitgen.families.reduction.residency import passes
 from jitgen.families.reduction.schedule import (
@@ -28,6 +28,7 @@ from jitgen.families.reduction.schedule import (
 )
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
+from jitgen.kernel.rows import RowGeometry
 
 BLOCK_ELEMENTS = 32
 """Elements of a block that a thread holds: fewer than in a kernel with loops of its own, because Triton keeps more

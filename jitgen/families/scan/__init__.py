@@ -7,7 +7,7 @@ all elements so far is carried to the next tile. A row is read once.
 On a GPU a few long rows are cut into chunks (``chunks.py``). On a CPU the threads share such a row by themselves.
 
 The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers
-``launch.integer_names`` lists, and the run-time scalars.
+``kernel.rows.row_integers`` lists, and the run-time scalars.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.scan.launch import integer_names
 from jitgen.families.scan.layout import Layout
 from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import EXTREMA, PLACES, carry_dtype
+from jitgen.kernel.rows import row_integers
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
         loads_after=loads(after),
         lines_after=lines(after),
         stores=tuple(operands[instructions[p].attr] for p in stores),
-        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
+        integers=tuple(name for name, *_ in row_integers(body, layout.outer, layout.along)),
         scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
     )
 

@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.families.scan.layout import Geometry, Layout
+from jitgen.families.scan.layout import Layout
 from jitgen.families.scan.schedule import Schedule
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.kernel.operands import item_size, pointwise_flops
-
-
-def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:
-    """The integer parameters in order, as (name, what, operand, dim).
-
-    ``length`` of a row; ``n0`` ... the outer sizes; ``s<operand>_<dim>`` an operand's stride in an outer dimension;
-    ``r<operand>`` its stride along the row where that is neither 0 nor 1; ``o<operand>`` an iota's first value.
-    """
-    yield "length", "length", -1, -1
-    for dim in range(layout.outer):
-        yield f"n{dim}", "size", -1, dim
-    (body,) = kernel.bodies
-    for index, (operand, kind) in enumerate(zip(body.operands, layout.along, strict=True)):
-        if operand.kind == "iota":
-            yield f"o{index}", "offset", index, -1
-        for dim in range(layout.outer):
-            yield f"s{index}_{dim}", "stride", index, dim
-        if kind == "strided":
-            yield f"r{index}", "stride", index, layout.outer
+from jitgen.kernel.launch import Arguments, LaunchShape, Work, arguments_of, attributes_of
+from jitgen.kernel.operands import pointwise_flops
+from jitgen.kernel.rows import RowGeometry, row_integers, row_traffic
 
 
 def arguments(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[RowGeometry], schedule: Schedule, device: Device
 ) -> Arguments:
     """The arguments of one launch."""
     (layout,), (geometry,), (body,) = layouts, geometries, kernel.bodies
-    pointers = tuple(
-        (operand.buffer, offset * item_size(operand.dtype))
-        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
-        if operand.buffer is not None
-    )
-    value = {
-        "length": lambda operand, dim: geometry.length,
-        "size": lambda operand, dim: geometry.sizes[dim],
-        "offset": lambda operand, dim: geometry.offsets[operand],
-        "stride": lambda operand, dim: geometry.strides[operand][dim],
-    }
-    integers = tuple(value[what](operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
-    return Arguments(pointers, integers, schedule.wide)
+    return arguments_of(body, geometry, row_integers(body, layout.outer, layout.along), schedule.wide)
 
 
-def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> Work:
+def work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Schedule) -> Work:
     """What one launch amounts to; rows without elements are none."""
     (geometry,), (body,) = geometries, kernel.bodies
-    extents = (*geometry.sizes, geometry.length)
-    moved = written = 0
-    for operand, strides in zip(body.operands, geometry.strides, strict=True):
-        if operand.buffer is not None:
-            touched = item_size(operand.dtype)
-            for extent, stride in zip(extents, strides, strict=True):
-                touched *= extent if stride else 1
-            moved += touched
-            written += touched if operand.kind == "store" else 0
+    moved, written = row_traffic(body, geometry)
     flops = pointwise_flops(body.instructions, geometry.elements)
     return Work(geometry.elements, written, moved, flops)
 
 
 def launch(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[RowGeometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
     """Blocks for as many rows as each has at once, of each chunk; on a CPU, pieces of work."""
     (geometry,), (body,) = geometries, kernel.bodies
     return LaunchShape(
         grid=(-(-geometry.rows // schedule.rows) * body.chunks, 1, 1),
         block=(schedule.threads, 1, 1),
-        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+        attributes=attributes_of(device),
     )

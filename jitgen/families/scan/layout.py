@@ -13,6 +13,7 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
 from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
+from jitgen.kernel.rows import RowGeometry
 
 _KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with that stride is; with any other it is strided."""
@@ -43,35 +44,7 @@ class Layout:
     wide: bool
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A call's sizes and strides.
-
-    Attributes:
-        sizes: of the outer dimensions, outermost first.
-        length: elements of a row.
-        strides: for each operand, in elements: one for each outer dimension, then the row's.
-        offsets: for each operand, in elements from its buffer's pointer.
-    """
-
-    sizes: tuple[int, ...]
-    length: int
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
-
-    @property
-    def elements(self) -> int:
-        return self.rows * self.length
-
-
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[RowGeometry, ...]]:
     """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
     (body,) = kernel.bodies
     sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
@@ -85,7 +58,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     # Rows are numbered in the order in which the leading operand has them in memory.
     outer_sizes, outer = collapse(sizes[:-1], [strides[:-1] for strides in every], leader)
     strides = tuple((*walked, whole[-1]) for walked, whole in zip(outer, every, strict=True))
-    geometry = Geometry(outer_sizes, sizes[-1], strides, tuple(offsets))
+    geometry = RowGeometry(outer_sizes, sizes[-1], strides, tuple(offsets))
     along = tuple(
         "row" if operand.row else _KINDS.get(step[-1], "strided")
         for operand, step in zip(body.operands, strides, strict=True)
@@ -106,7 +79,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     return (found,), (geometry,)
 
 
-def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], columns: bool, buffers: Sequence[Memory]) -> int:
+def _unit(body: Body, geometry: RowGeometry, kinds: Sequence[str], columns: bool, buffers: Sequence[Memory]) -> int:
     """The largest power of two of elements that every contiguous operand can move at once."""
     moved = len(geometry.sizes) - columns
     unit = MAX_UNIT

@@ -43,13 +43,14 @@ class Geometry:
         sizes: (outer..., walked..., inner).
         strides: per operand, in elements, one per dimension.
         offsets: per operand, in elements from the buffer's pointer.
-        gathered: (size, stride) of each dimension of the result that an index chooses along.
+        gathered_sizes, gathered_strides: of each dimension of the result that an index chooses along.
     """
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
-    gathered: tuple[tuple[int, int], ...]
+    gathered_sizes: tuple[int, ...]
+    gathered_strides: tuple[int, ...]
 
     def elements(self, dims: Sequence[int] | None = None) -> int:
         count = 1
@@ -82,7 +83,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         tuple(size for size, _ in dims),
         tuple(tuple(steps[index] for _, steps in dims) for index in range(len(views))),
         tuple(view.offset for view in views),
-        tuple(zip(views[stored].sizes[rank:], views[stored].strides[rank:], strict=True)),
+        views[stored].sizes[rank:],
+        views[stored].strides[rank:],
     )
     last = tuple(stride[-1] if stride[-1] in (0, 1) else 2 for stride in geometry.strides)
     return (Layout(len(outer), len(walked), bool(inner), last),), (geometry,)

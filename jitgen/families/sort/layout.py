@@ -5,13 +5,13 @@ The *layout* decides what source is generated; the *geometry* is what a launch p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jitgen.families.sort.chunks import order_of
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import INDEX_LIMIT, Call, base_of, collapse, locate
+from jitgen.kernel.rows import RowGeometry
 
 _KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with that stride is; with any other it is strided."""
@@ -34,34 +34,17 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """A call's sizes and strides.
+class Geometry(RowGeometry):
+    """A call's sizes and strides. Where chunks are merged, ``length`` is that of the row that they were cut from.
 
     Attributes:
-        sizes: of the outer dimensions, outermost first.
-        length: elements of a row; where chunks are merged, of the row that they were cut from.
         start, count: the ranks that are stored: from ``start`` on, ``count`` of them.
         ranks: where chunks are merged, ranks of each chunk.
-        strides: for each operand, in elements: one for each outer dimension, then the row's.
-        offsets: for each operand, in elements from its buffer's pointer.
     """
 
-    sizes: tuple[int, ...]
-    length: int
     start: int
     count: int
     ranks: int
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return math.prod(self.sizes)
-
-    @property
-    def elements(self) -> int:
-        """Elements that are sorted."""
-        return self.rows * self.length
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
@@ -81,7 +64,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     start, count = (symbols.evaluate(number, call.environment) for number in (order.start, order.count))
     length = symbols.evaluate(order.length, call.environment) if order.chunk else sizes[-1]
     ranks = sizes[-1] // -(-length // order.chunk) if order.chunk else 0
-    geometry = Geometry(outer_sizes, length, start, count, ranks, strides, tuple(offsets))
+    geometry = Geometry(outer_sizes, length, strides, tuple(offsets), start, count, ranks)
     extents = (*outer_sizes, max(length, sizes[-1]))
     reach = [sum((size - 1) * abs(s) for size, s in zip(extents, step, strict=True)) for step in strides]
     found = Layout(

@@ -7,16 +7,18 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.forward.layout import Geometry, Layout
-from jitgen.families.attention.rule.launch import (
+from jitgen.families.attention.rule.launch import integers_of_operands, programs
+from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import (
+    Arguments,
     Integer,
+    LaunchShape,
+    Persistence,
+    Work,
     arguments_of,
     attributes_of,
-    integers_of_operands,
-    programs,
     traffic,
 )
-from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import Arguments, LaunchShape, Persistence, Work
 from jitgen.kernel.operands import MappedTensor, pointwise_flops
 
 
