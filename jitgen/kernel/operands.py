@@ -83,6 +83,11 @@ def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[
     return Strided(sizes, tuple(int(dim == operand.dim) for dim in range(len(sizes))))
 
 
+def view_of(operand: Operand, call: Call) -> Strided:
+    """What an operand sees of its tensor through its movements; NotViewable where one needs a copy first."""
+    return locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
+
+
 def collapse(
     sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], store: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

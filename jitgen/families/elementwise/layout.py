@@ -18,7 +18,8 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
+from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
+from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
 def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
     environment = call.environment
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
-    views = [
-        locate(operand.movements, base_of(operand, environment, call.buffers), environment) for operand in body.operands
-    ]
+    views = views_of(body, call)
     rank = len(sizes)
     gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
     walked, store = [view.strides[:rank] for view in views], body.stores[0]
@@ -95,11 +94,10 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
     kinds = tuple(_kind(operand, stride, chosen) for operand, stride in zip(body.operands, strides, strict=True))
     if chosen and not (kinds[store] == "contiguous" and _is_chosen_by_row(body, strides)):
         kinds = (*kinds[:store], "strided")  # its only store
-    reach = [
-        sum((size - 1) * abs(step) for size, step in (*zip(collapsed, stride, strict=True), *chosen))
-        for stride, chosen in zip(strides, gathered, strict=True)
-    ]
-    wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach)
+    walked_sizes = (
+        (*zip(collapsed, stride, strict=True), *chosen) for stride, chosen in zip(strides, gathered, strict=True)
+    )
+    wide = geometry.elements >= INDEX_LIMIT or reaches_wide(walked_sizes)
     unit = _unit(body, geometry, kinds, call.buffers) if call.is_gpu else 1
     neighbours = tuple(tuple(stride == 1 for _, stride in chosen) for chosen in gathered)
     return Layout(len(collapsed), kinds, unit, wide, neighbours), geometry
@@ -140,23 +138,16 @@ def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
         return "broadcast" if chosen and strides[-1] == 0 else "strided"
     if operand.kind == "load" and not any(strides):
         return "scalar"
-    return {1: "contiguous", 0: "broadcast"}.get(strides[-1], "strided")
+    return stride_kind(strides[-1])
 
 
 def _unit(body: Body, geometry: Geometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
     """See ``Layout.unit``."""
-    unit = MAX_UNIT
-    inner = geometry.sizes[-1]
-    if len(geometry.sizes) > 1:
-        while inner % unit:
-            unit //= 2
+    accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
     for operand, kind, strides, offset, gathered in operands:
-        if kind != "contiguous" or operand.buffer is None or operand.kind == "gather":
-            continue
-        size = item_size(operand.dtype)
-        steps = [offset * size, *(stride * size for stride in strides[:-1]), buffers[operand.buffer].alignment]
-        steps += [stride * size for _, stride in gathered]
-        while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
-            unit //= 2
-    return unit
+        if kind == "contiguous" and operand.buffer is not None and operand.kind != "gather":
+            size = item_size(operand.dtype)
+            steps = [offset, *strides[:-1], *(stride for _, stride in gathered)]
+            accesses.append((size, [*(step * size for step in steps), buffers[operand.buffer].alignment]))
+    return unit_of(geometry.sizes[-1:] if len(geometry.sizes) > 1 else (), accesses)

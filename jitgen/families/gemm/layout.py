@@ -19,12 +19,11 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, Call, base_of, collapse, item_size, locate
+from jitgen.kernel.layout import views_of
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size
 
 QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 """Kinds of the operands that make up a quantised weight."""
-MAX_UNIT = 16
-"""Elements that one access moves at most: 16 bytes of a one-byte dtype."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,10 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[Ge
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
     """
-    views = [[_view(operand, call) for operand in body.operands] for body in kernel.bodies]
+    views = [views_of(body, call) for body in kernel.bodies]
     batches = _batches(kernel, views, call)
     resolved = [_resolve_body(body, views[region], batches[region], call) for region, body in enumerate(kernel.bodies)]
     return tuple(found for found, _ in resolved), tuple(geometry for _, geometry in resolved)
-
-
-def _view(operand: Operand, call: Call) -> Strided:
-    return locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
 
 
 _Batch = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

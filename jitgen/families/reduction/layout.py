@@ -6,18 +6,14 @@ a launch passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
-from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.ir.views import Memory, NotViewable
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
-from jitgen.kernel.rows import RowGeometry
-
-KINDS = {1: "contiguous", 0: "broadcast"}
-"""What an operand with a stride of 1 or 0 elements is called; with any other stride it is ``"strided"``."""
+from jitgen.ir.views import NotViewable
+from jitgen.kernel.layout import stride_kind, views_of
+from jitgen.kernel.operands import Call, collapse
+from jitgen.kernel.rows import RowGeometry, row_unit, row_wide
 
 
 @dataclass(frozen=True)
@@ -51,13 +47,12 @@ class RowLayout:
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
     """Layout and geometry of the kernel's one body; raises NotViewable where an operand needs a copy first."""
-    (body,), environment, buffers = kernel.bodies, call.environment, call.buffers
-    sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
+    (body,) = kernel.bodies
+    sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
     outer_rank = len(sizes) - body.row_rank
     row_value_shape = (*sizes[:outer_rank], *(1,) * body.row_rank)
     views = []
-    for operand in body.operands:
-        view = locate(operand.movements, base_of(operand, environment, buffers), environment)
+    for operand, view in zip(body.operands, views_of(body, call), strict=True):
         view_strides = view.strides
         if operand.row:
             view_strides = tuple(0 if size == 1 else s for size, s in zip(row_value_shape, view_strides, strict=True))
@@ -78,46 +73,22 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Row
     strides = tuple((*a, *b) for a, b in zip(outer, row, strict=True))
     geometry = RowGeometry(outer_sizes, length, strides, tuple(offset for _, offset in views))
     kinds = tuple(
-        "row" if operand.row else KINDS.get(stride[-1], "strided")
+        "row" if operand.row else stride_kind(stride[-1])
         for operand, stride in zip(body.operands, strides, strict=True)
     )
     if length == 1:
         kinds = tuple("contiguous" if kind == "broadcast" else kind for kind in kinds)
-    extents = [
-        sum((size - 1) * abs(step) for size, step in zip((*outer_sizes, length), stride, strict=True))
-        for stride in strides
-    ]
-    wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in extents)
     leading = strides[leader]
     columns = length > 1 and len(leading) > 1 and abs(leading[-1]) > abs(leading[-2]) > 0
-    across_rows = tuple(KINDS.get(stride[-2], "strided") if columns else "" for stride in strides)
-    contiguous, neighbours = [kind == "contiguous" for kind in kinds], [kind == "contiguous" for kind in across_rows]
+    across_rows = tuple(stride_kind(stride[-2]) if columns else "" for stride in strides)
     found = RowLayout(
         outer=len(outer_sizes),
         operands=kinds,
-        unit=_unit(body, geometry, -1, contiguous, buffers) if call.is_gpu else 1,
+        unit=row_unit(body, geometry, -1, kinds, call),
         columns=columns,
         across_rows=across_rows,
-        across_rows_unit=_unit(body, geometry, -2, neighbours, buffers) if call.is_gpu and columns else 1,
+        across_rows_unit=row_unit(body, geometry, -2, across_rows, call) if columns else 1,
         row_invariant=tuple(bool(steps) and not any(steps) for steps in outer),
-        wide=wide,
+        wide=row_wide(geometry, length),
     )
     return (found,), (geometry,)
-
-
-def _unit(body: Body, geometry: RowGeometry, dim: int, moved: Sequence[bool], buffers: Sequence[Memory]) -> int:
-    """The largest power of two of elements, at most ``MAX_UNIT``, that one access can move along ``dim``.
-
-    ``dim``: -1 for the row, -2 for the innermost outer dimension; ``moved``: for each operand, whether it counts.
-    """
-    unit = MAX_UNIT
-    while (*geometry.sizes, geometry.length)[dim] % unit:
-        unit //= 2
-    for operand, moves, strides, offset in zip(body.operands, moved, geometry.strides, geometry.offsets, strict=True):
-        if moves and operand.buffer is not None:
-            size = item_size(operand.dtype)
-            others = (s for index, s in enumerate(strides) if index != len(strides) + dim)
-            steps = [offset * size, *(s * size for s in others), buffers[operand.buffer].alignment]
-            while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
-                unit //= 2
-    return unit

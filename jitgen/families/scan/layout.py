@@ -5,18 +5,13 @@ The *layout* decides what source is generated; the *geometry* is what a launch p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
-from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.ir.views import Memory
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, base_of, collapse, item_size, locate
-from jitgen.kernel.rows import RowGeometry
-
-_KINDS = {1: "contiguous", 0: "broadcast"}
-"""What an operand with that stride is; with any other it is strided."""
+from jitgen.kernel.layout import stride_kind
+from jitgen.kernel.operands import Call, collapse
+from jitgen.kernel.rows import RowGeometry, row_unit, row_views, row_wide
 
 
 @dataclass(frozen=True)
@@ -48,48 +43,24 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[RowGeo
     """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
     (body,) = kernel.bodies
     sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
-    every: list[tuple[int, ...]] = []
-    offsets: list[int] = []
-    for operand in body.operands:
-        view = locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
-        every.append((*view.strides[:-1], 0) if operand.row else view.strides)
-        offsets.append(view.offset)
+    every, offsets = row_views(body, call)
     leader = next((i for i, strides in enumerate(every) if strides[-1] and not body.operands[i].row), 0)
     # Rows are numbered in the order in which the leading operand has them in memory.
     outer_sizes, outer = collapse(sizes[:-1], [strides[:-1] for strides in every], leader)
     strides = tuple((*walked, whole[-1]) for walked, whole in zip(outer, every, strict=True))
-    geometry = RowGeometry(outer_sizes, sizes[-1], strides, tuple(offsets))
+    geometry = RowGeometry(outer_sizes, sizes[-1], strides, offsets)
     along = tuple(
-        "row" if operand.row else _KINDS.get(step[-1], "strided")
-        for operand, step in zip(body.operands, strides, strict=True)
+        "row" if operand.row else stride_kind(step[-1]) for operand, step in zip(body.operands, strides, strict=True)
     )
     first, second = abs(strides[leader][-1]), abs(strides[leader][-2])
     columns = sizes[-1] > 1 and outer_sizes[-1] > 1 and first > second > 0
-    across = tuple(_KINDS.get(step[-2], "strided") for step in strides)
-    extents = (*outer_sizes, sizes[-1])
-    reach = [sum((size - 1) * abs(s) for size, s in zip(extents, step, strict=True)) for step in strides]
+    across = tuple(stride_kind(step[-2]) for step in strides)
     found = Layout(
         outer=len(outer_sizes),
         along=along,
         across=across,
         columns=columns,
-        unit=_unit(body, geometry, across if columns else along, columns, call.buffers) if call.is_gpu else 1,
-        wide=geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach),
+        unit=row_unit(body, geometry, -2 if columns else -1, across if columns else along, call),
+        wide=row_wide(geometry, sizes[-1]),
     )
     return (found,), (geometry,)
-
-
-def _unit(body: Body, geometry: RowGeometry, kinds: Sequence[str], columns: bool, buffers: Sequence[Memory]) -> int:
-    """The largest power of two of elements that every contiguous operand can move at once."""
-    moved = len(geometry.sizes) - columns
-    unit = MAX_UNIT
-    while (*geometry.sizes, geometry.length)[moved] % unit:
-        unit //= 2
-    for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
-        if kind == "contiguous" and operand.buffer is not None:
-            size = item_size(operand.dtype)
-            others = (step for dim, step in enumerate(strides) if dim != moved)
-            steps = [offset * size, *(step * size for step in others), buffers[operand.buffer].alignment]
-            while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
-                unit //= 2
-    return unit

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import Call, base_of, locate
+from jitgen.kernel.layout import views_of
+from jitgen.kernel.operands import Call
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     """
     (body,), environment = kernel.bodies, call.environment
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
-    views = [
-        locate(operand.movements, base_of(operand, environment, call.buffers), environment) for operand in body.operands
-    ]
+    views = views_of(body, call)
     rank, first = len(sizes), len(sizes) - body.row_rank
     strides = [view.strides[:rank] for view in views]
     (stored,) = body.stores

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from jitgen.families.sort.chunks import order_of
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import INDEX_LIMIT, Call, base_of, collapse, locate
-from jitgen.kernel.rows import RowGeometry
-
-_KINDS = {1: "contiguous", 0: "broadcast"}
-"""What an operand with that stride is; with any other it is strided."""
+from jitgen.kernel.layout import stride_kind
+from jitgen.kernel.operands import Call, collapse
+from jitgen.kernel.rows import RowGeometry, row_views, row_wide
 
 
 @dataclass(frozen=True)
@@ -52,24 +50,17 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     (body,) = kernel.bodies
     order = order_of(body)
     sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
-    every: list[tuple[int, ...]] = []
-    offsets: list[int] = []
-    for operand in body.operands:
-        view = locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
-        every.append((*view.strides[:-1], 0) if operand.row else view.strides)
-        offsets.append(view.offset)
+    every, offsets = row_views(body, call)
     # Rows are numbered in the order in which the first operand has them in memory.
     outer_sizes, outer = collapse(sizes[:-1], [strides[:-1] for strides in every], 0)
     strides = tuple((*walked, whole[-1]) for walked, whole in zip(outer, every, strict=True))
     start, count = (symbols.evaluate(number, call.environment) for number in (order.start, order.count))
     length = symbols.evaluate(order.length, call.environment) if order.chunk else sizes[-1]
     ranks = sizes[-1] // -(-length // order.chunk) if order.chunk else 0
-    geometry = Geometry(outer_sizes, length, strides, tuple(offsets), start, count, ranks)
-    extents = (*outer_sizes, max(length, sizes[-1]))
-    reach = [sum((size - 1) * abs(s) for size, s in zip(extents, step, strict=True)) for step in strides]
+    geometry = Geometry(outer_sizes, length, strides, offsets, start, count, ranks)
     found = Layout(
         outer=len(outer_sizes),
-        along=tuple(_KINDS.get(step[-1], "strided") for step in strides),
-        wide=geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach),
+        along=tuple(stride_kind(step[-1]) for step in strides),
+        wide=row_wide(geometry, max(length, sizes[-1])),
     )
     return (found,), (geometry,)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.attention.rule.layout import free_strides, reaches_wide, score_kind, unit_of
+from jitgen.families.attention.rule.layout import free_strides, score_kind
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import Call, base_of, collapse, item_size, locate
+from jitgen.kernel.layout import reaches_wide, unit_of, views_of
+from jitgen.kernel.operands import Call, collapse, item_size
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     dims = [int(axis.name[1:]) for axis in body.axes if axis.name[0] == "g"]
     whole = tuple(size_of(f"g{dim}" if dim in dims else f"b{dim}") for dim in range(rank))
     rows, keys = size_of("m"), size_of("n")
-    views = [locate(o.movements, base_of(o, call.environment, call.buffers), call.environment) for o in body.operands]
+    views = views_of(body, call)
     free = [free_strides(view) for view in views]
     outer = [[dim for dim in range(rank) if dim not in dims], dims]
     leaders = body.stores[0], body.contractions[0].weight[0]

@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.attention.rule.layout import free_strides, reaches_wide, score_kind, unit_of
+from jitgen.families.attention.rule.layout import free_strides, score_kind
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import Call, base_of, collapse, item_size, locate
+from jitgen.kernel.layout import reaches_wide, unit_of, views_of
+from jitgen.kernel.operands import Call, base_of, collapse, item_size
 
 PACKED_ROWS = 32
 """Rows of the query up to which heads that share keys are packed."""
@@ -97,7 +98,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     (body,) = kernel.bodies
     *lead, rows, width = (symbols.evaluate(size, call.environment) for size in body.shape)
     depth, keys = (symbols.evaluate(contraction.length, call.environment) for contraction in body.contractions)
-    views = [locate(o.movements, base_of(o, call.environment, call.buffers), call.environment) for o in body.operands]
+    views = views_of(body, call)
     rank = len(body.shape)
     free = [free_strides(view)[:rank] for view in views]
     gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
