@@ -123,11 +123,5 @@ def _is_the_command() -> bool:
     return name == "jitgen" or (name == "-m" and sys.orig_argv[sys.orig_argv.index("-m") :][1:2] == ["jitgen"])
 
 
-def _register_products() -> None:
-    """Register the kernels of products with quantised weights outside ``jitgen.jit``, which ``jitgen.api`` does."""
-    importlib.import_module("jitgen.api")
-
-
 if not _is_the_command():
-    _eager: Any = importlib.import_module("jitgen.quant.eager")
-    _eager.register_products = _register_products
+    importlib.import_module("jitgen.quant")  # torch.load(weights_only=True) may then read a quantised weight

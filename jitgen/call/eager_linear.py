@@ -15,7 +15,7 @@ from jitgen import console, settings
 from jitgen.call.function import JitFunction
 from jitgen.call.specialization import Specialization
 from jitgen.errors import FallbackWarning, UnsupportedError
-from jitgen.quant import eager
+from jitgen.quant.eager import kernels
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Fallback:
     kernels: tuple[()] = ()
 
 
-class QuantizedLinear:
+class QuantizedProducts:
     """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
 
     def __init__(self) -> None:
@@ -89,12 +89,15 @@ class QuantizedLinear:
             )
 
 
-quantized_linear = QuantizedLinear()
+quantized_linear = QuantizedProducts()
 
 
 def register() -> None:
-    """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
-    eager.embedding = quantized_linear.embedding
-    eager.plain, eager.biased = quantized_linear.plain, quantized_linear.biased
-    eager.fallbacks = quantized_linear.note_fallback
-    eager.layout_of = quantized_linear.layout_of
+    """Makes ``F.linear`` of a model after ``quantize_`` run generated kernels."""
+    kernels.register(
+        plain=quantized_linear.plain,
+        biased=quantized_linear.biased,
+        embedding=quantized_linear.embedding,
+        layout_of=quantized_linear.layout_of,
+        note_fallback=quantized_linear.note_fallback,
+    )

@@ -4,15 +4,16 @@
 traces an operator that does, and plain torch on the dequantised weight where the operands are of a kind that kernels do
 not take. That is slower than the dense layer was, so ``fallback`` says so. Gradients flow to activations and biases.
 
-The kernels (``plain``, ``biased``, ``embedding``) are registered by ``call/eager_linear.py`` before the first quantised
-weight exists, however it comes into the process: ``prepare``.
+``kernels`` is the registry of what runs: ``jitgen.api`` fills it when it is imported, which is before the first quantised
+weight exists, however that comes into the process.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,23 +25,37 @@ from jitgen.quant.fakes import with_fakes
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
 
-register_products: Callable[[], None] | None = None
-"""Registers what follows. The package ``jitgen`` sets it, because the modules that do are above this one."""
 
-plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-"""``(x, weight) -> y``: ``F.linear`` by a generated kernel."""
+class Kernels:
+    """The generated kernels of products with a quantised weight outside ``jitgen.jit``.
 
-biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-"""The same of ``(x, weight, bias)``."""
+    Attributes:
+        plain: ``(x, weight) -> y``, as ``F.linear``.
+        biased: ``(x, weight, bias) -> y``, as ``F.linear``.
+        embedding: ``(indices, weight) -> rows``, as ``F.embedding``.
+        layout_of: returns the layout in which they read a weight.
+        note_fallback: takes the reason and the remedy of each product that runs in torch.
+    """
 
-embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-"""``(indices, weight) -> rows``: ``F.embedding`` by a generated kernel."""
+    plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    layout_of: Callable[[StoredWeight], str]
+    note_fallback: Callable[[str, str], None]
+    _are_registered = False
 
-fallbacks: Callable[[str, str], None] | None = None
-"""Takes the reason and the remedy of each product that runs in torch (``call/eager_linear.py`` registers it)."""
+    def register(self, **kernels: Callable[..., Any]) -> None:
+        """Enters all of the attributes."""
+        self.__dict__.update(kernels)
+        self._are_registered = True
 
-layout_of: Callable[[StoredWeight], str] | None = None
-"""The layout in which kernels read a weight (``call/eager_linear.py`` registers it)."""
+    def prepare(self) -> None:
+        """Has the kernels registered. Whatever makes a quantised weight calls this, as a product may follow."""
+        if not self._are_registered:
+            importlib.import_module("jitgen.api")  # by name: the modules that make kernels are above this one
+
+
+kernels = Kernels()
 
 dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 """Whether products dequantise and leave the rest to torch, as a reference must."""
@@ -48,32 +63,26 @@ dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def prepare() -> None:
-    """Have the kernels of products registered. Whatever makes a quantised weight calls this: a product may follow."""
-    if plain is None and register_products is not None:
-        register_products()
-
-
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
-    if plain is not None and biased is not None and not dequantizes.get() and not x.is_meta:
-        if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
-            return _autocast(x, weight, bias)
-        if torch.compiler.is_compiling():
-            return operator(x, weight, bias)
-        obstacle = _obstacle(x, weight, bias)
-        if obstacle is None:
-            return plain(x, weight) if bias is None else biased(x, weight, bias)
-        if _is_fake(x):
-            return operator(x, weight, bias)
-        if x.is_floating_point() and x.itemsize == 1:
-            raise UnsupportedError(
-                f"a product with a quantised weight: {'; '.join(obstacle)}. The weight would be rounded to {x.dtype}"
-            )
-        result = F.linear(x, weight.dequantize(x.dtype), bias)
-        fallback(*obstacle)
-        return result
-    return F.linear(x, weight.dequantize(x.dtype), bias)
+    if dequantizes.get() or x.is_meta:
+        return F.linear(x, weight.dequantize(x.dtype), bias)
+    if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
+        return _autocast(x, weight, bias)
+    if torch.compiler.is_compiling():
+        return operator(x, weight, bias)
+    obstacle = _obstacle(x, weight, bias)
+    if obstacle is None:
+        return kernels.plain(x, weight) if bias is None else kernels.biased(x, weight, bias)
+    if _is_fake(x):
+        return operator(x, weight, bias)
+    if x.is_floating_point() and x.itemsize == 1:
+        raise UnsupportedError(
+            f"a product with a quantised weight: {'; '.join(obstacle)}. The weight would be rounded to {x.dtype}"
+        )
+    result = F.linear(x, weight.dequantize(x.dtype), bias)
+    fallback(*obstacle)
+    return result
 
 
 def _is_fake(x: torch.Tensor) -> bool:
@@ -101,8 +110,8 @@ def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -
 
 def fallback(reason: str, remedy: str) -> None:
     """Say that a product runs in torch, and why."""
-    if fallbacks is not None and not dequantizes.get():
-        fallbacks(reason, remedy)
+    if not dequantizes.get():
+        kernels.note_fallback(reason, remedy)
 
 
 def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> tuple[str, str] | None:

@@ -298,9 +298,9 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     rows = weight.token.weight_shape[0]
     plain = type(input) is torch.Tensor and (input.is_cpu or input.is_cuda) and input.device == weight.token.device
     simple = not (torch.compiler.is_compiling() or eager.dequantizes.get() or find(weight.token.format).ordered)
-    if plain and simple and eager.embedding is not None:
+    if plain and simple:
         try:
-            return eager.embedding(input, weight)
+            return eager.kernels.embedding(input, weight)
         except IndexError:
             raise _out_of_range(input, rows) from None
     index = input.reshape(-1).long()

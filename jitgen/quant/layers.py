@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
 from jitgen.quant import eager
+from jitgen.quant.eager import kernels
 from jitgen.quant.qtensor import QTensor
 
 # Each of these is asked at every call, and an attribute of a module takes time.
@@ -54,8 +55,7 @@ class QuantizedLinear(nn.Linear):
             and not weight.stored.token.transposed
         ):
             if bias is None:
-                if eager.plain is not None:
-                    return eager.plain(input, weight)
-            elif eager.biased is not None and type(bias) is nn.Parameter:
-                return eager.biased(input, weight, bias)
+                return kernels.plain(input, weight)
+            if type(bias) is nn.Parameter:
+                return kernels.biased(input, weight, bias)
         return F.linear(input, weight, bias)  # type: ignore[arg-type]

@@ -95,9 +95,9 @@ class QTensor(StoredWeight):
         if self._flattened is not None:
             is_portable = self._flattened[0].startswith(PORTABLE)  # whatever layout calls have converted it to since
             return self._flattened, self.token.replace(layout="portable") if is_portable else self.token
-        if eager.layout_of is not None and TracingContext.try_get() is not None and not torch.compiler.is_exporting():
+        if TracingContext.try_get() is not None and not torch.compiler.is_exporting():
             # torch.compile looks at the tensors now, and reads them again at each call: let them be what kernels read.
-            self.relayout_(eager.layout_of(self))
+            self.relayout_(eager.kernels.layout_of(self))
             return list(find(self.token.format).tensor_names), self.token
         exported.let_be_saved()
         # An exported program reads them by name in other processes, and after calls that have converted the weight.

@@ -115,7 +115,7 @@ class StoredWeight(torch.Tensor):
     @classmethod
     def _of(cls: type[W], tensors: Tensors, token: Token, copies: Copies | None = None) -> W:
         """``copies``: of the tensors that this one is another view of."""
-        eager.prepare()
+        eager.kernels.prepare()
         *batch, rows, columns = token.shape
         strides: tuple[int, ...] = (1, rows) if token.transposed else (columns, 1)
         strides = (rows * columns, *strides) if batch else strides
