@@ -21,8 +21,8 @@ from jitgen.call.routing import Routing
 from jitgen.errors import UnsupportedError
 from jitgen.export.table import Use
 from jitgen.quant import weights
+from jitgen.quant.stored import Stored
 from jitgen.quant.token import Token, from_text
-from jitgen.quant.tracing import QuantizedLeaves
 
 OPERATORS = ("jitgen::call", "jitgen::call_random", "jitgen::linear")
 MAX_SIZES = 4096
@@ -156,7 +156,7 @@ def _linear_in(node: fx.Node, size: OpenSize) -> Found:
         return [ends[0], *converted, *ends[1:]]
 
     first, *rest = tensors(size.values[-1])
-    arguments = (first, QuantizedLeaves(converted, wanted), *rest[len(converted) :])
+    arguments = (first, Stored(converted, wanted), *rest[len(converted) :])
     leaves, tree = pytree.tree_flatten((arguments, {}))
     traced, _, _ = resolver.specialize(leaves, tree, leaves, [], device, route, runs=False)
     program = Program(traced.traced.graph, "", *resolver.routing.requested, resolver.routing.is_batch_invariant)

@@ -4,8 +4,8 @@
 traces an operator that does, and plain torch on the dequantised weight where the operands are of a kind that kernels do
 not take. That is slower than the dense layer was, so ``fallback`` says so. Gradients flow to activations and biases.
 
-``kernels`` is the registry of what runs: ``jitgen.api`` fills it when it is imported, which is before the first quantised
-weight exists, however that comes into the process.
+``kernels`` is the registry of what runs. ``jitgen.api`` fills it when it is imported, which is before the first
+quantised weight exists, however that comes into the process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from jitgen.forks import Lock
 from jitgen.quant import eager, fakes, layouts, slices
 from jitgen.quant.formats import TENSOR_NAMES, Format, find
 from jitgen.quant.layouts import Tensors, portable
+from jitgen.quant.stored import Stored
 from jitgen.quant.token import Token
 
 W = TypeVar("W", bound="StoredWeight")
@@ -34,35 +34,14 @@ _lock = Lock()
 """Locked while a weight is converted, and while what its views share changes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """What a weight holds: tensors, and the token that says what they are.
-
-    A weight refers to one such pair and is converted by referring to another. So a thread that reads the pair once has
-    tensors and token that belong to each other, without the lock.
-    """
-
-    tensors: Tensors
-    token: Token
-
-
-class Copy:
-    """The tensors of one weight in one layout. Only this object is referred to weakly: ``Module.to`` swaps tensors, and
-    torch swaps none that have weak references."""
-
-    __slots__ = ("__weakref__", "layout", "tensors")
-
-    def __init__(self, layout: str, tensors: Tensors):
-        self.layout, self.tensors = layout, tensors
-
-
 class Copies:
     """What tensors that are the same weight share: detached, transposed, of another nominal dtype or in another layout.
 
     Attributes:
         converted: tensors by layout, remembered for the next request.
         experts: the matrices of a weight of three dimensions that were asked for, by index and token.
-        living: the copies that these tensors read, as long as they live.
+        living: what these tensors refer to, as long as they live. Only these objects are referred to weakly:
+            ``Module.to`` swaps tensors, and torch swaps none that have weak references.
         parts: by index, what the tensors of such a matrix share, as long as it lives.
         is_part: whether these tensors are such a matrix.
         is_checked: whether the numbers are known to be finite; otherwise they are checked when they are converted.
@@ -73,14 +52,14 @@ class Copies:
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
         self.experts: dict[tuple[int, Token], StoredWeight] = {}
-        self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
+        self.living: weakref.WeakSet[Stored] = weakref.WeakSet()
         self.parts: dict[int, weakref.WeakSet[Copies]] = {}
         self.is_part = False
         self.is_checked = True
 
     def every(self) -> list[tuple[str, Tensors]]:
         """(layout, tensors) of every copy: converted, and in the tensors of this weight that live."""
-        living = [(copy.layout, copy.tensors) for copy in self.living]
+        living = [(stored.token.layout, stored.tensors) for stored in self.living]
         found = [*self.converted.items(), *living]
         return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
 
@@ -108,7 +87,6 @@ class StoredWeight(torch.Tensor):
     """
 
     stored: Stored
-    _copy: Copy
     _copies: Copies
     _is_param: bool
 
@@ -127,8 +105,7 @@ class StoredWeight(torch.Tensor):
         return made
 
     def _store(self, stored: Stored) -> None:
-        self._copy = Copy(stored.token.layout, stored.tensors)
-        self._copies.living.add(self._copy)
+        self._copies.living.add(stored)
         self.stored = stored
 
     @property

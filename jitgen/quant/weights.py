@@ -1,6 +1,6 @@
 """Quantised weights among the arguments of a call are unpacked into plain tensors, in the layout that kernels read.
 
-The rest of jitgen meets a ``QTensor`` as a node of the argument tree (``QuantizedLeaves``): its tensors are leaves like
+The rest of jitgen meets a ``QTensor`` as a node of the argument tree (``Stored``): its tensors are leaves like
 all others, and its token (format, group size, layout, shape) belongs to the structure of the tree and thereby to the
 signature. A weight in the portable layout is converted in place when a function first takes it, so that memory holds it
 once, in the layout of that function's backend. A weight that two backends share has a copy in the layout of each.
@@ -23,8 +23,8 @@ from jitgen.spec import TensorSpec
 if TYPE_CHECKING:
     from jitgen.quant.layouts import Tensors
     from jitgen.quant.qtensor import QTensor
+    from jitgen.quant.stored import Stored
     from jitgen.quant.token import Token
-    from jitgen.quant.tracing import QuantizedLeaves
 
 LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
 """Backend -> the layout that its kernels read."""
@@ -43,7 +43,7 @@ def is_quantized(value: Any) -> bool:
 
 def is_unpacked(value: Any) -> bool:
     """Whether ``value`` is a quantised weight that ``unpack`` returned."""
-    kind = _class_of("jitgen.quant.tracing", "QuantizedLeaves")
+    kind = _class_of("jitgen.quant.stored", "Stored")
     return kind is not None and isinstance(value, kind)
 
 
@@ -89,17 +89,15 @@ def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) 
     return pytree.tree_map(unpack_leaf, values)
 
 
-def unpack_weight(weight: QTensor, layout: str) -> QuantizedLeaves:
+def unpack_weight(weight: QTensor, layout: str) -> Stored:
     """``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
-    from jitgen.quant.tracing import QuantizedLeaves
-
     if weight.token.experts is not None:
         raise UnsupportedError(
             f"{weight!r} within jitgen.jit: a kernel takes one of its matrices; pass weight[i], and loop outside"
         )
     if weight.token.layout == "portable" != layout:
         weight.relayout_(layout)
-    return QuantizedLeaves.of(weight, layout)
+    return weight.stored_in(layout)
 
 
 def dense(
@@ -127,10 +125,10 @@ def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
     )
 
 
-def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
+def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
     """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
+    from jitgen.quant.stored import Stored
     from jitgen.quant.token import intern
-    from jitgen.quant.tracing import QuantizedLeaves
 
     if not all(isinstance(size, int) for size in spec.shape):
         raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
@@ -138,7 +136,7 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
     shape = (int(spec.shape[0]), int(spec.shape[1]))
     tensors = described_tensors(spec.format, spec.group_size, shape, layout)
     token = intern(spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta"))
-    return QuantizedLeaves((TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
+    return Stored(tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
 
 
 def described_tensors(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Tensors:

@@ -24,8 +24,8 @@ from jitgen.compilers import host
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
+from jitgen.quant.stored import Stored
 from jitgen.quant.token import intern
-from jitgen.quant.tracing import QuantizedLeaves
 
 FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
 """Of the formats those with kernels of their own, and others of every kind of tensors."""
@@ -570,18 +570,18 @@ def test_anything_else_is_refused_by_name(operation: Callable[[QTensor], object]
 
 def test_leaves_of_an_argument_tree() -> None:
     weight = quantised("uint4")
-    node = QuantizedLeaves(weight.tensors, weight.token)
+    node = Stored(weight.tensors, weight.token)
     leaves, tree = pytree.tree_flatten(((node, 1.5), {"w": node}))
     assert len(leaves) == 7
     assert leaves[1] is weight.tensors[1]
     other = quantised("uint4")
-    assert pytree.tree_flatten(((QuantizedLeaves(other.tensors, other.token), 2), {"w": node}))[1] == tree
-    turned = QuantizedLeaves(weight.tensors, weight.t().token)
+    assert pytree.tree_flatten(((Stored(other.tensors, other.token), 2), {"w": node}))[1] == tree
+    turned = Stored(weight.tensors, weight.t().token)
     assert pytree.tree_flatten(((turned, 2), {"w": node}))[1] != tree
     (back, _), _ = pytree.tree_unflatten(["a", "b", "c", 2, "d", "e", "f"], tree)
-    assert isinstance(back, QuantizedLeaves)
+    assert isinstance(back, Stored)
     assert (back.tensors, back.token) == (("a", "b", "c"), weight.token)
-    assert QuantizedLeaves.of(weight, "portable").tensors is weight.tensors
+    assert weight.stored_in("portable").tensors is weight.tensors
     assert hash(tree) == hash(pytree.tree_flatten(((node, 2), {"w": node}))[1])
 
 
