@@ -19,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.errors import UnsupportedError
-from jitgen.quant import weights
 from jitgen.quant.token import from_text
 
 if TYPE_CHECKING:
@@ -34,13 +33,19 @@ _weights: Any = WeakTensorKeyDictionary()
 that it lives no longer."""
 
 
+def _made(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
+    """The weight of ``tensors``, which ``text`` describes."""
+    from jitgen.quant.qtensor import QTensor  # jitgen.jit imports this module, and few programs have such a weight
+
+    return QTensor.wrap(tuple(tensors), from_text(text, tensors[0].device))
+
+
 def _weight(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
     """The weight that consists of ``tensors``, in the layout that kernels read once it has been multiplied with."""
     versions = tuple(tensor._version for tensor in tensors if not tensor.is_inference())
     found = _weights.get(tensors[0])
     if found is None or found[:2] != (text, versions):
-        token = from_text(text, tensors[0].device)
-        found = text, versions, weights.rebuilt([tensor.detach() for tensor in tensors], token)
+        found = text, versions, _made([tensor.detach() for tensor in tensors], text)
         _weights[tensors[0]] = found
     return found[2]
 
@@ -67,7 +72,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
     """The gradients of the activation, by a product with the dense weight, and of the bias."""
     grad_x = grad_bias = None
     if ctx.needs_input_grad[0]:
-        weight = weights.rebuilt(ctx.saved_tensors, from_text(ctx.token, grad.device))
+        weight = _made(ctx.saved_tensors, ctx.token)
         grad_x = grad @ weight.dequantize(ctx.dtype)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)

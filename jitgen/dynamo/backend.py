@@ -182,7 +182,7 @@ class CompiledGraph:
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     """What is referred to weakly of a tensor. Of a quantised weight it is one that it consists of: ``Module.to`` swaps
     such weights, and torch swaps no tensor that has weak references."""
-    memory: torch.Tensor = tensor.tensors[0] if weights.is_quantized(tensor) else tensor  # type: ignore[attr-defined]
+    memory: torch.Tensor = tensor.tensors[0] if weights.is_quantized(tensor) else tensor
     return memory
 
 

@@ -21,7 +21,7 @@ from jitgen.call.routing import Routing
 from jitgen.errors import UnsupportedError
 from jitgen.export.table import Use
 from jitgen.quant import weights
-from jitgen.quant.stored import Stored
+from jitgen.quant.storage import Stored
 from jitgen.quant.token import Token, from_text
 
 OPERATORS = ("jitgen::call", "jitgen::call_random", "jitgen::linear")

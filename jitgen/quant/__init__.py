@@ -1,7 +1,7 @@
 """Quantised weights: formats, the layouts of their codes in memory, and the tensor that stores them.
 
 ``formats`` is the table of formats, ``layouts`` the table of memory layouts, with one module each. ``storage`` has the
-tensors of one weight, ``functions`` what torch may do with them, ``qtensor`` the class ``QTensor`` that joins the two.
+tensors of one weight, ``functions`` what torch may do with it, ``qtensor`` the class ``QTensor``, which is the weight.
 ``quantize`` makes a ``QTensor`` of a weight, ``modules`` does so for every Linear of a model, ``io`` writes and reads
 files, ``eager`` is the product with a weight outside ``jitgen.jit``. ``remedies`` says what to do instead of a function
 that torch may not do with a weight, ``distributed`` broadcasts weights among processes.
@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from jitgen.quant import pickling
-
 
 def rebuild(*facts: Any) -> Any:
     """A ``QTensor`` from the arguments its pickle stores: those of ``qtensor.rebuild``."""
@@ -25,8 +23,6 @@ def rebuild(*facts: Any) -> Any:
 
     return qtensor.rebuild(*facts)
 
-
-pickling.rebuild = rebuild
 
 # After ``import jitgen`` alone, torch.load(weights_only=True) reads checkpoints of quantised weights.
 torch.serialization.add_safe_globals([rebuild])

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jitgen.quant.storage import StoredWeight
+from jitgen.quant.weights import is_quantized
 
 _MODULE = "torch.distributed.utils"
 _FUNCTION = "_sync_params_and_buffers"
@@ -34,8 +34,8 @@ def _with_quantized(broadcast: Callable[..., None]) -> Callable[..., None]:
     """``broadcast`` of plain tensors, extended to states with quantised weights."""
 
     def broadcast_states(group: Any, states: list[torch.Tensor], bucket_size: int, source: int) -> None:
-        weights = [state for state in states if isinstance(state, StoredWeight)]
-        plain = [state for state in states if not isinstance(state, StoredWeight)]
+        weights = [state for state in states if is_quantized(state)]
+        plain = [state for state in states if not is_quantized(state)]
         with torch.no_grad():
             # Processes may have converted a weight to different layouts: the portable one is the same for all.
             copies = [tuple(map(torch.clone, weight.portable_tensors())) for weight in weights]

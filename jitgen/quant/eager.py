@@ -23,7 +23,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.quant.fakes import with_fakes
 
 if TYPE_CHECKING:
-    from jitgen.quant.storage import StoredWeight
+    from jitgen.quant.qtensor import QTensor
 
 
 class Kernels:
@@ -40,7 +40,7 @@ class Kernels:
     plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    layout_of: Callable[[StoredWeight], str]
+    layout_of: Callable[[QTensor], str]
     note_fallback: Callable[[str, str], None]
     _are_registered = False
 
@@ -63,7 +63,7 @@ dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
     if dequantizes.get() or x.is_meta:
         return F.linear(x, weight.dequantize(x.dtype), bias)
@@ -90,7 +90,7 @@ def _is_fake(x: torch.Tensor) -> bool:
     return type(x).__name__ == "FakeTensor"
 
 
-def _autocast(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def _autocast(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` as autocast has it: of the dtype that it converts products to."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device)
@@ -98,7 +98,7 @@ def _autocast(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
         return linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))
 
 
-def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def operator(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
     tensors, text = list(weight.stored.tensors), weight.stored.token.text
     if torch.compiler.is_exporting():
@@ -114,7 +114,7 @@ def fallback(reason: str, remedy: str) -> None:
         kernels.note_fallback(reason, remedy)
 
 
-def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> tuple[str, str] | None:
+def _obstacle(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> tuple[str, str] | None:
     """The reason why no kernel takes these operands, and the remedy; None where one does."""
     if x.dtype not in DTYPES:
         return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"

@@ -1,14 +1,13 @@
 """What torch may do with a quantised weight: functions that read metadata, that copy and move, and matrix products.
 
 ``FUNCTIONS`` maps a torch function to its handler ``(func, args, kwargs)``; torch runs those in ``METADATA`` unchanged.
-A function in neither is refused by name. ``QTensor.__torch_function__`` reads both tables; handlers know the weight as
-a ``StoredWeight``.
+A function in neither is refused by name. ``QTensor.__torch_function__`` reads both tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,10 @@ from jitgen.errors import UnsupportedError
 from jitgen.quant import eager, fakes
 from jitgen.quant.formats import find
 from jitgen.quant.remedies import remedy
-from jitgen.quant.storage import StoredWeight
+from jitgen.quant.weights import is_quantized
+
+if TYPE_CHECKING:
+    from jitgen.quant.qtensor import QTensor
 
 _GETTERS = (
     *("shape", "dtype", "device", "ndim", "itemsize", "names", "requires_grad", "is_leaf", "grad", "grad_fn"),
@@ -47,7 +49,7 @@ FUNCTIONS: dict[Any, Handler] = {}
 def refuse(func: Any, args: Any, kwargs: Any = None) -> NoReturn:
     """UnsupportedError naming the function, the first weight among its arguments, and what to do instead."""
     name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
-    weight = next((leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StoredWeight)), None)
+    weight = next((leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_quantized(leaf)), None)
     if weight is None:
         raise UnsupportedError(f"{name} of a quantised weight is not supported; use w.dequantize()")
     raise UnsupportedError(f"{name} of a quantised weight, {weight!r}, is not supported; {remedy(name, weight.token)}")
@@ -69,7 +71,7 @@ T = torch.Tensor
 
 
 @handles(T.detach, T.data.__get__, T.contiguous, torch.detach)  # type: ignore[attr-defined]
-def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return args[0]._alias()
 
 
@@ -96,17 +98,17 @@ def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @handles(T.clone, torch.clone)
-def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return args[0]._map(torch.clone)
 
 
 @handles(T.pin_memory)
-def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return args[0]._map(torch.Tensor.pin_memory)
 
 
 @handles(T.to)
-def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     copy = kwargs.pop("copy", False)
     tensor, *rest = args
     if len(rest) > 1 and type(rest[-1]) is bool and type(rest[-2]) is bool:
@@ -121,7 +123,7 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeigh
 
 
 @handles(T.cuda, T.cpu)
-def _to_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _to_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     if func is T.cpu:
         return _moved(args[0], torch.device("cpu"), None, False, False)
     device = args[1] if len(args) > 1 else kwargs.get("device")
@@ -135,13 +137,13 @@ _CASTS = {T.half: torch.float16, T.bfloat16: torch.bfloat16, T.float: torch.floa
 
 
 @handles(*_CASTS)
-def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return _moved(args[0], None, _CASTS[func], False, False)
 
 
 def _moved(
-    tensor: StoredWeight, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool, copy: bool
-) -> StoredWeight:
+    tensor: QTensor, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool, copy: bool
+) -> QTensor:
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedError(f"{tensor!r} cannot be of {dtype}: its dtype is what .dequantize() gives by default")
@@ -156,14 +158,14 @@ def _moved(
 
 
 @handles(torch.empty_like)
-def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return args[0]._map(lambda tensor: torch.empty_like(tensor, device=kwargs.get("device")))
 
 
 @handles(T.copy_)
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
-    if not (isinstance(target, StoredWeight) and isinstance(source, StoredWeight)):
+    if not (is_quantized(target) and is_quantized(source)):
         raise UnsupportedError(
             f"copying {_described(source)} into {_described(target)}: quantise the one with jitgen.quantize, or call "
             ".dequantize() on the other"
@@ -182,23 +184,21 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _described(value: Any) -> str:
-    return (
-        repr(value) if isinstance(value, StoredWeight) else f"a plain tensor of {getattr(value, 'dtype', type(value))}"
-    )
+    return repr(value) if is_quantized(value) else f"a plain tensor of {getattr(value, 'dtype', type(value))}"
 
 
 # ------------------------------------------------------------------------------------------------------ transposing
 
 
 @handles(T.t, torch.t, T.T.__get__, T.mT.__get__)  # type: ignore[attr-defined]
-def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     if args[0].token.experts is not None and func != T.mT.__get__:  # type: ignore[attr-defined]
         refuse(func, args)
     return args[0]._alias(transposed=not args[0].transposed)
 
 
 @handles(T.transpose, torch.transpose, T.permute, torch.permute, T.swapaxes, T.swapdims)
-def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     tensor, *dims = args
     dims = [*dims, *kwargs.values()]
     if len(dims) == 1:
@@ -222,7 +222,7 @@ _WHOLE = slice(None)
 
 
 @handles(T.__getitem__)
-def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     tensor, key = args
     if tensor.token.experts is not None:
         if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
@@ -240,16 +240,16 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stored
 
 
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
-def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
+def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
     return _pieces(func, args, kwargs)
 
 
 @handles(T.narrow, torch.narrow, T.index_select, torch.index_select)
-def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     return _pieces(func, args, kwargs)[0]
 
 
-def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
+def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
     """What ``func`` selects of a weight, whole rows or whole columns: new weights, since layouts store tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
@@ -291,7 +291,7 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     if (
         weight.transposed
         or weight.token.experts is not None
-        or isinstance(input, StoredWeight)
+        or is_quantized(input)
         or input.dtype not in (torch.int64, torch.int32)
     ):
         refuse(func, args)
@@ -332,11 +332,11 @@ _OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
 @handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul, torch.mv, T.mv)
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
-    if isinstance(right, StoredWeight) and right.token.experts is not None:
+    if is_quantized(right) and right.token.experts is not None:
         return _bmm(func, (left, right), {})
-    if isinstance(right, StoredWeight) and not isinstance(left, StoredWeight) and left.dim():
+    if is_quantized(right) and not is_quantized(left) and left.dim():
         return _product(func, left, right.t(), None)
-    if isinstance(left, StoredWeight) and not isinstance(right, StoredWeight) and right.dim() in (1, 2):
+    if is_quantized(left) and not is_quantized(right) and right.dim() in (1, 2):
         if right.dim() == 1:
             return _product(func, right, left, None)
         return _product(func, right.t(), left, None).t().contiguous()
@@ -347,7 +347,7 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
 def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """``x[e] @ w[e]`` for each matrix of a weight of three dimensions: a product per expert."""
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
-    if isinstance(left, StoredWeight) or left.dim() != 3 or left.shape[0] != right.token.experts:
+    if is_quantized(left) or left.dim() != 3 or left.shape[0] != right.token.experts:
         refuse(func, (right, left))
     return torch.stack([left[index] @ right.expert(index) for index in range(left.shape[0])])
 
@@ -357,7 +357,7 @@ def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
     """Rows of ``x`` from ``offs[e - 1]`` to ``offs[e]`` times ``w[e]``: a product per expert that has rows."""
 
     def grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
-        plain = isinstance(weight, StoredWeight) and not isinstance(input, StoredWeight) and input.dim() == 2
+        plain = is_quantized(weight) and not is_quantized(input) and input.dim() == 2
         if not plain or offs is None or bias is not None or weight.token.experts is None:
             refuse(func, (weight, input))
         result = input.new_zeros(input.shape[0], weight.shape[-1], dtype=out_dtype or input.dtype)
@@ -392,7 +392,7 @@ def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Layouts, devices' copies and nominal dtypes do not matter. Equal numbers by other codes are not equal.
     """
     left, right = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    if not (isinstance(left, StoredWeight) and isinstance(right, StoredWeight)):
+    if not (is_quantized(left) and is_quantized(right)):
         return False
     ours, theirs = ((w.token.format, w.token.group_size, w.token.weight_shape, w.shape) for w in (left, right))
     if ours != theirs or left.transposed != right.transposed:
@@ -409,14 +409,14 @@ def _rmatmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
 @handles(torch.addmm, T.addmm)
 def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     plain = len(args) == 3 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and "out" not in kwargs
-    if plain and isinstance(args[2], StoredWeight) and not isinstance(args[1], StoredWeight) and args[0].dim() == 1:
+    if plain and is_quantized(args[2]) and not is_quantized(args[1]) and args[0].dim() == 1:
         return _product(func, args[1], args[2].t(), args[0])
     return _dequantized(func, args, kwargs)
 
 
 def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     """``x @ weight.T + bias`` with a weight that is quantised."""
-    if isinstance(x, StoredWeight) or isinstance(bias, StoredWeight) or not x.dtype.is_floating_point:
+    if is_quantized(x) or is_quantized(bias) or not x.dtype.is_floating_point:
         refuse(func, (x, weight, bias))
     if weight.token.experts is not None:
         refuse(func, (x, weight, bias))
@@ -428,9 +428,9 @@ def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
 
 def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """The function itself, on the weight dequantised to the other operands' dtype."""
-    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not isinstance(arg, StoredWeight)}
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not is_quantized(arg)}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         refuse(func, args)
     dtype = dtypes.pop()
     eager.fallback(f"{resolve_name(func) or func} of these operands is no F.linear", "call F.linear(x, weight, bias)")
-    return func(*(arg.dequantize(dtype) if isinstance(arg, StoredWeight) else arg for arg in args), **kwargs)
+    return func(*(arg.dequantize(dtype) if is_quantized(arg) else arg for arg in args), **kwargs)

@@ -11,8 +11,8 @@ Nothing here imports ``QTensor`` before a program has made one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,7 +23,7 @@ from jitgen.spec import TensorSpec
 if TYPE_CHECKING:
     from jitgen.quant.layouts import Tensors
     from jitgen.quant.qtensor import QTensor
-    from jitgen.quant.stored import Stored
+    from jitgen.quant.storage import Stored
     from jitgen.quant.token import Token
 
 LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
@@ -35,7 +35,7 @@ def exist() -> bool:
     return "jitgen.quant.qtensor" in sys.modules
 
 
-def is_quantized(value: Any) -> bool:
+def is_quantized(value: Any) -> TypeGuard[QTensor]:
     """Whether ``value`` is a ``QTensor``."""
     kind = _class_of("jitgen.quant.qtensor", "QTensor")
     return kind is not None and isinstance(value, kind)
@@ -43,7 +43,7 @@ def is_quantized(value: Any) -> bool:
 
 def is_unpacked(value: Any) -> bool:
     """Whether ``value`` is a quantised weight that ``unpack`` returned."""
-    kind = _class_of("jitgen.quant.stored", "Stored")
+    kind = _class_of("jitgen.quant.storage", "Stored")
     return kind is not None and isinstance(value, kind)
 
 
@@ -83,7 +83,8 @@ def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) 
 
     def unpack_leaf(leaf: Any) -> Any:
         if is_quantized(leaf):
-            return unpack_weight(leaf if in_place else leaf.detach(), layout_of(leaf))
+            weight: Any = leaf if in_place else leaf.detach()
+            return unpack_weight(weight, layout_of(leaf))
         return _unpack_spec(leaf, layout_of(leaf)) if is_described(leaf) else leaf
 
     return pytree.tree_map(unpack_leaf, values)
@@ -104,16 +105,13 @@ def dense(
     tensors: Tensors, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
-    from jitgen.quant.token import intern
+    from jitgen.quant import formats, layouts
+    from jitgen.quant.decode import decode
 
-    return rebuilt(tensors, intern(format, group_size, layout, shape, dtype, tensors[0].device)).dequantize()
-
-
-def rebuilt(tensors: Sequence[torch.Tensor], token: Token) -> QTensor:
-    """The weight of ``tensors``, which ``token`` describes."""
-    from jitgen.quant.qtensor import QTensor
-
-    return QTensor._of(tuple(tensors), token)
+    row = formats.find(format)
+    with torch.no_grad():
+        portable = layouts.convert(tensors, layout, "portable", row, group_size, shape)
+        return decode(row, group_size, shape, portable, dtype)
 
 
 def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
@@ -127,7 +125,7 @@ def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
 
 def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
     """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
-    from jitgen.quant.stored import Stored
+    from jitgen.quant.storage import Stored
     from jitgen.quant.token import intern
 
     if not all(isinstance(size, int) for size in spec.shape):

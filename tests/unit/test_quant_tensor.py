@@ -24,7 +24,7 @@ from jitgen.compilers import host
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
-from jitgen.quant.stored import Stored
+from jitgen.quant.storage import Stored
 from jitgen.quant.token import intern
 
 FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
