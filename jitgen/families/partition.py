@@ -467,9 +467,11 @@ class Partitioner:
         together: dict[Step, list[Step]] = {}
         leader: dict[Step, Step] = {}
         self._compute_values(waiting, together, leader)
+        read = {step: self._read_by(regions, {}) for step, regions in waiting.items()}
         for position in range(len(self.values)):
-            if together.get(Step(position)) == [Step(position)]:
-                waiting[Step(position)] = self._with_known_products(position, waiting) or waiting[Step(position)]
+            step = Step(position)
+            if together.get(step) == [step] and (regions := self._with_known_products(position, read)):
+                waiting[step], read[step] = regions, self._read_by(regions, {})
         apart: set[Step] = set()
         while True:
             behind = {
@@ -557,9 +559,13 @@ class Partitioner:
         apart.add(first)
         waiting[first] = self._regions_in_memory([self._apart(self.values[first.number])])
 
-    def _with_known_products(self, position: int, waiting: Mapping[Step, Sequence[Region]]) -> list[Region] | None:
+    def _with_known_products(self, position: int, read: Mapping[Step, set[Step]]) -> list[Region] | None:
         """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
-        second kernel would compute the product again. None where there is none, or where they need new temporaries."""
+        second kernel would compute the product again. None where there is none, or where they need new temporaries.
+
+        Args:
+            read: the temporaries that each step reads.
+        """
         value = self.values[position]
         products = [node for node in at_own_coordinates(value, "contract") if self._flat(node) in self.flat]
         own = self.temporaries[position]
@@ -580,10 +586,8 @@ class Partitioner:
             self.flat = {flat: held for flat, held in self.flat.items() if held.attrs[0] < first_new}
             return None
         step = Step(position)
-        unread = self._read_by(waiting[step], {}) - self._read_by(regions, {})
-        for other, elsewhere in waiting.items() if unread else ():
-            unread -= self._read_by(elsewhere, {}) if other != step else set()
-        return None if unread else regions
+        unread = read[step] - self._read_by(regions, {})
+        return None if unread.difference(*(others for other, others in read.items() if other != step)) else regions
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
         """The error for temporaries that wait for one another, or that need ever more temporaries."""

@@ -9,7 +9,7 @@ from jitgen.families.attention.rule.heads import shared_heads, split_shape, with
 from jitgen.families.attention.rule.region import RegionBuilder, stops
 from jitgen.families.attention.rule.views import undone
 from jitgen.families.family import Partition
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape
 from jitgen.ir.index import Index
 from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
@@ -105,11 +105,8 @@ class _Builder(RegionBuilder):
 
     def _end(self, value: Node) -> Node:
         """What ``store_of`` found ``value`` to be computed from: the result, or its sum over the lead."""
-        order = topological([value])
-        return next(
-            (node for node in order if node.op == "reduce" and self.gradient.result in topological([node])),
-            self.gradient.result,
-        )
+        index, result = Index([value]), self.gradient.result
+        return next((node for node in index.order if node.op == "reduce" and index.depends(node, result)), result)
 
     def _split_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
         """``dims`` of the lead as dimensions of the split one."""
