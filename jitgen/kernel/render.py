@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jitgen._version import __version__
 from jitgen.codegen import environment
@@ -23,6 +24,36 @@ from jitgen.spec import KernelSource, e4m3fn_saturates
 DIALECTS: dict[str, Dialect] = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
 BANNER_WIDTH = 196
 """Characters of a line in the head of a source, without the comment sign."""
+
+
+class Titled(Protocol):
+    """A context of templates says in ``title`` what the head of a source has about its kernel."""
+
+    @property
+    def title(self) -> str: ...
+
+
+def renderer(
+    family: str, package: str, context: Callable[[Kernel, Any, Dialect], Titled], name: str = ""
+) -> Callable[[Kernel, Sequence[Any], Any, Device, str], tuple[KernelSource, Rendered]]:
+    """The ``render`` of a family whose kernels have one body: ``context`` is made of it for all dialects, and what a
+    dialect adds by ``build(kernel, layout, schedule, context, dialect)`` of ``<package>.<dialect>``.
+
+    Args:
+        name: by which templates read the context itself; empty where they read only what ``build`` makes of it.
+    """
+
+    def render(
+        kernel: Kernel, layouts: Sequence[Any], schedule: Any, device: Device, compiler: str
+    ) -> tuple[KernelSource, Rendered]:
+        dialect, (layout,) = DIALECTS[device.dialect], layouts
+        shared = context(kernel, layout, dialect)
+        build = importlib.import_module(f"{package}.{device.dialect}").build
+        specific, options = build(kernel, layout, schedule, shared, dialect)
+        built = {name: shared, **specific} if name else specific, options
+        return source(family, kernel, schedule, device, compiler, [shared.title], built, device.overlaps_launches)
+
+    return render
 
 
 def source(

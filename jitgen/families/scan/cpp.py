@@ -30,7 +30,7 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``scan/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     columns = layout.columns or schedule.items == 1
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]

@@ -25,7 +25,7 @@ _OPS = {
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``scan/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
     parameters += [f"Index {name}" for name in rows.integers]

@@ -35,7 +35,7 @@ _COMBINE = {
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``scan/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     live = " & ".join((["row_live"] if schedule.rows > 1 else []) + ["inside"])
     row_live = "row_live" if schedule.rows > 1 else ""

@@ -13,7 +13,7 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``sort/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
     context: dict[str, Any] = {
         "parameters": _parameters(rows),

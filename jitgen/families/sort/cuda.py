@@ -13,7 +13,7 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``sort/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
     parameters += [f"Index {name}" for name in rows.integers]

@@ -21,7 +21,7 @@ _INTEGERS = {"int64": "tl.int64"}
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``sort/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     integer = "i64" if schedule.wide else "i32"
     signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in memory]
