@@ -18,46 +18,22 @@ from jitgen.codegen.printing import Line, printed
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import SUM_EXP
 from jitgen.families.reduction.residency import elements_under, first_needed
-from jitgen.ir.body import Instruction, compute_dtype
+from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
+from jitgen.kernel.row_operands import PrintedOperand, printed_operand
 from jitgen.kernel.rows import row_integers
 from jitgen.spec import DTYPES
 
 
 @dataclass(frozen=True)
-class RowOperand:
-    """One operand of the kernel, with names and expressions as they are printed.
+class RowOperand(PrintedOperand):
+    """An operand of the kernel has a kind.
 
     Attributes:
-        index: among the operands of the body.
-        role: ``"load"``, ``"iota"`` or ``"store"``.
         kind: what the layout says it is along the row: contiguous, broadcast, strided or row.
-        dtype: in memory.
-        storage: the dialect's type of an element in memory.
-        type: the dialect's type that it is computed with.
-        value: the name of its element, or of the row's value.
-        strides: its strides in the outer dimensions.
-        inner: its stride along the row.
-        pointer: the parameter that points to it; None for an iota.
-        offset: the first value of an iota; else empty.
     """
 
-    index: int
-    role: str
     kind: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
-    strides: tuple[str, ...]
-    inner: str
-    pointer: str | None
-    offset: str
-
-    def base(self, outer: Sequence[str]) -> str:
-        """Where its row begins at the indices ``outer``, in elements; "0" where no index moves it."""
-        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
-        return " + ".join(term for term in terms if term) or "0"
 
 
 @dataclass(frozen=True)
@@ -192,20 +168,8 @@ class _Builder:
 
     def _operand(self, index: int) -> RowOperand:
         operand, kind = self.body.operands[index], self.layout.operands[index]
-        inner = {"contiguous": "1", "broadcast": "0", "row": "0"}.get(kind, f"r{index}")
-        return RowOperand(
-            index=index,
-            role=operand.kind,
-            kind=kind,
-            dtype=operand.dtype,
-            storage=self.dialect.storage_types[operand.dtype],
-            type=self.dialect.types[compute_dtype(operand.dtype)],
-            value=self.printed.values[index],
-            strides=tuple(f"s{index}_{dim}" for dim in range(self.layout.outer)),
-            inner=inner,
-            pointer=f"p{index}" if operand.buffer is not None else None,
-            offset=f"o{index}" if operand.kind == "iota" else "",
-        )
+        outer, value = self.layout.outer, self.printed.values[index]
+        return RowOperand(**printed_operand(index, operand, kind, outer, value, self.dialect), kind=kind)
 
     def build(self) -> RowContext:
         last = max(self.first.values())

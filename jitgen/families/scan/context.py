@@ -8,48 +8,28 @@ from dataclasses import dataclass
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
 from jitgen.families.scan.layout import Layout
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.body import Body, Instruction
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import EXTREMA, PLACES, carry_dtype
+from jitgen.kernel.row_operands import PrintedOperand, printed_operand
 from jitgen.kernel.rows import row_integers
 
 
 @dataclass(frozen=True)
-class Operand:
-    """One operand.
+class Operand(PrintedOperand):
+    """An operand has a kind in either direction.
 
     Attributes:
-        index: among the body's operands.
-        role: ``"load"``, ``"iota"`` or ``"store"``.
         along, across: what it is along the row and from row to row; see ``Layout``.
-        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
-        value: the name of its value.
-        strides: expressions of the outer strides; ``inner`` of the row's.
-        pointer: the parameter; None for an iota, whose first value is ``offset``.
     """
 
-    index: int
-    role: str
     along: str
     across: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
-    strides: tuple[str, ...]
-    inner: str
-    pointer: str | None
-    offset: str
 
     @property
     def is_once(self) -> bool:
         """Whether it has one element for a row."""
         return self.along in ("row", "broadcast") and self.role != "store"
-
-    def base(self, outer: Sequence[str]) -> str:
-        """Its offset, in elements, where the row at indices ``outer`` begins; "0" where nothing moves it."""
-        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True) if s != "0")]
-        return " + ".join(term for term in terms if term) or "0"
 
 
 @dataclass(frozen=True)
@@ -153,18 +133,9 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
     found = printed(instructions, dialect, coarse=body.coarse)
     operands = tuple(
         Operand(
-            index=index,
-            role=operand.kind,
+            **printed_operand(index, operand, layout.along[index], layout.outer, found.values[index], dialect),
             along=layout.along[index],
             across=layout.across[index],
-            dtype=operand.dtype,
-            storage=dialect.storage_types[operand.dtype],
-            type=dialect.types[compute_dtype(operand.dtype)],
-            value=found.values[index],
-            strides=tuple(f"s{index}_{dim}" for dim in range(layout.outer)),
-            inner={"contiguous": "1", "strided": f"r{index}"}.get(layout.along[index], "0"),
-            pointer=f"p{index}" if operand.buffer is not None else None,
-            offset=f"o{index}" if operand.kind == "iota" else "",
         )
         for index, operand in enumerate(body.operands)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
@@ -13,40 +12,20 @@ from jitgen.families.sort.layout import Layout
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
+from jitgen.kernel.row_operands import PrintedOperand, printed_operand
 
 
 @dataclass(frozen=True)
-class Operand:
-    """One operand.
+class Operand(PrintedOperand):
+    """An operand is read once for a row or for each element, or takes what is asked for.
 
     Attributes:
-        index: among the body's operands.
-        role: ``"load"``, ``"iota"`` or ``"store"``.
         what: of a store: ``"values"`` or ``"indices"``; empty for the others.
-        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
-        value: the name of its value.
-        strides: expressions of the outer strides; ``inner`` of the row's.
-        pointer: the parameter; None for an iota, whose first value is ``offset``.
         once: whether it has one element for a row.
     """
 
-    index: int
-    role: str
     what: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
-    strides: tuple[str, ...]
-    inner: str
-    pointer: str | None
-    offset: str
     once: bool
-
-    def base(self, outer: Sequence[str]) -> str:
-        """Its offset, in elements, where the row at indices ``outer`` begins."""
-        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
-        return " + ".join(term for term in terms if term)
 
     def along(self, index: str) -> str:
         """Offset of the element at ``index`` from where its row begins."""
@@ -98,17 +77,8 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
     stored = {i.attr: instructions[i.args[0]].attr[0] for i in instructions if i.op == "store"}
     operands = tuple(
         Operand(
-            index=index,
-            role=operand.kind,
+            **printed_operand(index, operand, layout.along[index], layout.outer, found.values[index], dialect),
             what=stored.get(index, ""),
-            dtype=operand.dtype,
-            storage=dialect.storage_types[operand.dtype],
-            type=dialect.types[compute_dtype(operand.dtype)],
-            value=found.values[index],
-            strides=tuple(f"s{index}_{dim}" for dim in range(layout.outer)),
-            inner={"contiguous": "1", "strided": f"r{index}"}.get(layout.along[index], "0"),
-            pointer=f"p{index}" if operand.buffer is not None else None,
-            offset=f"o{index}" if operand.kind == "iota" else "",
             once=operand.row or (layout.along[index] == "broadcast" and operand.kind != "store"),
         )
         for index, operand in enumerate(body.operands)
