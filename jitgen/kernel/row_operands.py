@@ -34,10 +34,33 @@ class PrintedOperand:
     pointer: str | None
     offset: str
 
+    @property
+    def address_type(self) -> str:
+        """The type in C++ of where its elements are; an iota has an offset."""
+        return f"{'' if self.role == 'store' else 'const '}{self.storage}*" if self.pointer else "int64_t"
+
     def base(self, outer: Sequence[str]) -> str:
         """Where its row begins at the indices ``outer``, in elements; "0" where no index moves it."""
         terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
         return " + ".join(term for term in terms if term) or "0"
+
+
+def host_parameters(
+    operands: Sequence[PrintedOperand], integers: Sequence[str], scalars: Sequence[tuple[str, str]]
+) -> list[str]:
+    """The parameters of a CPU's entry, as the launcher passes them: those that differ between calls of one shape come
+    first. ``scalars`` are (name, type)."""
+    pointers = [f"{operand.address_type} {operand.pointer}" for operand in operands if operand.pointer]
+    numbers = [f"int64_t {name}" for name in integers]
+    return [*pointers, *(f"{kind} {name}" for name, kind in scalars), "int32_t threads", *numbers, "int32_t streaming"]
+
+
+def cuda_parameters(
+    operands: Sequence[PrintedOperand], integers: Sequence[str], scalars: Sequence[tuple[str, str]]
+) -> list[str]:
+    """The parameters of a kernel in CUDA C++. ``scalars`` are (name, type)."""
+    pointers = [f"{operand.address_type} {operand.pointer}" for operand in operands if operand.pointer]
+    return [*pointers, *(f"Index {name}" for name in integers), *(f"{kind} {name}" for name, kind in scalars)]
 
 
 def printed_operand(

@@ -33,6 +33,7 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import CPU_LANES, item_size
+from jitgen.kernel.row_operands import host_parameters
 
 BLOCK = 4096
 """Elements of a block of a row: with its results and its scratch rows it fits the first-level cache."""
@@ -116,7 +117,7 @@ class _Builder:
             # Whether a short row has accumulators of its own, in registers, until they are combined with those of other
             # rows. Where elements come in halves their copy would wait for stores, unless there is one pass only.
             "local": len(rows.passes) == 1 or not self.halved,
-            "parameters": self._parameters(),
+            "parameters": host_parameters(self.rows.operands, self.rows.integers, self.rows.scalars),
             "outer": list(rows.sizes),
             "function_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
             "function_names": [name for _, name in (*self._row_parameters(), *scalars)],
@@ -152,18 +153,10 @@ class _Builder:
 
     # ------------------------------------------------------------------------------------------------- parameters
 
-    def _parameters(self) -> list[str]:
-        """Parameters of the entry, as the launcher passes them: those that differ between calls of one shape come
-        first."""
-        pointers = [f"{_pointer(o)} {o.pointer}" for o in self.rows.operands if o.pointer]
-        scalars = [f"{kind} {name}" for name, kind in self.rows.scalars]
-        integers = [f"int64_t {name}" for name in self.rows.integers]
-        return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
-
     def _row_parameters(self) -> Iterator[tuple[str, str]]:
         """(type, name) of the parameters that say where a row, or a tile, begins."""
         for operand in self.rows.operands:
-            yield _pointer(operand) if operand.pointer else "int64_t", _local(operand)
+            yield operand.address_type, _local(operand)
             if operand.kind == "strided":
                 yield "int64_t", operand.inner
             if self.tiled:
@@ -427,10 +420,6 @@ def _finds_indices(p: Pass) -> bool:
 def _scratch(name: str) -> str:
     """The name of the scratch row of a value."""
     return f"kept_{name}"
-
-
-def _pointer(operand: RowOperand) -> str:
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
 
 
 def _local(operand: RowOperand) -> str:

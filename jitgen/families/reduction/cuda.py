@@ -17,6 +17,7 @@ from jitgen.families.reduction.cuda_passes import cuda_passes
 from jitgen.families.reduction.forms import CudaSchedule, PersistentRows
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.ir.program import Kernel
+from jitgen.kernel.row_operands import cuda_parameters
 
 _CONTEXTS: dict[str, Callable[..., dict[str, Any]]] = {
     "columns": cuda_columns.context,
@@ -28,10 +29,6 @@ _CONTEXTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
-    memory = [operand for operand in rows.operands if operand.pointer]
-    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
-    parameters += [f"Index {name}" for name in rows.integers]
-    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     passes = cuda_passes(kernel, layout, schedule, rows)
@@ -39,7 +36,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: RowCo
     specific = _CONTEXTS[name](kernel, layout, schedule, rows, passes)
     return specific | {
         "row_template": f"cuda_{name}.j2",
-        "parameters": parameters,
+        "parameters": cuda_parameters(rows.operands, rows.integers, rows.scalars),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",

@@ -18,6 +18,7 @@ from jitgen.families.scan.schedule import Schedule
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import EXTREMA, PLACES
+from jitgen.kernel.row_operands import host_parameters
 
 SHARED_ROW = 2**15
 """Elements for each thread from which on threads share a row: less is done before the others have started."""
@@ -45,9 +46,9 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
         "width": schedule.rows,
         "least": SHARED_COLUMN if columns else SHARED_ROW,
         "ahead": AHEAD,
-        "parameters": _parameters(rows),
-        "bases": [(f"{_pointer(o)} const {_local(o)}", _base(o, outer)) for o in rows.operands],
-        "walk_parameters": [*(f"{_pointer(o)} {_local(o)}" for o in rows.operands)]
+        "parameters": host_parameters(rows.operands, rows.integers, rows.scalars),
+        "bases": [(f"{o.address_type} const {_local(o)}", _base(o, outer)) for o in rows.operands],
+        "walk_parameters": [*(f"{o.address_type} {_local(o)}" for o in rows.operands)]
         + [f"int64_t {name}" for name in strides]
         + scalars,
         "walk_arguments": [*(_local(o) for o in rows.operands), *strides, *(name for name, _ in rows.scalars)],
@@ -81,14 +82,6 @@ def _op(scan: Scan) -> str:
         return "jitgen::LogSumExp"
     op = f"jitgen::{_OPS[EXTREMA.get(scan.kind, scan.kind)]}"
     return f"jitgen::Placed<{op}>" if scan.kind in PLACES else op
-
-
-def _parameters(rows: Rows) -> list[str]:
-    """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
-    pointers = [f"{_pointer(o)} {o.pointer}" for o in rows.operands if o.pointer]
-    scalars = [f"{kind} {name}" for name, kind in rows.scalars]
-    integers = [f"int64_t {name}" for name in rows.integers]
-    return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
 
 
 def _strides(rows: Rows, columns: bool) -> list[str]:
@@ -172,9 +165,3 @@ def _local(operand: Operand) -> str:
 
 def _base(operand: Operand, outer: Sequence[str]) -> str:
     return f"{operand.pointer} + {operand.base(outer)}" if operand.pointer else operand.base(outer)
-
-
-def _pointer(operand: Operand) -> str:
-    if not operand.pointer:
-        return "int64_t"
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"

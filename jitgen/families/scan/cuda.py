@@ -12,6 +12,7 @@ from jitgen.families.scan.schedule import CHUNK_UNIT, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import PLACES
 from jitgen.kernel.operands import WARP
+from jitgen.kernel.row_operands import cuda_parameters
 
 _OPS = {
     "sum": "Sum",
@@ -26,10 +27,6 @@ _OPS = {
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
-    memory = [operand for operand in rows.operands if operand.pointer]
-    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
-    parameters += [f"Index {name}" for name in rows.integers]
-    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
     bits = 64 if schedule.wide else 32
     operand = _column_operand if layout.columns else _row_operand
 
@@ -42,7 +39,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
         scratch = schedule.along // WARP if schedule.along > WARP else 0
     return {
         "columns": layout.columns,
-        "parameters": parameters,
+        "parameters": cuda_parameters(rows.operands, rows.integers, rows.scalars),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "chunks": schedule.chunks,

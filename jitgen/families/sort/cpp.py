@@ -10,15 +10,16 @@ from jitgen.families.sort.context import Operand, Rows
 from jitgen.families.sort.layout import Layout
 from jitgen.families.sort.schedule import Schedule
 from jitgen.ir.program import Kernel
+from jitgen.kernel.row_operands import host_parameters
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
     context: dict[str, Any] = {
-        "parameters": _parameters(rows),
+        "parameters": host_parameters(rows.operands, rows.integers, rows.scalars),
         "place": "int64_t" if schedule.wide else "uint32_t",
-        "bases": [(f"{_pointer(o)} const x{o.index}", _base(o, outer)) for o in rows.operands],
+        "bases": [(f"{o.address_type} const x{o.index}", _base(o, outer)) for o in rows.operands],
         "row_loads": [_load(operand) for operand in rows.row_loads],
         "group": {
             "loads": [_load(operand) for operand in rows.loads],
@@ -37,14 +38,6 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
     return context, {"interleaved": True}
 
 
-def _parameters(rows: Rows) -> list[str]:
-    """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
-    pointers = [f"{_pointer(o)} {o.pointer}" for o in rows.operands if o.pointer]
-    scalars = [f"{kind} {name}" for name, kind in rows.scalars]
-    integers = [f"int64_t {name}" for name in rows.integers]
-    return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
-
-
 def _load(operand: Operand) -> dict[str, Any]:
     local, offset = f"x{operand.index}", operand.along("i")
     expression = f"jitgen::load({local}[{offset}])" if operand.pointer else f"{local} + {offset}"
@@ -59,9 +52,3 @@ def _store(operand: Operand) -> dict[str, str]:
 def _base(operand: Operand, outer: list[str]) -> str:
     start = operand.base(outer)
     return f"{operand.pointer} + {start}" if operand.pointer else start
-
-
-def _pointer(operand: Operand) -> str:
-    if not operand.pointer:
-        return "int64_t"
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"

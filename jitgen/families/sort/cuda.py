@@ -10,17 +10,14 @@ from jitgen.families.sort.context import Operand, Rows
 from jitgen.families.sort.layout import Layout
 from jitgen.families.sort.schedule import Schedule
 from jitgen.ir.program import Kernel
+from jitgen.kernel.row_operands import cuda_parameters
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
-    memory = [operand for operand in rows.operands if operand.pointer]
-    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
-    parameters += [f"Index {name}" for name in rows.integers]
-    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
     bits = 64 if schedule.wide else 32
     context: dict[str, Any] = {
-        "parameters": parameters,
+        "parameters": cuda_parameters(rows.operands, rows.integers, rows.scalars),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "chunk": rows.order.chunk,
