@@ -74,7 +74,7 @@ def float32_matmul_precision() -> str:
     """torch's setting. Its getter raises where ``torch.backends`` has other precisions (``fp32_precision``) than the
     setting has names for; of these, the one of CUDA's products counts, as no other has kernels of its own."""
     try:
-        return torch.get_float32_matmul_precision()
+        return torch._C._get_float32_matmul_precision()  # without the Python function around it, in every warm call
     except RuntimeError:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 

@@ -236,6 +236,8 @@ def described(value: Any) -> Any:
     """What two states have in common if they are equal. Fails where a tensor of a trace is left."""
     assert not isinstance(value, TensorProxy)
     if isinstance(value, torch.Tensor):
+        while torch._C._functorch.is_batchedtensor(value):  # what vmap leaves behind has its elements within
+            value = torch._C._functorch.get_unwrapped(value)
         return type(value).__name__, value.tolist()
     if isinstance(value, np.ndarray):
         return value.tolist()
