@@ -56,8 +56,8 @@ EVERY_DTYPE = """\
 operator has, and compiles nothing. Of 15,173 samples, at most 4 of an operator and dtype, 14,671 were right,
 452 refused, 1 too slow, and 49 wrong. These 49 were of 11 operators (`arange`, `diag_embed`, `bilinear`,
 `entr`, `batch_norm`'s statistics and the like), which were mended; no sample of them is wrong since. Values in every
-dtype are compared by tests of `make test-all`: of 4,370 pairs of an operator and a dtype, a sample each, 4,275 are right
-and 95 are refused; 23 were wrong at first and were mended."""
+dtype are compared by tests of `make test-all`: of 4,370 pairs of an operator and a dtype, a sample each, 4,275 are
+right and 95 are refused; 23 were wrong at first and were mended."""
 """What a run in every dtype found, which this page does not repeat."""
 
 
