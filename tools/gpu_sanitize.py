@@ -90,7 +90,7 @@ def judged(finished: Finished) -> dict[str, Any]:
     row = {"tool": tool, "case": case, "backend": backend, "clean": clean, "closing": closing}
     if not clean:
         told = [line for line in finished.lines if line.startswith("===") or "wrong" in line or "Error" in line]
-        row["details"] = [*told[:DETAILS], f"exit status {finished.status}; the last lines:", *finished.lines[-DETAILS:]]
+        row["details"] = [*told[:DETAILS], f"exit status {finished.status}; the last:", *finished.lines[-DETAILS:]]
     return row | {"seconds": round(finished.seconds, 1)}
 
 
