@@ -261,10 +261,11 @@ def sources(word: str = "") -> Iterator[tuple[str, str]]:
     """(name, source) of every kernel of the cases whose names have ``word``."""
     cases = (_pointwise(), _rows(), _attention(), _products(), _ordered(), _more_attention(), _gradients())
     for name, function, arguments in itertools.chain(*cases):
+        name = name.replace("torch.", "")
         if word not in name:
             continue
         for backend, target in ROUTES:
-            file = f"{name.replace('torch.', '')}.{backend}.{target}"
+            file = f"{name}.{backend}.{target}"
             try:
                 kernels = _kernels(name, function, arguments, (backend, target))
             except jitgen.UnsupportedError as error:
@@ -289,12 +290,15 @@ def main() -> int:
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     found = dict(sources(options.only))
+    if not found:
+        parser.error(f"no case has {options.only!r} in its name")
     if options.verb == "write":
         for name, source in found.items():
             (options.directory / name).write_text(source)
         print(f"{len(found)} sources written")
         return 0
-    before = {path.name: path.read_text() for path in options.directory.iterdir() if options.only in path.name}
+    files = options.directory.iterdir()
+    before = {path.name: path.read_text() for path in files if options.only in path.name.partition(".")[0]}
     differing = sorted(found.keys() ^ before.keys())
     for name in differing:
         print(f"only {'now' if name in found else 'before'}: {name}")

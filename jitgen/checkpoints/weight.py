@@ -28,9 +28,9 @@ _SCALES = {
 """The kinds of scales that a reader may find beside codes of any format. Bytes are powers of two in formats of fixed
 blocks alone; beside integers they may be anything."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
+"""The dtypes of zero-points that are no integers, and of a factor of a whole weight."""
 _WORDS = (torch.int32, torch.uint8, torch.int8)
+"""The dtypes in which files pack codes."""
 
 
 def assembled(

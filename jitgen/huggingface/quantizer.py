@@ -150,10 +150,10 @@ class JitgenQuantizer(HfQuantizer):
         return {"deserialize": _Deserialize}
 
     def update_weight_conversions(self, weight_conversions: list[Any], *models: Any) -> list[Any]:
-        # Files have the names of the model in memory, which some renamings would change again. Releases of transformers
-        # that pass no model have no such renamings.
-        names = [name + end for model in models for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
         if self.pre_quantized:
+            # Files have the names of the model in memory, which some renamings would change again. Releases of
+            # transformers that pass no model have no such renamings.
+            names = [name + end for model in models for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
             weight_conversions = [one for one in weight_conversions if not _renames(one, names)]
         return super().update_weight_conversions(weight_conversions, *models)
 
