@@ -34,12 +34,12 @@ from bench.records import write_rows
 from bench.sizes import log_uniform, side
 from bench.timing import graph_seconds
 from jitgen.families import registry
-from jitgen.families.family import Choice
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaPair, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket
 from jitgen.families.gemm.schedules import cuda
 from jitgen.kernel.launch import OVERLAPS
+from jitgen.schedule.choose import Choice
 
 KINDS = {
     "mma": ("int4", 1, 16),

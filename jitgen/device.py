@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen import chips
-from jitgen.chips import Chip, CpuLevel
+from jitgen.schedule import chips
+from jitgen.schedule.chips import Chip, CpuLevel
 from jitgen.spec import Target
 
 INVARIANT_ROWS = 64

@@ -15,11 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.family import Choice
 from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
@@ -30,6 +28,8 @@ from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
 from jitgen.kernel.operands import Call, locate, ordered_like, output_strides
 from jitgen.runtime import overlap
+from jitgen.schedule.chips import Chip
+from jitgen.schedule.choose import Choice
 from jitgen.spec import SCHEMA, KernelSource, Target, digest
 from jitgen.trace.guards import Guards
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from jitgen import chips, settings
+from jitgen import settings
 from jitgen.compilers import routes
 from jitgen.errors import UnsupportedError
 from jitgen.lowering import Route
+from jitgen.schedule import chips
 from jitgen.spec import Target, host_target, runs_here
 
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jitgen import chips
 from jitgen._data import data_directory
 from jitgen.cli import page_graph, page_rates
 from jitgen.codegen.environment import Origin
 from jitgen.errors import JitgenError
 from jitgen.inspect import Lowered
 from jitgen.ir.graph import topological
+from jitgen.schedule import chips
 from jitgen.spec import Target
 
 if TYPE_CHECKING:

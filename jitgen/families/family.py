@@ -27,9 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jitgen import console, tuned
 from jitgen.device import Device
-from jitgen.errors import CacheWarning
 from jitgen.fingerprint import folders_digest
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
@@ -39,6 +37,7 @@ from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Mover, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
 from jitgen.kernel.operands import Call
+from jitgen.schedule.choose import Choice, choose
 
 if TYPE_CHECKING:
     from jitgen.codegen.environment import Rendered
@@ -200,14 +199,6 @@ def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A schedule, and the digest of the measured row that says so; empty where the model does."""
-
-    schedule: Any
-    row: str = ""
-
-
-@dataclass(frozen=True)
 class Family:
     """One kernel family; see the module for when each attribute is asked.
 
@@ -225,7 +216,7 @@ class Family:
         problem: ``(kernel, layouts, geometries, device) -> problem``: what a schedule may depend on.
         cost: ``(problem, candidate, device) -> estimated time``, in any unit; the cheapest candidate is taken, of
             equals the first.
-        facts: ``(problem, device) -> facts`` by which measured choices tell problems apart (``tuned.py``): numbers,
+        facts: ``(problem, device) -> facts`` by which measured choices tell problems apart: numbers,
             text and arrays of these, by name. None where the family takes no measured choices.
         settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
             schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
@@ -280,15 +271,10 @@ class Family:
     def choose(self, problem: Any, device: Device) -> Choice:
         """The candidate for ``problem`` that was measured to be the best; where none was, the cheapest, of equals the
         first."""
-        found = self.candidates(problem, device)
-        facts = self.facts(problem, device) if len(found) > 1 else None
-        row = None
-        if facts is not None:
-            row = tuned.find(self.name, device.target.arch, device.model.name, device.dialect, facts)
-        if row is not None:
-            chosen = next((candidate for candidate in found if row.selects(candidate)), None)
-            if chosen is not None:
-                return Choice(chosen, row.digest)
-            text = f"{row.source}: a measured choice for {device.target} names no candidate: {row}"
-            console.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
-        return Choice(min(found, key=lambda each: self.cost(problem, each, device)) if len(found) > 1 else found[0])
+        return choose(
+            self.name,
+            self.candidates(problem, device),
+            lambda candidate: self.cost(problem, candidate, device),
+            lambda: self.facts(problem, device),
+            device,
+        )

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.chips import H200
 from jitgen.families.reduction.schedule import occupancy
+from jitgen.schedule.chips import H200
 from tests import sixteen_bits
 from tests.numeric import close, results
 

@@ -1,4 +1,4 @@
-"""Multiprocessors, memories, clocks and rates of one chip stand in its record (``jitgen/chips.py``) and nowhere else.
+"""Multiprocessors, memories, clocks and rates of one chip stand in its record (``schedule/chips.py``) and nowhere else.
 
 The test sees a number of a record that stands elsewhere. It does not see constants that a model was fitted with, such
 as the microseconds of a launch: they are a model's, and its docstring says on which chip they were measured.
@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitgen import chips
 from jitgen._data import data_directory
+from jitgen.schedule import chips
 
 ROOT = data_directory("templates").parent / "jitgen"
-RECORDS = ("chips.py",)
+RECORDS = ("schedule/chips.py",)
 """The module that has the records."""
 SPEC = {("spec.py", "_SHARED_KIB")}
 """Shared memory of a block for each compute capability: a number of a target, of which the records' tests say that the
@@ -69,7 +69,7 @@ def test_code_has_no_number_of_a_chip() -> None:
         for line, value in values(statement)
         if value in wanted
     ]
-    assert not found, f"a number of a chip belongs in jitgen/chips.py: {found}"
+    assert not found, f"a number of a chip belongs in jitgen/schedule/chips.py: {found}"
 
 
 def names(statement: ast.stmt) -> tuple[str, ...]:

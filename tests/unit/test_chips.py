@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import chips
-from jitgen.chips import CHIPS, H100, H200, L4, Chip
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.families.reduction.schedule import Occupancy, occupancy
 from jitgen.lowering import Route
+from jitgen.schedule import chips
+from jitgen.schedule.chips import CHIPS, H100, H200, L4, Chip
 from jitgen.spec import CPU_LEVELS, Target
 
 

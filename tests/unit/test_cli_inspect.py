@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from jitgen import settings
-from jitgen.chips import CHIPS, Chip, chips
 from jitgen.cli.group import jitgen
 from jitgen.cli.page_graph import HEIGHT, WIDTH, draw
 from jitgen.cli.page_rates import bound
 from jitgen.compilers import host, nvrtc
 from jitgen.ir.graph import Builder, Graph
+from jitgen.schedule.chips import CHIPS, Chip, chips
 from jitgen.spec import Target
 
 MODULE = """

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.chips import CHIPS
 from jitgen.families.gemm.stream_tiles import StreamWeights, candidates, microseconds
+from jitgen.schedule.chips import CHIPS
 
 TARGETS = [("cuda", "sm_80"), ("cuda", "sm_90a"), ("triton", "sm_90a"), ("triton", "gfx942")]
 WEIGHTS = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int64": torch.int64, "int4": None, "int8": None}

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, lowering
-from jitgen.chips import H200
 from jitgen.deploy import manifest, prewarm, row_variants
 from jitgen.device import Device
 from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
@@ -21,6 +20,7 @@ from jitgen.families.reduction.schedule import (
     MANY_ROWS,
     occupancy,
 )
+from jitgen.schedule.chips import H200
 from jitgen.spec import Target
 
 VOCABULARY = 151936

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import chips
 from jitgen.families.gemm import simt_tiles, tile_times, triton_tiles
 from jitgen.families.gemm.mainloops import TritonMainloop
 from jitgen.families.gemm.schedule import MOST_ROWS, ROW_BUCKETS
+from jitgen.schedule import chips
 from jitgen.spec import Target
 
 MEASURED = (

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitgen
-from jitgen import tuned
 from jitgen._data import data_directory
 from jitgen.deploy import manifest
 from jitgen.errors import CacheError, CacheMissError, CacheWarning
 from jitgen.families import registry
 from jitgen.families.gemm.mainloops import WgmmaPair, WgmmaQuantized
 from jitgen.lowering import Route
+from jitgen.schedule import tuned
 from jitgen.spec import Target
 
 SHIPPED = data_directory("cache/tuned")

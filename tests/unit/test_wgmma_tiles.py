@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.chips import H200
 from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.schedule import bucket, fewest_rows
@@ -37,6 +36,7 @@ from jitgen.families.gemm.wgmma_tiles import (
     dense_splits_and_microseconds,
     splits_and_microseconds,
 )
+from jitgen.schedule.chips import H200
 
 MEASURED = [
     # rows, columns, length, the fastest tiles measured on an H200 and their microseconds

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
 from jitgen.families.gemm import tile_times
 from jitgen.families.gemm.tile_times import TileTimes
+from jitgen.schedule.chips import Chip
 
 SPLITS = (1, 2, 4, 8)
 """Blocks of a cluster that may share the K of a tile."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jitgen.chips import Chip
+from jitgen.schedule.chips import Chip
 
 CHUNK = 64
 """Extent of K in a chunk."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
+from jitgen.schedule.chips import Chip
 
 SAMPLES = 5
 """Numbers of rows of a bucket for which tiles are compared."""

@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
 from jitgen.families.gemm import tile_times
 from jitgen.families.gemm.tile_times import TileTimes
 from jitgen.families.gemm.triton_mainloops import TritonSlices, TritonTokens, TritonWeights
+from jitgen.schedule.chips import Chip
 
 K_SPLITS = (1, 2, 3, 4, 6, 8)
 """Ranges that K may be split into."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
 from jitgen.families.gemm.wgmma_tiles import (
@@ -25,6 +24,7 @@ from jitgen.families.gemm.wgmma_tiles import (
 from jitgen.ir.body import Body, Contraction
 from jitgen.kernel.operands import MappedTensor, item_size
 from jitgen.quant import formats
+from jitgen.schedule.chips import Chip
 
 STAGING_PITCH = 68
 """Floats from one row to the next where an epilogue stages 64 columns in shared memory; four banks are skipped."""

@@ -1,6 +1,6 @@
 """The model of the wgmma mainloops, by which ``wgmma_tiles.py`` chooses: fitted constants, and how times add up.
 
-Multiprocessors, resident clusters and the clock are those of a chip (``jitgen/chips.py``). The other constants were
+Multiprocessors, resident clusters and the clock are those of a chip (``schedule/chips.py``). The other constants were
 fitted to timings on an H200, and hold for Hopper's tensor cores: to 7,058 timings of 90 random shapes for each kind of
 weight (``bench/gemm_timings.py --seed 23001 --shapes 34`` and ``--seed 23002 --shapes 56``; 10 to 8141 rows and N and K
 from 72 to 56840, all on a logarithmic scale), each with every candidate and the numbers of splits that looked
@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
+from jitgen.schedule.chips import Chip
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.chips import Chip
 from jitgen.families.gemm.wgmma_model import (
     AREA,
     BATCHED,
@@ -22,6 +21,7 @@ from jitgen.families.gemm.wgmma_model import (
     SUMS_FIXED,
     Times,
 )
+from jitgen.schedule.chips import Chip
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families.family import Problem
 from jitgen.families.reduction.forms import HostRows, RowSchedule
@@ -23,6 +22,7 @@ from jitgen.families.reduction.residency import passes
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import CPU_LANES, item_size
 from jitgen.kernel.rows import RowGeometry
+from jitgen.schedule.chips import Chip
 
 BLOCK_THREADS = 512
 """Threads of a block up to which a longer row gets more threads; beyond, more bytes for each thread."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from jitgen.chips import Chip
 from jitgen.families.attention.forward.layout import Geometry
+from jitgen.schedule.chips import Chip
 
 MOST_BLOCKS = 8
 """Blocks of a cluster at most, on every chip with clusters."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.chips import Chip
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import Geometry, Layout
 from jitgen.ir.body import Body
+from jitgen.schedule.chips import Chip
 
 ROWS = 8
 """Rows of a tile: the n of a product."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.chips import Chip
 from jitgen.families.attention.forward import decode
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import Geometry, Layout
@@ -17,6 +16,7 @@ from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WARP
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
+from jitgen.schedule.chips import Chip
 
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""

@@ -46,7 +46,7 @@ class Row:
     """One measured choice.
 
     Attributes:
-        chip: on which it was measured, as ``jitgen/chips.py`` names it.
+        chip: on which it was measured, as ``jitgen/schedule/chips.py`` names it.
         dialect: of the kernel.
         problem: the facts of the problem.
         schedules: the schedule, or the two of which a launch takes one.

@@ -1,0 +1,51 @@
+"""The choice of a schedule: candidates, what they cost, and measured rows that come before a model of the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jitgen import console
+from jitgen.errors import CacheWarning
+from jitgen.schedule import tuned
+
+if TYPE_CHECKING:
+    from jitgen.device import Device
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule, and the digest of the measured row that says so; empty where the model does."""
+
+    schedule: Any
+    row: str = ""
+
+
+def choose(
+    family: str,
+    candidates: Sequence[Any],
+    cost: Callable[[Any], float],
+    facts: Callable[[], Mapping[str, Any] | None],
+    device: Device,
+) -> Choice:
+    """Returns the candidate that was measured to be the best; where none was, the cheapest, of equals the first.
+
+    Args:
+        family: the name of the family whose measured rows are read.
+        candidates: at least one. ``cost`` and ``facts`` are asked only where there are more.
+        facts: what measured rows tell the problem by; None where the family takes no measured rows.
+    """
+    if len(candidates) == 1:
+        return Choice(candidates[0])
+    problem = facts()
+    row = None
+    if problem is not None:
+        row = tuned.find(family, device.target.arch, device.model.name, device.dialect, problem)
+    if row is not None:
+        chosen = next((candidate for candidate in candidates if row.selects(candidate)), None)
+        if chosen is not None:
+            return Choice(chosen, row.digest)
+        text = f"{row.source}: a measured choice for {device.target} names no candidate: {row}"
+        console.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
+    return Choice(min(candidates, key=cost))
