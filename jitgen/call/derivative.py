@@ -11,9 +11,11 @@ forward and the backward.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 Launch = Callable[..., tuple[torch.Tensor, ...]]
 """Runs a graph: tensors, then numbers, to results."""
+EXIT_SECONDS = 0.02
+"""What ``_let_autograd_finish_at_exit`` waits: a thread needs microseconds, or, on a busy machine, its turn."""
 
 
 class Derivative:
@@ -236,10 +240,23 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @opaque  # a compiled function may call backward()
     def backward(ctx: Any, *grads: Any) -> Any:
+        if any(grad is not None and grad.is_cuda for grad in grads):
+            _let_autograd_finish_at_exit()
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
         found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
         by_index = dict(zip(wanted, found, strict=True))
         return None, None, *(by_index.get(index) for index in range(len(ctx.needs_input_grad) - 2))
+
+
+@cache
+def _let_autograd_finish_at_exit() -> None:
+    """Make the interpreter wait at exit until torch's autograd threads have released the last gradients.
+
+    Such a thread, one for each GPU, releases gradients after ``backward()`` has returned, and needs the GIL for those
+    that Python knows. CPython before 3.14 ends a thread that asks for the GIL while the interpreter ends. Within a C++
+    destructor that aborts the process, after everything was computed: "terminate called without an active exception".
+    """
+    atexit.register(time.sleep, EXIT_SECONDS)
 
 
 class _Backward:
