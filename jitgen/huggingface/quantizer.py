@@ -110,6 +110,8 @@ class JitgenQuantizer(HfQuantizer):
         self.descriptions = _descriptions(checkpoint_files or ()) if self.pre_quantized else {}
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if not self.pre_quantized:
+            self._quantize_what_is_left(model)
         frozen = []
         for name, module in model.named_modules():
             if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
@@ -124,6 +126,28 @@ class JitgenQuantizer(HfQuantizer):
             first = ", ".join(frozen[:3]) + (", ..." if len(frozen) > 3 else "")
             _log.info("no longer trainable: %d biases of quantised layers (%s)", len(frozen), first)
         return model
+
+    def _quantize_what_is_left(self, model: Any) -> None:
+        """Quantise what should be, and was not while it was loaded: transformers asks only of the first parameter that
+        a tensor of the file is divided into."""
+        known = {layer.name for layer in self.skipped}
+        left = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if not isinstance(parameter, QTensor) and self.param_needs_quantization(model, name)
+        ]
+        operation = _Quantize(self)
+        for name, parameter in left:
+            module, _, leaf = name.rpartition(".")
+            if {name, module} & known:
+                continue
+            if parameter.is_meta:
+                self.skipped.append(SkippedLayer(name, "it is offloaded, and one tensor of the file with others"))
+            elif getattr(parameter, "_is_hf_initialized", False):
+                made = operation.convert({name: parameter.detach()}, model=model, full_layer_name=name)[name]
+                setattr(model.get_submodule(module), leaf, made)
+            else:
+                self.skipped.append(SkippedLayer(name, "the files do not have it, so it is random"))
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         if self.pre_quantized:

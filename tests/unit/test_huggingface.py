@@ -157,3 +157,46 @@ def test_what_is_refused(tmp_path: Path) -> None:
             quantization_config=jitgen.JitgenConfig("int4", 32),
             device_map={"model": "disk", "lm_head": "cpu"},
         )
+
+
+@pytest.mark.parametrize("kept", ["q_proj", "k_proj", "v_proj"])
+def test_one_tensor_of_a_file_that_is_several_weights(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import conversion_mapping
+    from transformers.core_model_loading import Chunk, WeightConverter
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**SIZES, "num_key_value_heads": 4})
+    plain = transformers.LlamaForCausalLM(config).eval()
+    plain.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    attention = "model.layers.0.self_attn"
+    names = [f"{attention}.{name}.weight" for name in ("q_proj", "k_proj", "v_proj")]
+    state[f"{attention}.qkv.weight"] = torch.cat([state.pop(name) for name in names])
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    targets = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+    converter = WeightConverter("self_attn.qkv", targets, operations=[Chunk(dim=0)])
+    cache = dict(conversion_mapping._build_checkpoint_conversion_mapping())
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", {**cache, "llama": [converter]})
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    quantization = jitgen.JitgenConfig("int8", 32, modules_to_not_convert=[kept, "lm_head"])
+    model = load(tmp_path, quantization_config=quantization)
+    assert {name for name in names if name not in weights(model)} == {f"{attention}.{kept}.weight"}
+    assert model.hf_quantizer.skipped == []
+    state = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        found = state[name].dequantize() if isinstance(state[name], QTensor) else state[name]
+        torch.testing.assert_close(found, parameter.detach(), rtol=0.01, atol=0.01)
+    torch.testing.assert_close(logits(model), logits(plain), rtol=0.02, atol=0.02)
+
+
+def test_a_weight_that_no_file_has_is_not_quantised_and_named(tmp_path: Path) -> None:
+    llama(tmp_path)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    config = jitgen.JitgenConfig("int8", 32, modules_to_not_convert=["lm_head"])
+    model = load(tmp_path, quantization_config=config, num_labels=4)
+    assert not isinstance(model.score.weight, QTensor)
+    assert [layer.name for layer in model.hf_quantizer.skipped] == ["score.weight"]
+    assert "random" in model.hf_quantizer.skipped[0].reason
