@@ -9,6 +9,7 @@ Imports point downwards::
     resolver         a call that is new: trace, lower, fetch, bind; recording: what it writes into manifests
     specialization   one trace, and the launchers bound from it
     arguments        leaves and structure; signature: what of them is compared
+    table            what calls are looked up in, and how many of them it holds
     routing          backend, compiler and target
     opaque           what torch.compile leaves alone
     methods          what is remembered of each instance of a decorated method

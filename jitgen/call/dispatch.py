@@ -19,9 +19,10 @@ from jitgen.call import observers, warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
+from jitgen.call.table import LaunchTable, Table
+from jitgen.codegen.python import PythonFunction, block, tuple_text
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.quant import weights
-from jitgen.runtime.generated import define
 from jitgen.runtime.guards import layout_check
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
@@ -32,12 +33,6 @@ from jitgen.trace.readable import TENSORS, refuse_tangents
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative, GradientCall, Launch
     from jitgen.call.specialization import Specialization
-
-MAX_LAUNCHES = 4096
-"""Launches remembered per function and argument types; a table that is full is emptied."""
-
-MAX_ALTERNATIVES = 8
-"""Launches of equal arguments, for captured values that alternate."""
 
 Dispatcher = Callable[..., Any]
 
@@ -50,7 +45,7 @@ class Dispatchers:
     """
 
     def __init__(self, resolver: Resolver, parameters: Parameters):
-        self.table: dict[Any, Dispatcher] = {}
+        self.table: Table[Any, Dispatcher] = Table()
         self._resolver = resolver
         self._parameters = parameters
         self._derivatives: dict[tuple[int, tuple[int, ...]], Derivative] = {}
@@ -68,7 +63,8 @@ class Dispatchers:
         dispatcher = self.table.get(key)
         if dispatcher is None:
             check(self._resolver.name, leaves, host_scalars=True, gradients=True)
-            dispatcher = self.table[key] = self._make(kinds, tree)
+            dispatcher = self._make(kinds, tree)
+            self.table.put(key, dispatcher)
         return dispatcher
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -84,7 +80,7 @@ class Dispatchers:
             return traced_call(self._resolver, leaves, tree)
         dispatcher = self.find(leaves, tree)
         if walked is not None:
-            self.table[walked[0]] = dispatcher
+            self.table.put(walked[0], dispatcher)
         self._add_unnested(args, kwargs, dispatcher)
         return dispatcher(*leaves)
 
@@ -148,9 +144,9 @@ class Dispatchers:
         if leaf_kinds(kind for kind, is_weight in zip(kinds, quantized, strict=True) if not is_weight):
             key = (tuple(kwargs), *kinds) if kwargs else kinds
             if key not in self.table:
-                self.table[key] = (
-                    self._make_quantized(len(args), tuple(kwargs), quantized) if any(quantized) else dispatcher
-                )
+                if any(quantized):
+                    dispatcher = self._make_quantized(len(args), tuple(kwargs), quantized)
+                self.table.put(key, dispatcher)
 
     def _make(self, kinds: tuple[type, ...], tree: Any) -> Dispatcher:
         """A function of leaves of exactly these types."""
@@ -167,27 +163,26 @@ class Dispatchers:
         conditions = [*arguments.addresses, *conditions]
         compared = arguments.tensor_names
         facts = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
-        layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
-        leaves, launched = warm.tuple_text(arguments.all), warm.tuple_text(arguments.launched)
+        layout = tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
+        leaves, launched = tuple_text(arguments.all), tuple_text(arguments.launched)
         inline = f"state.inline({', '.join(arguments.all)})"
-        text = warm.function_text(
-            [
-                f"def dispatch({', '.join(arguments.all)}):",
-                *([] if tensors else [f"    if tracing.get() is not None: return {inline}"]),
-            ],
+        function = warm.function(
+            "dispatch",
+            arguments.all,
+            [] if tensors else [f"if tracing.get() is not None: return {inline}"],
             arguments,
             # A trace in progress refuses to read an address: then this call is part of its kernel. Tensors without
             # memory refuse too.
             unreadable="(UnsupportedError, RuntimeError)",
             inline=inline,
             attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments),
-            otherwise=f"state.cold({layout}, {warm.tuple_text(values)}, {leaves}, {launched})",
+            otherwise=f"state.cold({layout}, {tuple_text(values)}, {leaves}, {launched})",
         )
         state = DispatchState(self, self._resolver, tree, tensors, len(values))
         names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
         names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing, "forward_ad": forward_ad}
         names |= {"modes": observers.modes, "is_recording": observers.is_recording}
-        return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
+        return function.define(f"dispatch of {self._resolver.name}", names)
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
         """A function of ``count`` positional arguments and then keywords, of which some are quantised weights.
@@ -199,19 +194,14 @@ class Dispatchers:
         unpacked = [f"*stored_{value}.tensors" if value in packed else value for value in values]
         tokens = [f"stored_{value}.token" for value in packed]
         keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
-        arguments = f"{warm.tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
-        text = "\n".join(
-            [
-                f"def dispatch({', '.join(values)}):",
-                *(f"    stored_{value} = {value}.stored" for value in packed),
-                f"    dispatcher = table.get({warm.tuple_text(tokens)})",
-                "    if dispatcher is None or tracing.get() is not None:",
-                f"        return learn({arguments})",
-                f"    return dispatcher({', '.join(unpacked)})",
-                "",
-            ]
-        )
-        table: dict[Any, Dispatcher] = {}
+        arguments = f"{tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
+        lines = [
+            *(f"stored_{value} = {value}.stored" for value in packed),
+            f"dispatcher = table.get({tuple_text(tokens)})",
+            *block("if dispatcher is None or tracing.get() is not None:", [f"return learn({arguments})"]),
+            f"return dispatcher({', '.join(unpacked)})",
+        ]
+        table: Table[Any, Dispatcher] = Table()
         resolver, parameters = self._resolver, self._parameters
 
         def learn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -225,11 +215,11 @@ class Dispatchers:
             packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]
             tokens = tuple(weight.token for weight in packed)
             if all(token.layout == resolver.layout_of(weight) for token, weight in zip(tokens, packed, strict=True)):
-                table[tokens] = dispatcher
+                table.put(tokens, dispatcher)
             return dispatcher(*leaves)
 
         used = {"tracing": tracing, "table": table, "learn": learn}
-        return define("dispatch", f"dispatch of {resolver.name}", text, used)
+        return PythonFunction("dispatch", values, lines).define(f"dispatch of {resolver.name}", used)
 
 
 class DispatchState:
@@ -250,8 +240,8 @@ class DispatchState:
         self.tree = tree
         self.tensors = tensors
         self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
-        self.table: dict[Any, list[BoundLaunch]] = {}
-        self.gradients: dict[Any, list[GradientCall]] = {}
+        self.table: LaunchTable[BoundLaunch] = LaunchTable()
+        self.gradients: LaunchTable[GradientCall] = LaunchTable()
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
@@ -287,30 +277,31 @@ class DispatchState:
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
         key = (layout, values, autocast.settings())
         if torch.is_grad_enabled() and (needs_grad or key in self.gradients):
-            remembered = self._known_gradients(key, leaves) if all(addresses) else None
-            if remembered is not None:
-                call, captured_now = remembered
-                refuse_tangents(self.resolver.name, (*tensors, *captured_now))
-                return call([*tensors, *captured_now], numbers)
+            known_gradients = self.gradients.fitting(key, leaves) if all(addresses) else None
+            if known_gradients is not None:
+                call, captured = known_gradients
+                refuse_tangents(self.resolver.name, (*tensors, *captured))
+                return call([*tensors, *captured], numbers)
             if needs_grad:
                 return self._differentiated(key, leaves)
         if not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         try:
-            found, captured = self._known(key, leaves)
-            if found is None and (scalars := exchanged(leaves)) is not None:
+            known = self.table.fitting(key, leaves)
+            if known is None and (scalars := exchanged(leaves)) is not None:
                 return self.dispatchers.find(scalars, self.tree)(*scalars)
-            if found is None or captured is None:
+            if known is None:
                 with changes_stay():
-                    found, captured = self._resolved(key, leaves)
-                    return self._launched(found, captured, tensors, values, addresses, numbers)
+                    known = self.resolver.resolve(leaves, self.tree)
+                    self.table.add(key, known[0])
+                    return self._launched(*known, tensors, values, addresses, numbers)
         except RequiresGrad:  # a captured tensor does
             return self._differentiated(key, leaves)
-        return self._launched(found, captured, tensors, values, addresses, numbers)
+        return self._launched(*known, tensors, values, addresses, numbers)
 
     def _launched(
         self,
-        found: BoundLaunch,
+        bound: BoundLaunch,
         captured: list[torch.Tensor],
         tensors: list[torch.Tensor],
         values: tuple[Any, ...],
@@ -320,45 +311,15 @@ class DispatchState:
         """The result of a call, which is the last one from now on."""
         refuse_tangents(self.resolver.name, (*tensors, *captured))
         needs_grad = any(tensor.requires_grad for tensor in tensors)
-        self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
-        return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+        self.last = (layout_check(tensors), bound.launch, bound.current(needs_grad), *values)
+        return bound.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
     def _differentiated(self, key: Any, leaves: tuple[Any, ...]) -> Any:
         """A call that computes gradients and is new; it is remembered."""
         with changes_stay():
             found, result = self.dispatchers.derivative(leaves, self.tree)
-        if len(self.gradients) >= MAX_LAUNCHES:
-            self.gradients.clear()
-        alike = self.gradients.setdefault(key, [])
-        alike.insert(0, found)
-        del alike[MAX_ALTERNATIVES:]
+        self.gradients.add(key, found)
         return result
-
-    def _known_gradients(self, key: Any, leaves: tuple[Any, ...]) -> tuple[GradientCall, list[torch.Tensor]] | None:
-        """What computes gradients of calls like this one with what is captured now, and the captured tensors."""
-        for found in self.gradients.get(key, ()):
-            captured = [] if found.depends_on_arguments_alone else found.captured_tensors(leaves)
-            if captured is not None:
-                return found, captured
-        return None
-
-    def _resolved(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch, list[torch.Tensor]]:
-        """The launch of a call that is new, which the table has from now on, and the captured tensors."""
-        found, captured = self.resolver.resolve(leaves, self.tree)
-        if len(self.table) >= MAX_LAUNCHES:
-            self.table.clear()
-        alike = self.table.setdefault(key, [])
-        alike.insert(0, found)
-        del alike[MAX_ALTERNATIVES:]
-        return found, captured
-
-    def _known(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch | None, list[torch.Tensor] | None]:
-        """The launch in the table whose captured values are as they are now, and the captured tensors."""
-        for found in self.table.get(key, ()):
-            captured = found.captured_tensors(leaves)
-            if captured is not None:
-                return found, captured
-        return None, None
 
 
 def traced_call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:

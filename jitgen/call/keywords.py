@@ -17,15 +17,15 @@ import keyword
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
-from jitgen.call.dispatch import MAX_LAUNCHES, Dispatchers
+from jitgen.call.dispatch import Dispatchers
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.signature import plan_key
+from jitgen.call.table import Table
+from jitgen.codegen.python import PythonFunction, block, tuple_text
 from jitgen.errors import TraceError
 from jitgen.quant import weights
-from jitgen.runtime.generated import define
 from jitgen.trace.guards import tracing
 
 Form = tuple[Any, ...]
@@ -40,11 +40,11 @@ class Keywords:
     """
 
     def __init__(self, resolver: Resolver, parameters: Parameters, dispatchers: Dispatchers):
-        self.table: dict[Form, Callable[..., Any]] = {}
+        self.table: Table[Form, Callable[..., Any]] = Table()
         self._resolver = resolver
         self._parameters = parameters
         self._dispatchers = dispatchers
-        self._plans: dict[Form, FormPlans] = {}
+        self._plans: Table[Form, FormPlans] = Table()
 
     def forget(self) -> None:
         """Release everything resolved."""
@@ -59,10 +59,8 @@ class Keywords:
         """
         if not all(name.isidentifier() and not keyword.iskeyword(name) for name in kwargs):
             return self._call_unnamed(args, kwargs)
-        if len(self.table) >= MAX_LAUNCHES:
-            self.table.clear()
-        form = (len(args), *kwargs)
-        made = self.table[form] = self._make(len(args), tuple(kwargs))
+        made = self._make(len(args), tuple(kwargs))
+        self.table.put((len(args), *kwargs), made)
         return made(*args, **kwargs)
 
     def _call_unnamed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,27 +84,26 @@ class Keywords:
         key = [repr(tuple(rest)), *(f"{kind_of}({value})" for value in ordered)]
         remaining = ", ".join(f"{name!r}: {value}" for name, value in rest.items())
         lines = [
-            f"{found} = {table}.get({warm.tuple_text(key[0 if rest else 1 :])})",
-            f"if {found} is not None:",
-            f"    return {found}({', '.join(ordered)})",
-            f"return {call_of}({warm.tuple_text(values)}, {{{remaining}}})",
+            f"{found} = {table}.get({tuple_text(key[0 if rest else 1 :])})",
+            *block(f"if {found} is not None:", [f"return {found}({', '.join(ordered)})"]),
+            f"return {call_of}({tuple_text(values)}, {{{remaining}}})",
         ]
         if takes_out:
             launched = ", ".join([*ordered, "out=out"])
-            lines = ["if out is None:", *(f"    {line}" for line in lines), f"return {plans}.launch({launched})"]
-        header = f"def call({', '.join([*positional, '*', *names])}):"
-        text = "\n".join([header, *(f"    {line}" for line in lines), ""])
+            lines = [*block("if out is None:", lines), f"return {plans}.launch({launched})"]
         used = {table: self._dispatchers.table, call_of: self._dispatchers.call, kind_of: type}
         if takes_out:
             used[plans] = self._plans_of(len(values), tuple(rest))
-        made: Callable[..., Any] = define("call", f"arguments of {self._resolver.name}", text, used)
+        function = PythonFunction("call", [*positional, "*", *names], lines)
+        made: Callable[..., Any] = function.define(f"arguments of {self._resolver.name}", used)
         return made
 
     def _plans_of(self, count: int, names: tuple[str, ...]) -> FormPlans:
-        key = (count, *names)
-        if key not in self._plans:
-            self._plans[key] = FormPlans(self._resolver, self._parameters, count, names)
-        return self._plans[key]
+        plans = self._plans.get((count, *names))
+        if plans is None:
+            plans = FormPlans(self._resolver, self._parameters, count, names)
+            self._plans.put((count, *names), plans)
+        return plans
 
 
 Unpacked = tuple[Sequence[Any], Any, Sequence[Any] | None]
@@ -124,7 +121,7 @@ class Plans:
     def __init__(self, resolver: Resolver, unpack: Callable[[tuple[Any, ...]], Unpacked]):
         self._resolver = resolver
         self._unpack = unpack
-        self._table: dict[Any, LaunchPlan] = {}
+        self._table: Table[Any, LaunchPlan] = Table()
         self.launch: Callable[..., Any] = self._launch
 
     def _launch(self, *values: Any, out: Any) -> Any:
@@ -141,10 +138,8 @@ class Plans:
         plan = self._table.get(plan_key(leaves, tree, self._resolver.static_numbers))
         if plan is None:
             plan = LaunchPlan(self._resolver, leaves, tree, tokens or (), self.look_up)
-            if len(self._table) >= MAX_LAUNCHES:
-                self._table.clear()
             # The key is made only now: the trace may have found that it depends on a number.
-            self._table[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
+            self._table.put(plan_key(leaves, tree, self._resolver.static_numbers), plan)
         if tokens is not None:
             self.launch = plan
         return plan.launch(leaves, out)
@@ -157,16 +152,18 @@ class FormPlans(Plans):
         super().__init__(resolver, self._flattened)
         self._parameters = parameters
         self._count, self._names = count, names
-        self._nested: dict[Any, Plans] = {}
+        self._nested: Table[Any, Plans] = Table()
 
     def look_up(self, values: tuple[Any, ...], out: Any) -> Any:
         if any(isinstance(value, (list, tuple, dict)) for value in values):
             walked = walk(*self._split(values), self._resolver.layout_of)
             if walked is not None:
-                if walked[0] not in self._nested:
+                plans = self._nested.get(walked[0])
+                if plans is None:
                     _, tree, _ = self._flattened(values)
-                    self._nested[walked[0]] = Plans(self._resolver, lambda leaves: (leaves, tree, ()))
-                return self._nested[walked[0]].launch(*walked[1], out=out)
+                    plans = Plans(self._resolver, lambda leaves: (leaves, tree, ()))
+                    self._nested.put(walked[0], plans)
+                return plans.launch(*walked[1], out=out)
         return super().look_up(values, out)
 
     def _split(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

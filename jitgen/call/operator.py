@@ -27,14 +27,12 @@ import torch
 from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
+from jitgen.call.table import LIMIT, Table
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, from_json, operations_of, to_json
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
-
-MAX_LAUNCHES = 1024
-"""Launches remembered of one graph; a table that is full is emptied."""
 
 _ARGUMENTS = "Tensor[] tensors, SymInt[] integers, float[] floats, str graph"
 NAMES = ("call", "call_random")
@@ -109,14 +107,14 @@ class Program:
                 )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LIMIT)
 def parsed(text: str) -> Program:
     """What ``Program.text`` wrote."""
     facts = json.loads(text)
     return Program(**facts | {"graph": from_json(facts["graph"])})
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LIMIT)
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of tensors and then numbers: the operator, with ``program`` as its text."""
     text, count = program.text(), len(program.graph.inputs)
@@ -142,7 +140,7 @@ class _Launches:
 
     def __init__(self, program: Program):
         self.resolver: Resolver = ResolverOfGraph(Traced.of(program.launched), program.routing)
-        self.table: dict[Any, BoundLaunch] = {}
+        self.table: Table[Any, BoundLaunch] = Table()
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
         leaves = [*tensors, *numbers]
@@ -150,14 +148,12 @@ class _Launches:
         found = self.table.get(key)
         if found is None:
             found = self.resolver.resolve(leaves, None)[0]
-            if len(self.table) >= MAX_LAUNCHES:
-                self.table.clear()
             key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
-            self.table[key] = found
+            self.table.put(key, found)
         return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LIMIT)
 def _launches(text: str) -> _Launches:
     return _Launches(parsed(text))
 
@@ -203,12 +199,12 @@ def empty_results(program: Program, environment: Mapping[str, Any], device: torc
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LIMIT)
 def _draws(text: str) -> bool:
     return parsed(text).is_random
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=LIMIT)
 def _text_over_batch(text: str, is_batched: tuple[bool, ...], single: bool) -> tuple[str, tuple[bool, ...]] | None:
     """The text of ``ir/batched.py``'s graph, and which of its results have a batch; None where it has no rule."""
     from jitgen.ir.batched import batched

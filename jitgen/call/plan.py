@@ -19,6 +19,7 @@ from jitgen.call.outputs import (
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check, is_object
+from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
@@ -84,19 +85,19 @@ class LaunchPlan:
         self._tensor_facts: list[TensorFacts] = [self._bound[index] for index in facts.tensors]
         self._addresses_matter = facts.addresses_matter
         self._bound_launch = found
-        self._found_by_out: dict[Any, BoundLaunch] = {}
+        self._launches: LaunchTable[BoundLaunch] = LaunchTable()
         """The launches by the state of autocast and the facts of the outputs that the caller allocates, None where
         jitgen does."""
         self._needs_grad = any(tensor.requires_grad for tensor in tensors)
         self._last: tuple[Any, ...] | None = None
         self._last_out: tuple[Any, ...] | None = None
-        self._remember(found, tensors, None)
+        self._launches.add(_key(None), found)
+        self._try_next(found, tensors, None)
 
-    def _remember(
+    def _try_next(
         self, found: BoundLaunch, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None
     ) -> None:
         """Make ``found`` the launch that the next call tries."""
-        self._found_by_out[_key(out)] = found
         remainders = [tensor.remainder for tensor in self._tensor_facts] if self._addresses_matter else []
         current = found.current(self._needs_grad)
         if out is None:
@@ -217,18 +218,19 @@ class LaunchPlan:
         self, leaves: Sequence[Any], out: Sequence[torch.Tensor] | None
     ) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
         """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
-        found = self._found_by_out.get(_key(out))
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
-        captured = found.captured_tensors(leaves) if found is not None else None
-        if found is None or captured is None:
+        key = _key(out)
+        known = self._launches.fitting(key, leaves)
+        if known is None:
             if out is not None:
                 name, lowered = self._resolver.name, self._find(leaves, None)[0].lowered
                 check_outputs(name, described_results(name, lowered) or [], self._device, out)
-            found, captured = self._resolver.resolve(leaves, self._tree, out or ())
-        self._remember(found, [leaves[index] for index in self._tensor_indices], out)
-        return found, captured
+            known = self._resolver.resolve(leaves, self._tree, out or ())
+            self._launches.add(key, known[0])
+        self._try_next(known[0], [leaves[index] for index in self._tensor_indices], out)
+        return known
 
 
 def _key(out: Sequence[torch.Tensor] | None) -> Any:

@@ -12,9 +12,9 @@ from torch.autograd import forward_ad
 from jitgen.call import observers, warm
 from jitgen.call.opaque import opaque
 from jitgen.call.signature import is_object
+from jitgen.codegen.python import block
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
-from jitgen.runtime.generated import define
 
 MISSING = object()
 """Stands for an argument that a call leaves out."""
@@ -84,26 +84,23 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     same += [f"(arg{i} is value{i} or type(arg{i}) is kind{i} and exact(arg{i}) == value{i})" for i in facts.static]
     ready = " and ".join(["last is not None", "not more", *same])
     optional = [f"{parameter}=missing" for parameter in parameters]
-    header = [f"def __call__({', '.join(['self', *optional])}, *more, out=None):"]
+    unpack: list[str] = []
     for index, tensors in unpacking.items():
         stored = f"stored{index}"
-        header += [f"    {stored} = getattr({parameters[index]}, 'stored', None)"]
-        header += [f"    if {stored} is None or {stored}.token is not token{index}: return {elsewhere}"]
-        header += [f"    {', '.join(tensors)} = {stored}.tensors"]
-    text = warm.function_text(
-        header,
+        unpack += [f"{stored} = getattr({parameters[index]}, 'stored', None)"]
+        unpack += [f"if {stored} is None or {stored}.token is not token{index}: return {elsewhere}"]
+        unpack += [f"{', '.join(tensors)} = {stored}.tensors"]
+    ready_for_out = f"{ready} and type(out) is Tensor and not out.is_nested"
+    function = warm.function(
+        "__call__",
+        ["self", *optional, "*more", "out=None"],
+        unpack,
         arguments,
         unreadable="(AttributeError, RuntimeError, UnsupportedError)",
         inline=elsewhere,
         attempts=[
-            "if out is None:",
-            "    last = self._last",
-            f"    if {ready}:",
-            *(f"        {line}" for line in _attempt(facts)),
-            "else:",
-            "    last = self._last_out",
-            f"    if {ready} and type(out) is Tensor and not out.is_nested:",
-            *(f"        {line}" for line in _attempt_with_out(facts)),
+            *block("if out is None:", ["last = self._last", *block(f"if {ready}:", _attempt(facts))]),
+            *block("else:", ["last = self._last_out", *block(f"if {ready_for_out}:", _attempt_with_out(facts))]),
         ],
         otherwise=elsewhere,
     )
@@ -113,7 +110,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     names |= {f"token{index}": token for index, token in enumerate(facts.tokens)}
     names |= {f"kind{index}": type(facts.leaves[index]) for index in (*facts.numbers, *facts.static)}
     names |= {f"value{index}": exact(facts.leaves[index]) for index in facts.static}
-    call: Callable[..., Any] = opaque(define("__call__", f"plan of {name}", text, names))
+    call: Callable[..., Any] = opaque(function.define(f"plan of {name}", names))
     return call
 
 

@@ -102,6 +102,8 @@ class Captures:
         Args:
             leaves: the arguments of the call, whose objects are guarded too.
         """
+        if self.depends_on_arguments_alone:
+            return []
         token = call_leaves.set(leaves)
         try:
             return self._read()

@@ -28,6 +28,7 @@ from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
+from jitgen.call.table import LIMIT
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological, under_views
@@ -203,7 +204,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_input
     ctx.mark_non_differentiable(*(output[index] for index in _without_gradient(ctx.graph, wanted)))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=LIMIT)
 def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
     """The results of a program that do not depend differentiably on the inputs ``wanted``."""
     from jitgen.gradients.plan import without_gradient
@@ -211,7 +212,7 @@ def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
     return without_gradient(parsed(text).graph, wanted)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=LIMIT)
 def _derivative(text: str, wanted: tuple[int, ...], device: torch.device, ones: tuple[str, ...]) -> Derivative:
     """How a program computes gradients of the inputs ``wanted`` where the sizes ``ones`` are 1."""
     program = parsed(text)

@@ -51,6 +51,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jitgen.codegen.python import PythonFunction, block
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -76,7 +78,7 @@ class Arguments:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of the tensors, which ``function_text`` reads first."""
+        """The addresses of the tensors, which ``function`` reads first."""
         return [f"address{index}" for index in self.tensors]
 
     @property
@@ -120,35 +122,36 @@ def launch_if_same(
         text = f"launch({', '.join([*launched, *out])})"
         return [text, f"return {out[0]}"] if out else [f"return {text}"]
 
-    captured = ["captured_addresses = [*map(data_ptr, captured)]"]
-    captured += [f"if {captured_condition}:"] if captured_condition else []
-    inner = "    " if captured_condition else ""
+    launch_captured = launch(arguments.launched_with_captured)
+    if captured_condition:
+        launch_captured = block(f"if {captured_condition}:", launch_captured)
     # Within a dual_level() of forward-mode AD tensors may have tangents, which no layout tells.
     first = [f"same_layout({', '.join(compared)})", "forward_ad._current_level < 0"]
     # A mode would not see the launch (observers.py).
     same = " and ".join([*first, *conditions, "not modes()", "not is_recording()"])
     then = [
-        "if current is None:",
-        *(f"    {line}" for line in launch(arguments.launched)),
+        *block("if current is None:", launch(arguments.launched)),
         "captured = current()",
-        "if captured is not None:",
-        *(f"    {line}" for line in captured),
-        *(f"    {inner}{line}" for line in launch(arguments.launched_with_captured)),
+        *block("if captured is not None:", ["captured_addresses = [*map(data_ptr, captured)]", *launch_captured]),
     ]
-    return [
-        f"{', '.join(['same_layout', 'launch', 'current', *names])} = {remembered}",
-        f"if {same}:",
-        *(f"    {line}" for line in then),
-    ]
+    names = ["same_layout", "launch", "current", *names]
+    return [f"{', '.join(names)} = {remembered}", *block(f"if {same}:", then)]
 
 
-def function_text(
-    header: Sequence[str], arguments: Arguments, unreadable: str, inline: str, attempts: Sequence[str], otherwise: str
-) -> str:
-    """The text of a whole function.
+def function(
+    name: str,
+    parameters: Sequence[str],
+    first: Sequence[str],
+    arguments: Arguments,
+    unreadable: str,
+    inline: str,
+    attempts: Sequence[str],
+    otherwise: str,
+) -> PythonFunction:
+    """A whole function.
 
     Args:
-        header: its ``def`` line and the statements before any other, these indented.
+        first: the statements before any other.
         unreadable: the exception that an argument without an address raises.
         inline: what the function returns then, and for nested tensors, which have no strides.
         attempts: lines of ``launch_if_same``.
@@ -159,17 +162,11 @@ def function_text(
     ]
     nested = " or ".join(f"{name}.is_nested" for name in arguments.tensor_names)  # a layout check aborts at these
     body = [
-        "try:",
-        *(f"    {line}" for line in read or ["pass"]),
-        f"except {unreadable}:",
-        f"    return {inline}",
-        *([f"if {nested}:", f"    return {inline}"] if nested else []),
+        *first,
+        *block("try:", read or ["pass"]),
+        *block(f"except {unreadable}:", [f"return {inline}"]),
+        *(block(f"if {nested}:", [f"return {inline}"]) if nested else []),
         *attempts,
         f"return {otherwise}",
     ]
-    return "\n".join([*header, *(f"    {line}" for line in body), ""])
-
-
-def tuple_text(items: Sequence[str]) -> str:
-    """The tuple of these expressions."""
-    return f"({''.join(f'{item}, ' for item in items)})"
+    return PythonFunction(name, parameters, body)

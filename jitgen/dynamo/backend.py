@@ -24,6 +24,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen import console, settings
+from jitgen.codegen.python import PythonFunction
 from jitgen.dynamo import checkpoint, cut
 from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
 from jitgen.dynamo.program import Program, called, hint, program_of, value_of, with_values
@@ -346,21 +347,19 @@ def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]
     namespace: dict[str, Any] = {"module": module}
     last = {found: part for part in parts for found in part.inputs}
     kept = set(graph.output_node().all_input_nodes)
-    lines = [f"def run({', '.join(placeholders)}):"]
-    lines += [f"    {names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
+    lines = [f"{names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
     for index, part in enumerate(parts):
         namespace[f"part{index}"] = part
         read = ", ".join(names[node] for node in part.inputs)
         written = "".join(f"{names[node]}, " for node in part.outputs)
         call = f"part{index}(({read}{',' if len(part.inputs) == 1 else ''}))"
-        lines.append(f"    {written}= {call}" if written else f"    {call}")
+        lines.append(f"{written}= {call}" if written else call)
         dead = [names[node] for node in part.inputs if last[node] is part and node not in kept]
         if dead:
-            lines.append(f"    del {', '.join(dead)}")
+            lines.append(f"del {', '.join(dead)}")
     output = pytree.tree_map_only(fx.Node, lambda node: _Name(names[node]), graph.output_node().args[0])
-    lines.append(f"    return {output!r}")
-    exec(compile("\n".join(lines), "<jitgen backend>", "exec"), namespace)
-    run: Callable[..., Any] = namespace["run"]
+    lines.append(f"return {output!r}")
+    run: Callable[..., Any] = PythonFunction("run", placeholders, lines).define("backend", namespace)
     return run
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from jitgen.codegen.python import PythonFunction
+
 
 class TensorFacts(NamedTuple):
     """The facts about a tensor that a launch depends on; they hold no reference to the tensor's memory."""
@@ -75,9 +77,9 @@ def _all_checks(count: int) -> Callable[..., Callable[..., bool]]:
     """``(*checks) -> (*tensors) -> bool``, as generated code, because a loop would take longer than the checks."""
     checks, tensors = [f"c{i}" for i in range(count)], [f"t{i}" for i in range(count)]
     conjunction = " and ".join(f"{check}({tensor})" for check, tensor in zip(checks, tensors, strict=True))
-    text = f"lambda {', '.join(checks)}: lambda {', '.join(tensors)}: {conjunction}"
-    function: Callable[..., Callable[..., bool]] = eval(text)
-    return function
+    function = PythonFunction("all_checks", checks, [f"return lambda {', '.join(tensors)}: {conjunction}"])
+    made: Callable[..., Callable[..., bool]] = function.define("layout checks", {})
+    return made
 
 
 def _facts(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ inputs, its ``source`` reads::
         kernel0(pack0(p0, p1, r0.data_ptr(), threads()) + tail0)
         return r0
 
-(dataclasses and attrs make their methods the same way.) Neighbours: ``call/specialization.py`` calls ``make_launcher``
+Neighbours: ``call/specialization.py`` calls ``make_launcher``
 with what ``pipeline.py`` fetched; kernels come from ``cpu.py``, ``cuda.py`` and ``interpreter.py``.
 """
 
@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from jitgen.codegen.python import PythonFunction, block
 from jitgen.errors import UnsupportedError
 from jitgen.runtime import overlap, random
-from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 from jitgen.spec import DIVISION
 
@@ -127,9 +127,9 @@ class LaunchSpec:
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
     """The function ``(*tensors, *pointers, *numbers, *caller_outputs, *their pointers) -> result`` of ``spec``."""
     writer = _Writer(spec)
-    text = writer.text()
-    launch: Any = define("launch", f"launch of {spec.name}", text, writer.names)
-    launch.source = text
+    function = writer.function()
+    launch: Any = function.define(f"launch of {spec.name}", writer.names)
+    launch.source = function.text
     return launch
 
 
@@ -141,7 +141,7 @@ class _Writer:
         self.buffers = [f"t{index}" for index in range(spec.inputs)]
         self.pointers = {index: f"p{index}" for index in range(spec.inputs)}
 
-    def text(self) -> str:
+    def function(self) -> PythonFunction:
         spec = self.spec
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
@@ -176,10 +176,9 @@ class _Writer:
         if spec.numbers:  # only an integer that a user passed can be beyond what a kernel takes
             self.names |= {"out_of_range": (struct.error, OverflowError), "refuse_numbers": _refuse_numbers}
             numbers = ", ".join(f"a{index}" for index in range(spec.numbers))
-            lines = ["try:", *(f"    {line}" for line in lines)]
-            lines += ["except out_of_range as error:", f"    refuse_numbers({spec.name!r}, error, {numbers})"]
-        body = "\n".join(f"    {line}" for line in lines)
-        return f"def launch({', '.join(parameters)}):\n{body}\n"
+            lines = block("try:", lines)
+            lines += block("except out_of_range as error:", [f"refuse_numbers({spec.name!r}, error, {numbers})"])
+        return PythonFunction("launch", parameters, lines)
 
     def _note_updates(self) -> None:
         """Count an update of each tensor that was there before the call, by which autograd knows that a tensor which it

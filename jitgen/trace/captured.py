@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from jitgen.codegen.python import PythonFunction
 from jitgen.quant import weights
 from jitgen.trace.guards import float32_matmul_precision
 
@@ -117,10 +118,8 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
     lines += [f"step{number}_ = step{number}({value(source)})" for number, (_, source) in enumerate(steps)]
     lines.append(f"return [{', '.join(map(value, wanted))}]")
-    text = "def read_all():\n    " + "\n    ".join(lines)
     namespace: dict[str, Any] = dict(zip(names, [*roots, *(step for step, _ in steps)], strict=True))
-    exec(compile(text, "<jitgen captures>", "exec"), namespace)
-    read_all: Callable[[], list[Any]] = namespace["read_all"]
+    read_all: Callable[[], list[Any]] = PythonFunction("read_all", (), lines).define("captures", namespace)
     return read_all
 
 

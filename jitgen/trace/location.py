@@ -13,7 +13,7 @@ _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _REAL_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 _GENERATED = "<jitgen "
-"""Begins the file names of functions that jitgen generates (``runtime/generated.py``)."""
+"""Begins the file names of functions that jitgen generates (``codegen/python.py``)."""
 
 
 def user_location() -> str | None:

@@ -321,7 +321,7 @@ ALLOWED: dict[str, set[str]] = {
     "fingerprint": {"spec", "_data"},
     "ir": {"errors", "spec"},
     "quant": {"errors", "forks", "spec", "ir", "progress"},
-    "trace": {"errors", "forks", "settings", "spec", "ir", "quant"},
+    "trace": {"codegen", "errors", "forks", "settings", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},
     "gradients": {"errors", "spec", "ir"},
@@ -344,7 +344,7 @@ ALLOWED: dict[str, set[str]] = {
     "scratch": set(),
     "compilers": {"errors", "forks", "scratch", "settings", "spec", "_version"},
     "store": {"console", "errors", "settings", "spec", "_version", "_data"},
-    "runtime": {"errors", "scratch", "settings", "spec"},
+    "runtime": {"codegen", "errors", "scratch", "settings", "spec"},
 }
 """What the modules of each package may import of jitgen, besides their own package."""
 OUTERMOST = {"api", "cli", "tune", "__main__"}

@@ -1,0 +1,75 @@
+"""What the calls of a function are looked up in: tables that hold no more than so many entries.
+
+Warm calls read a table without a lock, as one ``dict.get``; whatever changes one has the lock. So a reader meets an
+entry as it was or as it is, and what it misses it makes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from jitgen.forks import Lock
+
+LIMIT = 4096
+"""Entries of one table. A launch of a small kernel takes 18 kB and 2 ms to make (float32, on a CPU), so a full table of
+them takes 74 MB; and a decoder that meets each length of its context up to 4096 makes none of them twice."""
+
+ALTERNATIVES = 8
+"""Launches of equal arguments: for so many states of what a function captures, such as the layers that share it."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_changing = Lock()
+"""Held for microseconds, by what adds to a table."""
+
+
+class Table(dict[Key, Value]):
+    """A dict of at most ``LIMIT`` entries: where it is full, the older half of them makes room for a new one.
+
+    One at a time would take longer the more were gone: a search for the first entry of a dict passes all their places.
+    """
+
+    __slots__ = ()
+
+    def put(self, key: Key, value: Value) -> None:
+        """Enter ``value`` at ``key``."""
+        with _changing:
+            if len(self) >= LIMIT and key not in self:
+                for oldest in [*islice(self, LIMIT // 2)]:
+                    self.pop(oldest, None)
+            self[key] = value
+
+
+class Launch(Protocol):
+    """What is remembered of a call: see ``resolver.Captures``."""
+
+    def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None: ...
+
+
+AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
+
+
+class LaunchTable(Table[Any, tuple[AnyLaunch, ...]]):
+    """The launches of calls, by what was compared of their arguments; the last ones first where what the function
+    captures differs."""
+
+    __slots__ = ()
+
+    def add(self, key: Any, launch: AnyLaunch) -> None:
+        """Enter ``launch`` as the first at ``key``."""
+        with _changing:
+            self.put(key, (launch, *self.get(key, ()))[:ALTERNATIVES])
+
+    def fitting(self, key: Any, leaves: Sequence[Any]) -> tuple[AnyLaunch, list[torch.Tensor]] | None:
+        """The launch of a call with these arguments where what is captured is as it is now, and the captured tensors;
+        None without one."""
+        for launch in self.get(key, ()):
+            captured = launch.captured_tensors(leaves)
+            if captured is not None:
+                return launch, captured
+        return None
