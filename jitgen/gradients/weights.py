@@ -39,7 +39,7 @@ class Weighted:
 
     Attributes:
         result: O.
-        chain: from P, its left operand, down to e: each node, and the operand that is the next one of them.
+        chain: from P, its left operand, down to e, each node proportional to the next.
         rows: of each node of the chain that combines the next with values of a row: the node that these are, before
             they are spread along the row; by the id of the node in the chain.
         power: e. ``exponent`` is what it is the exponential of.
@@ -50,7 +50,7 @@ class Weighted:
     """
 
     result: Node
-    chain: tuple[tuple[Node, int], ...]
+    chain: tuple[Node, ...]
     rows: Mapping[int, Node]
     power: Node
     sums: tuple[Node, ...]
@@ -90,22 +90,22 @@ def _weighted(result: Node, users: Users, active: Collection[int], roots: Collec
     """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
     if len(axes(result.attrs[0]).contracted) != 1 or id(result.inputs[0]) not in active:
         return None
-    chain: list[tuple[Node, int]] = []
+    chain: list[Node] = []
     rows: dict[int, Node] = {}
     node, user = result.inputs[0], result
     while node.op not in _RATES:
-        position = _next_of(node)
-        if position is None or any(each is not user for each in users[id(node)]):
+        operand = _next_of(node)
+        if operand is None or any(each is not user for each in users[id(node)]):
             return None
-        others = [child for number, child in enumerate(node.inputs) if number != position and id(child) in active]
+        others = [child for child in node.inputs if child is not operand and id(child) in active]
         if others:
             (factor,) = others
             row = _row_of(factor)
             if row is None or (node.op == "mul" and not _is_reciprocal(row)):
                 return None
             rows[id(node)] = row
-        chain.append((node, position))
-        node, user = node.inputs[position], node
+        chain.append(node)
+        node, user = operand, node
     sums = _sums_of(node, user, users)
     if sums is None:
         return None
@@ -124,7 +124,7 @@ def _weighted(result: Node, users: Users, active: Collection[int], roots: Collec
     return Weighted(result, tuple(chain), rows, node, sums, base, cancels, product)
 
 
-def _next_of(node: Node) -> int | None:
+def _next_of(node: Node) -> Node | None:
     """The operand that ``node``, of a chain of weights, is proportional to; None where there is none."""
     if node.op == "view":
         (kind, *_), (source,) = node.attrs, node.inputs
@@ -132,7 +132,7 @@ def _next_of(node: Node) -> int | None:
         of_rows = kind in ("unsqueeze", "squeeze") and node.shape[-1] == source.shape[-1] and node.attrs[1] != last
         of_rows |= kind == "permute" and node.attrs[1][-1] == last
         of_rows |= kind == "reshape" and bool(node.shape and source.shape) and node.shape[-1] == source.shape[-1]
-        return 0 if of_rows else None
+        return source if of_rows else None
     return linear_operand(node, (len(node.shape) - 1,))
 
 
@@ -209,7 +209,7 @@ class RowGradients:
     ):
         self._value, self._shape = value, shape
         self._results = {id(of.result): of for of in found}
-        self._steps = {id(node): of for of in found for node, _ in of.chain}
+        self._steps = {id(node): of for of in found for node in of.chain}
         self._exponents = {id(of.exponent): of for of in found if of.base is not None}
         self._zero = {id(of.base) for of in found if of.cancels}
         self._sums = {id(node) for of in found for node in of.sums}
@@ -230,7 +230,7 @@ class RowGradients:
         named = axes(node.attrs[0])
         first = len(named.batch) + len(named.rows)
         delta = (g * self._value(node).to(g.dtype)).sum(tuple(range(first, len(node.shape)))).unsqueeze(-1)
-        for step, _ in of.chain:
+        for step in of.chain:
             self._deltas[id(step)] = delta
             if step.op == "view":
                 delta = self._before(step, delta)

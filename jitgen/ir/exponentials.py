@@ -10,7 +10,26 @@ from collections.abc import Sequence
 
 from jitgen.ir.analysis import varies
 from jitgen.ir.graph import Node
+from jitgen.ir.patterns import ZERO, Rewrite, Rewrites, cast, select, wildcards
 from jitgen.spec import DTYPES
+
+x, y, condition = wildcards("x y condition")
+not_zero = x.where(lambda node: ZERO.match(node) is None)
+SELECTION = select(condition, not_zero, ZERO) | select(condition, ZERO, not_zero)
+"""x where a condition holds, or where it does not, and 0 elsewhere."""
+
+PROPORTIONAL = Rewrites(
+    Rewrite(
+        "a cast of floats",
+        cast(x),
+        x,
+        lambda last, node, x: DTYPES[node.dtype].is_floating_point and DTYPES[x.dtype].is_floating_point,
+    ),
+    Rewrite("a product", x * y, x, lambda last, x, y: varies(x, last) and not varies(y, last)),
+    Rewrite("a quotient", x / y, x, lambda last, x, y: varies(x, last) and not varies(y, last)),
+    Rewrite("a selection", SELECTION, x, lambda last, condition: not varies(condition, last)),
+)
+"""What is proportional to x along the dimensions ``last``, because its other operands are one value for a row."""
 
 
 def exponential_behind(weights: Node) -> bool:
@@ -28,29 +47,13 @@ def exponential_behind(weights: Node) -> bool:
 
 def linear_in(weights: Node) -> Node | None:
     """The exponential that ``weights`` is proportional to along its last dimension; None where there is none."""
-    node, last = weights, (len(weights.shape) - 1,)
-    while node.op != "exp":
-        position = linear_operand(node, last)
-        if position is None:
-            return None
-        node = node.inputs[position]
+    node: Node | None = weights
+    last = (len(weights.shape) - 1,)
+    while node is not None and node.op != "exp":
+        node = linear_operand(node, last)
     return node
 
 
-def linear_operand(node: Node, last: Sequence[int]) -> int | None:
+def linear_operand(node: Node, last: Sequence[int]) -> Node | None:
     """The operand that ``node`` is proportional to, its other operands being one value for a row; None if none is."""
-    if node.op == "cast":
-        return 0 if DTYPES[node.dtype].is_floating_point and DTYPES[node.inputs[0].dtype].is_floating_point else None
-    if node.op == "mul":
-        varying = [position for position in (0, 1) if varies(node.inputs[position], last)]
-        return varying[0] if len(varying) == 1 else None
-    if node.op == "div":
-        return 0 if varies(node.inputs[0], last) and not varies(node.inputs[1], last) else None
-    if node.op == "where" and not varies(node.inputs[0], last):
-        zero = [
-            position
-            for position in (1, 2)
-            if node.inputs[position].op == "const" and not node.inputs[position].attrs[0]
-        ]
-        return 3 - zero[0] if len(zero) == 1 else None
-    return None
+    return PROPORTIONAL.result(node, last)

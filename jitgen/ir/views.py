@@ -57,6 +57,7 @@ class Mover:
         decide: decides symbolic comparisons; each decision becomes a guard.
         environment: the sizes of the current call, for ``likely``.
         general: False once ``likely`` has answered False: then the rewritten graph fits only the current call.
+        fired: the names of the rewrites that were done (``ir/patterns.py``), in the order of their first times.
     """
 
     def __init__(self, builder: Builder, decide: Decide = decide_static, environment: Mapping[str, Any] | None = None):
@@ -64,6 +65,7 @@ class Mover:
         self.decide = decide
         self.environment = environment or {}
         self.general = True
+        self.fired: dict[str, None] = {}
         self._steps = 0
         self._done: dict[tuple[Any, ...], Node] = {}
         self._rules: dict[str, Callable[[Node, tuple[Any, ...], Shape], Node | None]] = {

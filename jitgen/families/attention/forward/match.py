@@ -189,10 +189,10 @@ def row_values(attention: Attention) -> list[Node]:
     found = [] if attention.base is None else [attention.base]
     node, last = attention.probabilities, (attention.last,)
     while node is not attention.power:
-        position = linear_operand(node, last)
-        assert position is not None
-        found += [child for number, child in enumerate(node.inputs) if number != position]
-        node = node.inputs[position]
+        operand = linear_operand(node, last)
+        assert operand is not None
+        found += [child for child in node.inputs if child is not operand]
+        node = operand
     return found
 
 

@@ -183,11 +183,11 @@ class _Builder(RegionBuilder):
         attention, last = self.attention, (self.attention.last,)
         steps, node = [], attention.probabilities
         while node is not attention.power:
-            position = linear_operand(node, last)
-            assert position is not None
+            operand = linear_operand(node, last)
+            assert operand is not None
             if node.op != "cast":
-                steps.append((node, position))
-            node = node.inputs[position]
+                steps.append((node, operand))
+            node = operand
         one = self.mover.builder.const(1.0, self.dtype)
         factor = self._times(one, self._base(attention.base))
         result = weighted
@@ -195,11 +195,8 @@ class _Builder(RegionBuilder):
             result = self.make(
                 "mul", (result, self._spread(factor.inputs[1], values, weighted)), weighted.dtype, weighted.shape
             )
-        for node, position in reversed(steps):
-            operands = [
-                result if number == position else self._spread(child, values, weighted)
-                for number, child in enumerate(node.inputs)
-            ]
+        for node, operand in reversed(steps):
+            operands = [result if child is operand else self._spread(child, values, weighted) for child in node.inputs]
             result = self.make(node.op, operands, weighted.dtype, weighted.shape, node.attrs, node.location)
         return result
 
