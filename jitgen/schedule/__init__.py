@@ -1,1 +1,1 @@
-"""How a schedule is chosen: records of chips, measured choices, and the choice among a family's candidates."""
+"""What a schedule is and how one is chosen: declared values, records of chips, measured choices."""

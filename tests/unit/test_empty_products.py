@@ -54,4 +54,4 @@ def test_the_model_of_streamed_weights_takes_empty_sizes(chip: Any, quantized: b
         weights = StreamWeights(tiles, 1, length, 4.0 if quantized else 16.0, quantized, True, chip)
         for tokens in (1, 8, 16):
             for each in candidates(tokens, weights, has_clusters=len(chip.clusters) > 1):
-                assert 0 < microseconds(each, tokens, tokens, weights, 0) < 1e4
+                assert 0 < microseconds(each, tokens, weights, 0) < 1e4

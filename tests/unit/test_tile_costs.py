@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families.gemm import simt_tiles, tile_times, triton_tiles
-from jitgen.families.gemm.mainloops import TritonMainloop
+from jitgen.families.gemm.mainloops import Simt, TritonMainloop
 from jitgen.families.gemm.schedule import MOST_ROWS, ROW_BUCKETS
 from jitgen.schedule import chips
 from jitgen.spec import Target
@@ -71,7 +71,7 @@ def estimate(kind: str, rows: int, columns: int, length: int) -> float:
     sizes = ((columns,), length)
     if kind == "simt":
         found = simt_tiles.candidates(bucket, length, True)
-        return min(simt_tiles.microseconds(tiles, rows, *sizes, splits, chips.H200) for tiles, splits in found)
+        return min(simt_tiles.microseconds(tiles, rows, *sizes, chips.H200) for tiles in found)
     quantized = kind == "triton int4"
     return min(
         triton_tiles.microseconds(tiles, rows, *sizes, splits, 4.125 if quantized else 16, chips.H200)
@@ -134,7 +134,6 @@ def test_the_cost_is_that_of_all_rows_of_a_bucket() -> None:
     assert tile_times.sampled_rows(17, 64) == [17, 24, 33, 46, 64]
 
 
-@pytest.mark.parametrize("tiles", simt_tiles.TILES, ids=lambda each: "x".join(map(str, each.block)))
-def test_simt_candidates_are_distinct(tiles: simt_tiles.SimtTiles) -> None:
-    assert sum(each.block == tiles.block for each in simt_tiles.TILES) == 1
+@pytest.mark.parametrize("tiles", simt_tiles.TILES, ids=repr)
+def test_simt_threads_have_whole_tiles(tiles: Simt) -> None:
     assert tiles.block_m * tiles.block_n % (32 * tiles.warps * 8) == 0

@@ -19,71 +19,70 @@ import jitgen
 from jitgen import TensorSpec
 from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
+from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket, fewest_rows
 from jitgen.families.gemm.schedules.cuda import PAIRED
-from jitgen.families.gemm.wgmma import tiles_of
 from jitgen.families.gemm.wgmma_model import tile_rounds
-from jitgen.families.gemm.wgmma_tiles import (
-    MOST_SUMS,
-    WGMMA_SIZES,
-    DenseTiles,
-    DenseWeights,
-    Tiles,
-    Weights,
-    candidates,
-    cost,
-    dense_candidates,
-    dense_splits_and_microseconds,
-    splits_and_microseconds,
-)
+from jitgen.families.gemm.wgmma_tiles import MOST_SUMS, WGMMA_SIZES, Weights, candidates, cost, estimate
 from jitgen.schedule.chips import H200
+
+
+def tiles(tokens: int, warpgroups: int, blocks: int, span: int, splits: int) -> WgmmaQuantized:
+    return WgmmaQuantized(tokens, warpgroups, blocks, span, stages=2, cluster_k_splits=splits)
+
+
+def quantized(
+    columns: tuple[int, ...], length: int, contractions: int = 1, bits: int = 4, light: bool = True
+) -> Weights:
+    return Weights(columns, length, contractions, H200, bits, light)
+
+
+def dense(columns: tuple[int, ...], length: int, contractions: int = 1, transposed: bool = False) -> Weights:
+    return Weights(columns, length, contractions, H200, transposed=transposed)
+
 
 MEASURED = [
     # rows, columns, length, the fastest tiles measured on an H200 and their microseconds
-    (64, 6144, 4096, Tiles(64, 2, 1, 2, 2), 11.9),
-    (64, 4096, 4096, Tiles(64, 2, 1, 2, 3), 10.5),
-    (64, 28672, 4096, Tiles(64, 2, 2, 2, 1), 28.4),
-    (64, 4096, 14336, Tiles(64, 3, 1, 2, 5), 21.5),
-    (64, 57344, 8192, Tiles(64, 2, 2, 2, 1), 101.6),
-    (64, 8192, 28672, Tiles(64, 2, 1, 2, 2), 56.5),
-    (256, 4096, 4096, Tiles(128, 2, 1, 2, 2), 16.9),
-    (1024, 6144, 4096, Tiles(128, 3, 1, 2, 1), 70.4),
-    (1024, 28672, 4096, Tiles(128, 2, 2, 1, 1), 319.4),
+    (64, 6144, 4096, tiles(64, 2, 1, 2, 2), 11.9),
+    (64, 4096, 4096, tiles(64, 2, 1, 2, 3), 10.5),
+    (64, 28672, 4096, tiles(64, 2, 2, 2, 1), 28.4),
+    (64, 4096, 14336, tiles(64, 3, 1, 2, 5), 21.5),
+    (64, 57344, 8192, tiles(64, 2, 2, 2, 1), 101.6),
+    (64, 8192, 28672, tiles(64, 2, 1, 2, 2), 56.5),
+    (256, 4096, 4096, tiles(128, 2, 1, 2, 2), 16.9),
+    (1024, 6144, 4096, tiles(128, 3, 1, 2, 1), 70.4),
+    (1024, 28672, 4096, tiles(128, 2, 2, 1, 1), 319.4),
 ]
 """Taken before the model was fitted, of shapes that are not among those of the fit, which are of 17 rows and more."""
 
 
 @pytest.mark.parametrize(("rows", "columns", "length", "best", "measured"), MEASURED)
 def test_the_model_is_near_what_was_measured(
-    rows: int, columns: int, length: int, best: Tiles, measured: float
+    rows: int, columns: int, length: int, best: WgmmaQuantized, measured: float
 ) -> None:
-    weights = Weights((columns,), length, 1, 4, True, H200)
-    assert splits_and_microseconds(best, rows, weights)[1] == pytest.approx(measured, rel=0.25)
+    weights = quantized((columns,), length)
+    assert estimate(best, rows, weights)[1] == pytest.approx(measured, rel=0.25)
 
 
-def choose(fewest: int, most: int, weights: Weights) -> Tiles:
-    return min(candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
-
-
-def choose_dense(fewest: int, most: int, weights: DenseWeights) -> DenseTiles:
-    return min(dense_candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
+def choose(fewest: int, most: int, weights: Weights) -> Any:
+    return min(candidates(fewest, most, weights), key=lambda tiling: cost((tiling,), fewest, most, weights))
 
 
 def _time(rows: int, weights: Weights) -> float:
     """The time of the better of a bucket's two tilings."""
     fewest, most = fewest_rows(rows), bucket(rows)
-    best = sorted(candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))[:PAIRED]
+    best = sorted(candidates(fewest, most, weights), key=lambda tiling: cost((tiling,), fewest, most, weights))[:PAIRED]
     pair = min(itertools.combinations(best, 2), key=lambda two: cost(two, fewest, most, weights))
-    return min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in pair)
+    return min(estimate(tiling, rows, weights)[1] for tiling in pair)
 
 
 def test_tiles_of_a_bucket_are_near_those_of_its_calls() -> None:
     """A bucket has one source, so that some of its calls do not have the best tiles."""
     ratios = []
     for columns, length in ((27648, 5120), (5120, 27648), (3584, 18944), (4096, 4096)):
-        weights = Weights((columns,), length, 1, 4, True, H200)
+        weights = quantized((columns,), length)
         for rows in (9, 17, 33, 65, 100, 129, 200, 257, 400, 777, 1025, 2000, 4096):
-            best = splits_and_microseconds(choose(rows, rows, weights), rows, weights)[1]
+            best = estimate(choose(rows, rows, weights), rows, weights)[1]
             ratios.append(best / _time(rows, weights))
     assert max(ratios) <= 1
     assert statistics.geometric_mean(ratios) > 0.9
@@ -101,16 +100,16 @@ def test_tiles_of_a_bucket_are_near_those_of_its_calls() -> None:
 def test_any_shape_has_tiles_within_the_header_s_limits(
     rows: int, columns: list[int], length: int, contractions: int, bits: int, light: bool
 ) -> None:
-    weights = Weights(tuple(columns), length, contractions, bits, light, H200)
+    weights = quantized(tuple(columns), length, contractions, bits, light)
     tiles = choose(fewest_rows(rows), bucket(rows), weights)
-    assert tiles.blocks % contractions == 0
-    assert tiles.warpgroups * tiles.blocks * 4 <= 32
+    assert tiles.blocks_of_rows % contractions == 0
+    assert tiles.warpgroups * tiles.blocks_of_rows * 4 <= 32
     assert tiles.tokens in WGMMA_SIZES
     assert tiles.span == 1 or bits == 4
-    assert tiles.most_splits in H200.resident_clusters
-    assert tiles.blocks * tiles.tokens <= MOST_SUMS[tiles.warpgroups, tiles.resident]
+    assert tiles.cluster_k_splits in H200.resident_clusters
+    assert tiles.blocks_of_rows * tiles.tokens <= MOST_SUMS[tiles.warpgroups, tiles.resident]
     assert light or tiles.warpgroups * tiles.resident <= 2
-    assert splits_and_microseconds(tiles, rows, weights)[0] <= tiles.most_splits
+    assert estimate(tiles, rows, weights)[0] <= tiles.cluster_k_splits
 
 
 @given(
@@ -123,17 +122,17 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
 def test_dense_tiles_are_within_the_header_s_limits(
     rows: int, columns: list[int], length: int, contractions: int, transposed: bool
 ) -> None:
-    weights = DenseWeights(tuple(columns), length, contractions, transposed, H200)
-    tiles = choose_dense(fewest_rows(rows), bucket(rows), weights)
+    weights = dense(tuple(columns), length, contractions, transposed)
+    tiles = choose(fewest_rows(rows), bucket(rows), weights)
     width = tiles.columns // tiles.across
     assert width in WGMMA_SIZES
     assert width * contractions <= 256
     assert not transposed or (width % 64 == 0 and tiles.columns % (64 * tiles.multicast) == 0)
     assert tiles.columns % (8 * tiles.multicast) == 0
-    assert tiles.most_splits == 1 or tiles.multicast in (1, tiles.most_splits)
-    splits, microseconds = dense_splits_and_microseconds(tiles, rows, weights)
+    assert tiles.cluster_k_splits == 1 or tiles.multicast in (1, tiles.cluster_k_splits)
+    splits, microseconds = estimate(tiles, rows, weights)
     assert math.isfinite(microseconds)
-    assert tiles.multicast <= splits <= tiles.most_splits or splits == (1 if tiles.pingpong else tiles.multicast)
+    assert tiles.multicast <= splits <= tiles.cluster_k_splits or splits == (1 if tiles.pingpong else tiles.multicast)
 
 
 @given(items=st.integers(0, 10_000), splits=st.integers(1, 8))
@@ -145,18 +144,18 @@ def test_rounds_compute_every_tile(items: int, splits: int) -> None:
 
 
 def test_many_rows_have_the_tallest_tiles() -> None:
-    chosen = choose_dense(4096, 4096, DenseWeights((8192,), 8192, 1, False, H200))
+    chosen = choose(4096, 4096, dense((8192,), 8192))
     assert (chosen.down, chosen.columns, chosen.multicast) == (2, 256, 2)
-    assert choose_dense(64, 64, DenseWeights((4096,), 4096, 1, True, H200)).columns % 64 == 0
-    assert isinstance(chosen, DenseTiles)
+    assert choose(64, 64, dense((4096,), 4096, transposed=True)).columns % 64 == 0
+    assert isinstance(chosen, WgmmaDense)
 
 
 def test_large_products_have_the_tiles_that_were_fastest() -> None:
     """128 rows of x by 256 columns, which were fastest for timed products of more than 120 GFLOP; 128 by 128 took 4 to
     11 % longer."""
     for columns, length in ((4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672)):
-        chosen = choose(fewest_rows(4096), bucket(4096), Weights((columns,), length, 1, 4, True, H200))
-        assert (chosen.tokens, chosen.warpgroups, chosen.blocks) == (128, 2, 2)
+        chosen = choose(fewest_rows(4096), bucket(4096), quantized((columns,), length))
+        assert (chosen.tokens, chosen.warpgroups, chosen.blocks_of_rows) == (128, 2, 2)
 
 
 @pytest.mark.parametrize("case", ["dense", "batched", "quantised"])
@@ -183,14 +182,14 @@ def test_a_launch_takes_the_faster_of_two_tilings() -> None:
     """A source with two entries; each number of rows launches the one whose estimate is less, with its own grid."""
     spec = jitgen.TensorSpec
     function = jitgen.jit(lambda x, w: F.linear(x, w), backend="cuda")
-    weights = DenseWeights((3000,), 4096, 1, False, H200)
+    weights = dense((3000,), 4096)
     taken = set()
     for rows in range(513, 1537, 73):
         program = function.lower(
             spec((rows, 4096), torch.bfloat16), spec((3000, 4096), torch.bfloat16), target="sm_90a"
         ).lowered
         (schedule,) = program.schedules
-        estimates = [dense_splits_and_microseconds(tiles_of(each), rows, weights)[1] for each in schedule.tilings]
+        estimates = [estimate(each, rows, weights)[1] for each in schedule.tilings]
         launch = program.launch(0)
         number = int(launch.entry.removeprefix("_") or 0)
         assert estimates[number] == min(estimates)

@@ -2,53 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from jitgen.kernel.operands import WARP
+from jitgen.schedule.declared import Schedule, about, derived
 
 CHUNK = 64
 """Extent of K in a chunk of the mainloops on tensor cores: 128 bytes of 16-bit elements."""
+CHUNK_BYTES = 128
+"""The same of one row, in bytes."""
+WINDOW_BYTES = 4096
+"""Bytes of x that a group of warps stages in shared memory at a time, in the ``mma`` and ``stream`` mainloops: the
+nearest whole number of steps below it."""
+EIGHT = 8
+"""Tokens that a product on tensor cores takes at once."""
 
 
-def counted(words: Sequence[tuple[int, str]], least: int = 2) -> list[str]:
-    """The words whose number is at least ``least``, with the number in place of ``{}``."""
-    return [text.format(number) for number, text in words if number >= least]
+class _Tile(Protocol):
+    """What every mainloop of this module says of the work of a block, in a field or a property."""
+
+    @property
+    def contractions(self) -> int: ...
+    @property
+    def scalar_bytes(self) -> int: ...
+    @property
+    def cluster_k_splits(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def warps(self) -> int: ...
+    @property
+    def warps_k(self) -> int: ...
+    @property
+    def stage_bytes(self) -> int: ...
+    @property
+    def width(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMainloop:
+class BlockMainloop(Schedule):
     """What the cuda mainloops without tensor maps have in common: one tile for each block, or cluster of blocks.
 
     Attributes:
+        contractions: weights of each region, which share x.
+        scalar_bytes: bytes of a sum.
         cluster_k_splits: blocks of a cluster that share one tile's K.
-        shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
     """
 
     path: ClassVar[str]
+    sentence = (
+        *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
+        *("cluster_k_splits", "vector", "shared_bytes", "wide"),
+    )
     dependent_launch: ClassVar[bool] = True
     """Whether the mainloop is made for programmatic dependent launch. It then waits for the preceding kernel of the
     stream only before it reads what that kernel may have written; until then it fetches weights or initialises."""
-    cluster_k_splits: int = 1
-    shared_bytes: int = 0
-    wide: bool = False
+    contractions: int = field(default=1, metadata=about(member="contractions"))
+    scalar_bytes: int = 4
+    cluster_k_splits: int = field(default=1, metadata=about("{} blocks of a cluster share K", member="cluster"))
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
-    def described(self, tile: tuple[int, int, int], warps: int, stages: int, loads: int = 1) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
-        m, n, k = tile
-        words = [f"{self.path} mainloop", f"tiles of {m} x {n}, {k} of K a step"]
-        words += counted(
-            [
-                (warps, "{} warps a block"),
-                (stages, "{} stages"),
-                (self.cluster_k_splits, "{} blocks of a cluster share K"),
-                (loads, "{} products or loads at once"),
-            ]
-        )
-        words += counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+    @derived(member="width")
+    def width(self: _Tile) -> int:
+        """Columns that one call of the epilogue computes: up to eight, as long as every thread has a call to make."""
+        width = 1
+        while width < 8 and self.block_m * self.block_n >= 2 * width * self.warps * WARP:
+            width *= 2
+        return width
+
+    @derived("{} bytes of shared memory", least=1)
+    def shared_bytes(self: _Tile) -> int:
+        """Dynamic shared memory of a block, in bytes, as the headers have it: stages, or the sums of the groups of
+        warps; and sums that the blocks of a cluster send to this one."""
+        cluster, calls = self.cluster_k_splits, self.block_m * (self.block_n // self.width)
+        received = -(-calls // cluster) * cluster * self.contractions * self.width if cluster > 1 else 0
+        sums = self.warps_k * self.contractions * EIGHT * _eights(self.block_m) * (self.block_n + 4)
+        return max(self.stage_bytes, sums * self.scalar_bytes) + received * self.scalar_bytes
+
+
+def _eights(tokens: int) -> int:
+    """Products that so many tokens take."""
+    return -(-tokens // EIGHT)
+
+
+def _window(stages: int, step_bytes: int) -> int:
+    """Steps along K, of ``step_bytes`` of x each, that are staged in shared memory together."""
+    return max(1, min(WINDOW_BYTES // step_bytes, max(8, 1024 // step_bytes)) // stages) * stages
 
 
 @dataclass(frozen=True)
@@ -62,11 +105,11 @@ class MmaMainloop(BlockMainloop):
         stages: chunks along K that a group of warps has in flight.
     """
 
-    tokens: int
-    row_tiles: int
-    warps_n: int
-    warps_k: int
-    stages: int
+    tokens: int = field(metadata=about(member="tokens"))
+    row_tiles: int = field(metadata=about(member="row_tiles"))
+    warps_n: int = field(metadata=about(member="warps_n"))
+    warps_k: int = field(metadata=about(member="warps_k"))
+    stages: int = field(metadata=about("{} stages", member="depth"))
 
     @property
     def block_m(self) -> int:
@@ -80,12 +123,19 @@ class MmaMainloop(BlockMainloop):
     def block_k(self) -> int:
         return CHUNK * self.warps_k
 
-    @property
+    @derived("{} warps a block")
     def warps(self) -> int:
         return self.warps_n * self.warps_k
 
-    def __str__(self) -> str:
-        return self.described((self.block_m, self.block_n, self.block_k), self.warps, self.stages)
+    @derived(member="window")
+    def window(self) -> int:
+        """Chunks of x that are staged together."""
+        return _window(self.stages, self.tokens * CHUNK_BYTES)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Two windows for each group of warps."""
+        return 2 * self.window * self.tokens * CHUNK_BYTES * self.warps_k
 
 
 @dataclass(frozen=True)
@@ -93,6 +143,18 @@ class MmaQuantized(MmaMainloop):
     """Of quantised weights."""
 
     path: ClassVar[str] = "mma"
+
+    @property
+    def blocks_by_registers(self) -> int:
+        """Blocks that the registers of a multiprocessor should hold, an argument of ``__launch_bounds__``: as many as
+        leave a thread 64 registers for few tokens and row tiles, and 72 or 128 for more; 0 leaves it to the compiler.
+        """
+        threads, tiles = self.warps * WARP, self.row_tiles * self.contractions
+        if self.tokens > EIGHT:
+            return 0
+        if self.tokens == 1 or tiles == 1:
+            return max(1, 1024 // threads) if tiles <= 2 else 0
+        return 2 if tiles == 2 and threads == 448 else max(1, 512 // threads)
 
 
 @dataclass(frozen=True)
@@ -124,16 +186,35 @@ class Dense(BlockMainloop):
     dependent_launch: ClassVar[bool] = False
     block_m: int
     block_n: int
-    warps: int
-    warps_k: int
-    stages: int
+    warps: int = field(metadata=about("{} warps a block"))
+    warps_k: int = field(metadata=about(member="warps_k"))
+    stages: int = field(metadata=about("{} stages", member="stages"))
 
     @property
     def block_k(self) -> int:
         return CHUNK * self.warps_k
 
-    def __str__(self) -> str:
-        return self.described((self.block_m, self.block_n, self.block_k), self.warps, self.stages)
+    @derived(member="token_tiles")
+    def token_tiles(self) -> int:
+        """A warp's tokens, in eights."""
+        return min(4, _eights(self.block_m))
+
+    @derived(member="row_tiles")
+    def row_tiles(self) -> int:
+        """A warp's rows of a weight, in units of 16."""
+        return self.block_n // (16 * self.warps_n)
+
+    @derived(member="warps_m")
+    def warps_m(self) -> int:
+        return _eights(self.block_m) // self.token_tiles
+
+    @derived(member="warps_n")
+    def warps_n(self) -> int:
+        return self.warps // (self.warps_m * self.warps_k)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.stages * self.warps_k * (self.block_m + self.contractions * self.block_n) * CHUNK_BYTES
 
 
 @dataclass(frozen=True)
@@ -149,12 +230,12 @@ class Stream(BlockMainloop):
     """
 
     path: ClassVar[str] = "stream"
-    tokens: int
-    lane_rows: int
-    vector: int
-    warps_n: int
-    warps_k: int
-    stages: int
+    tokens: int = field(metadata=about(member="tokens"))
+    lane_rows: int = field(metadata=about(member="run"))
+    vector: int = field(metadata=about("{} products or loads at once", member="vector"))
+    warps_n: int = field(metadata=about(member="warps_n"))
+    warps_k: int = field(metadata=about(member="warps_k"))
+    stages: int = field(metadata=about("{} stages", member="depth"))
 
     @property
     def block_m(self) -> int:
@@ -168,12 +249,19 @@ class Stream(BlockMainloop):
     def block_k(self) -> int:
         return WARP * self.vector * self.warps_k
 
-    @property
+    @derived("{} warps a block")
     def warps(self) -> int:
         return self.warps_n * self.warps_k
 
-    def __str__(self) -> str:
-        return self.described((self.block_m, self.block_n, self.block_k), self.warps, self.stages, self.vector)
+    @derived(member="window")
+    def window(self) -> int:
+        """Tiles whose x is staged together."""
+        return _window(self.stages, self.tokens * WARP * self.vector * self.scalar_bytes)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Two windows for each group of warps."""
+        return 2 * self.window * self.tokens * self.block_k * self.scalar_bytes
 
 
 @dataclass(frozen=True)
@@ -185,16 +273,13 @@ class StreamOuter(BlockMainloop):
         lane_k: steps along K of a lane.
         vector: elements of a lane's load.
         warps: of a block, all along K.
-        stages: 1: the mainloop loads one tile ahead by itself.
     """
 
     path: ClassVar[str] = "stream_outer"
-    warps_n: ClassVar[int] = 1
-    stages: ClassVar[int] = 1
-    tokens: int
-    lane_k: int
-    vector: int
-    warps: int
+    tokens: int = field(metadata=about(member="tokens"))
+    lane_k: int = field(metadata=about(member="run"))
+    vector: int = field(metadata=about("{} products or loads at once", member="vector"))
+    warps: int = field(metadata=about("{} warps a block", member="warps_k"))
 
     @property
     def block_m(self) -> int:
@@ -208,12 +293,28 @@ class StreamOuter(BlockMainloop):
     def block_k(self) -> int:
         return self.lane_k * self.warps
 
+    @derived(member="warps_n")
+    def warps_n(self) -> int:
+        return 1
+
     @property
     def warps_k(self) -> int:
         return self.warps
 
-    def __str__(self) -> str:
-        return self.described((self.block_m, self.block_n, self.block_k), self.warps, self.stages, self.vector)
+    @derived(member="depth")
+    def stages(self) -> int:
+        """The mainloop loads one tile ahead by itself."""
+        return 1
+
+    @derived(member="window")
+    def window(self) -> int:
+        """Tiles whose x is staged together."""
+        return _window(self.stages, self.tokens * self.lane_k * self.scalar_bytes)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Two windows for each group of warps."""
+        return 2 * self.window * self.tokens * self.block_k * self.scalar_bytes
 
 
 @dataclass(frozen=True)
@@ -227,11 +328,27 @@ class Simt(BlockMainloop):
 
     path: ClassVar[str] = "simt"
     dependent_launch: ClassVar[bool] = False
-    stages: ClassVar[int] = 2
-    block_m: int
-    block_n: int
-    block_k: int
-    warps: int
+    warps_k: ClassVar[int] = 1
+    block_m: int = field(metadata=about(member="tokens"))
+    block_n: int = field(metadata=about(member="rows"))
+    block_k: int = field(metadata=about(member="depth"))
+    warps: int = field(metadata=about("{} warps a block"))
 
-    def __str__(self) -> str:
-        return self.described((self.block_m, self.block_n, self.block_k), self.warps, self.stages)
+    @derived("{} stages")
+    def stages(self) -> int:
+        return 2
+
+    @derived(member="token_run")
+    def token_run(self) -> int:
+        """A thread's tokens."""
+        return self.block_m * self.block_n // (self.warps * WARP * self.row_run)
+
+    @derived(member="row_run")
+    def row_run(self) -> int:
+        """A thread's rows of the weight."""
+        return 4 if self.block_m == EIGHT or self.scalar_bytes == 8 else 8
+
+    @property
+    def stage_bytes(self) -> int:
+        tile = self.block_m + 4 + self.contractions * (self.block_n + 4)
+        return self.stages * self.block_k * tile * self.scalar_bytes

@@ -25,6 +25,7 @@ from jitgen.families.gemm.mainloops import (
     GemmSchedule,
     MmaColumns,
     MmaMainloop,
+    MmaQuantized,
     MmaRows,
     Stream,
     StreamOuter,
@@ -35,7 +36,6 @@ from jitgen.families.gemm.mainloops import (
     WgmmaSchedule,
     WgmmaTiling,
 )
-from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
 from jitgen.ir.body import Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
@@ -57,14 +57,13 @@ def build(
         return _mapped(kernel, layouts, schedule, products)
     assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
-    shape = shape_of(schedule, len(products.regions[0].contractions), first.contraction.dtype)
-    resident = _resident(shape, first.contraction)
+    resident = _blocks_by_registers(schedule, first.contraction)
     parameters = [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
-        _region(region, layout, shape.width)
-        | dict(zip(("config", "weight_type"), _config(region, layout, schedule, shape), strict=True))
+        _region(region, layout, schedule.width)
+        | dict(zip(("config", "weight_type"), _config(region, layout, schedule), strict=True))
         | {"weights": [_weight(product, region, schedule.path) for product in region.contractions]}
         for region, layout in zip(products.regions, layouts, strict=True)
     ]
@@ -74,7 +73,6 @@ def build(
         "maps": [],
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
-        "shape": shape,
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
@@ -131,12 +129,15 @@ _MAINLOOPS = {
 }
 
 
-def _resident(shape: Shape, contraction: Contraction) -> int:
-    """``shape.resident``, or less where weights need more registers to decode than 4-bit codes for bfloat16 do."""
+def _blocks_by_registers(schedule: BlockSchedule, contraction: Contraction) -> int:
+    """Blocks that the registers of a multiprocessor should hold, or 0: fewer than the schedule says where weights need
+    more registers to decode than 4-bit codes for bfloat16 do."""
+    if not isinstance(schedule, MmaQuantized):
+        return 0
     short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
     plain = contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
-    most = 3 if shape.tokens == 1 and shape.row_tiles == 1 else 1
-    return shape.resident if plain else min(shape.resident, most)
+    most = 3 if schedule.tokens == 1 and schedule.row_tiles == 1 else 1
+    return schedule.blocks_by_registers if plain else min(schedule.blocks_by_registers, most)
 
 
 # -------------------------------------------------------------------------------------------------------- activation
@@ -319,55 +320,41 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any
     }
 
 
-def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, shape: Shape) -> tuple[str, str]:
+def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> tuple[str, str]:
     """The types of a region's mainloop configuration and of its weights."""
     first = region.contractions[0]
-    count, dtype = len(region.contractions), first.contraction.dtype
+    dtype, cluster, width = first.contraction.dtype, schedule.cluster_k_splits, schedule.width
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     numbers: tuple[int, ...]
     if isinstance(schedule, MmaMainloop):
-        numbers = (
-            count,
-            shape.tokens,
-            shape.row_tiles,
-            shape.warps_n,
-            shape.warps_k,
-            schedule.cluster_k_splits,
-            schedule.stages,
-            shape.window,
-        )
+        s = schedule
+        numbers = (s.contractions, s.tokens, s.row_tiles, s.warps_n, s.warps_k, cluster, s.stages, s.window, width)
         if isinstance(schedule, MmaRows | MmaColumns):
             kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
             weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
-            return f"jitgen::MmaConfig<{_list(*numbers, shape.width, False)}>", weight
+            return f"jitgen::MmaConfig<{_list(*numbers, False)}>", weight
         format = formats.find(first.contraction.format or "")
-        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
-        return f"jitgen::MmaConfig<{_list(*numbers, shape.width, sums)}>", _quantised(first, storage)
+        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
+        return f"jitgen::MmaConfig<{_list(*numbers, sums)}>", _quantised(first, storage)
     if isinstance(schedule, Stream | StreamOuter):
-        numbers = (
-            count,
-            shape.tokens,
-            shape.thread_tile[0],
-            shape.warps_n,
-            shape.warps_k,
-            schedule.cluster_k_splits,
-            schedule.stages,
-            shape.window,
-        )
-        along_k = isinstance(schedule, Stream)
-        config = f"jitgen::StreamConfig<{_list(storage, *numbers, shape.width, along_k, shape.thread_tile[1])}>"
+        t, along_k = schedule, isinstance(schedule, Stream)
+        run = t.lane_rows if isinstance(t, Stream) else t.lane_k
+        numbers = (t.contractions, t.tokens, run, t.warps_n, t.warps_k, cluster, t.stages, t.window, width)
+        config = f"jitgen::StreamConfig<{_list(storage, *numbers, along_k, t.vector)}>"
         return config, f"jitgen::StreamWeight<{storage}>"
     if isinstance(schedule, Dense):
         # The mainloop takes one layout for all weights of a region: where they differ, none is taken to be contiguous.
         kinds = {product.weight[0].kind for product in region.contractions}
         unit = min(product.weight[0].unit for product in region.contractions)
-        tiles = (shape.token_tiles, shape.row_tiles, shape.warps_m, shape.warps_n, shape.warps_k)
+        d = schedule
+        numbers = (d.contractions, d.token_tiles, d.row_tiles, d.warps_m, d.warps_n, d.warps_k)
         w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
-        steps = (schedule.cluster_k_splits, schedule.stages, shape.width)
         x = _along(first.x.kind if first.x is not None else "k")
-        return f"jitgen::DenseConfig<{_list(count, *tiles, *steps, x, *w)}>", f"jitgen::DenseWeight<{storage}>"
-    tiles = (shape.tokens, shape.rows, schedule.block_k, *shape.thread_tile)
-    config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.cluster_k_splits, shape.width)}>"
+        config = f"jitgen::DenseConfig<{_list(*numbers, cluster, d.stages, width, x, *w)}>"
+        return config, f"jitgen::DenseWeight<{storage}>"
+    m = schedule
+    numbers = (m.contractions, m.block_m, m.block_n, m.block_k, m.token_run, m.row_run, cluster, width)
+    config = f"jitgen::SimtConfig<{_list(*numbers)}>"
     if first.contraction.format is not None:
         kind = "SimtQuant" if formats.find(first.contraction.format).tiled else "SimtPlanes"
         return config, f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"

@@ -17,8 +17,8 @@ tensor maps, ``triton_mainloops.py`` those of Triton; this module has the others
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jitgen.families.gemm.block_mainloops import (
     CHUNK,
@@ -31,9 +31,9 @@ from jitgen.families.gemm.block_mainloops import (
     Simt,
     Stream,
     StreamOuter,
-    counted,
 )
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
+from jitgen.schedule.declared import Schedule, about, derived
 
 __all__ = ["CHUNK", "BlockMainloop", "Dense", "MmaColumns", "MmaMainloop", "MmaQuantized", "MmaRows", "Simt"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
@@ -46,7 +46,7 @@ WARPGROUP = 4
 
 
 @dataclass(frozen=True)
-class CppTiles:
+class CppTiles(Schedule):
     """``gemm.hpp``: quantised weights are decoded for each tile that reads them.
 
     Attributes:
@@ -57,17 +57,17 @@ class CppTiles:
     """
 
     path: ClassVar[str] = "tiles"
+    sentence = (
+        *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step"),
+        *("wide", "invariant"),
+    )
     dependent_launch: ClassVar[bool] = False
     block_n: ClassVar[int] = 64
     block_k: ClassVar[int] = 256
     block_m: int
     fewest_rows: int
-    wide: bool = False
-    invariant: bool = False
-
-    def __str__(self) -> str:
-        words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.block_k} of K a step"]
-        return ", ".join([*words, *["64-bit indices"] * self.wide, *["sums that no batch changes"] * self.invariant])
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
+    invariant: bool = field(default=False, metadata=about("sums that no batch changes"))
 
 
 @dataclass(frozen=True)
@@ -81,56 +81,35 @@ class CppDecoded(CppTiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaMainloop:
+class WgmmaMainloop(Schedule):
     """What the mainloops of sm_90a have in common: persistent blocks, whose tensor copies a warpgroup of their own
     starts.
 
     Attributes:
-        stages: stages in shared memory.
+        stages: stages in shared memory, at most: as many as gain anything, until ``shared_bytes`` says how many fit.
         cluster_k_splits: the most blocks of a cluster that share one tile's K; a launch chooses.
-        raster: tiles that are walked along M before the next tile along N, so that blocks that run at the same time
-            share operands in the L2 cache.
-        shared_bytes: dynamic shared memory of a block, in bytes.
+        shared_bytes: dynamic shared memory of a block, in bytes; 0 until it is known.
         wide: whether indices are 64-bit.
-        k_splits: ranges of K whose sums go to a temporary.
+        k_splits: ranges of K whose sums are stored separately, to a temporary.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     path: ClassVar[str]
+    sentence = (
+        *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
+        *("cluster_k_splits", "k_splits", "multicast", "steps"),
+        "persistent blocks, {resident} a multiprocessor",
+        *("raster", "stagger", "pingpong", "shared_bytes", "wide"),
+    )
     dependent_launch: ClassVar[bool] = True
-    stages: int
-    cluster_k_splits: int
-    raster: int
-    shared_bytes: int = 0
-    wide: bool = False
-    k_splits: int = 1
-
-    @property
-    def tilings(self) -> tuple[Any, ...]:
-        """The tilings that a launch chooses from: this one alone."""
-        return (self,)
-
-    def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
-        """As ``BlockMainloop.described``."""
-        m, n, k = tile
-        words = [f"{self.path} mainloop", f"tiles of {m} x {n}, {k} of K a step"]
-        words += counted(
-            [
-                (warps, "{} warps a block"),
-                (self.stages, "{} stages"),
-                (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
-                (self.k_splits, "split-K by {}"),
-                (multicast, "multicast to {} blocks"),
-                (steps, "{} products or loads at once"),
-            ]
-        )
-        words.append(f"persistent blocks, {resident} a multiprocessor")
-        words += counted([(self.raster, "raster of {} tiles")])
-        return ", ".join(words)
-
-    def described_end(self) -> str:
-        """Shared memory and indices."""
-        words = counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+    stages: int = field(metadata=about("{} stages", member="stages"))
+    cluster_k_splits: int = field(
+        default=1, metadata=about("at most {} blocks of a cluster share K", member="most_splits")
+    )
+    shared_bytes: int = field(default=0, metadata=about("{} bytes of shared memory", least=1))
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
+    k_splits: int = field(default=1, metadata=about("split-K by {}"))
+    resident: int = field(default=1, metadata=about(member="resident"))
 
 
 @dataclass(frozen=True)
@@ -141,24 +120,31 @@ class WgmmaQuantized(WgmmaMainloop):
         tokens: rows of x in a tile.
         warpgroups: warpgroups that compute.
         blocks_of_rows: blocks of 64 rows of the weights that a warpgroup computes, of all contractions.
-        contractions: contractions of a region.
         span: chunks of K in a stage.
+        contractions: contractions of a region.
         steps: wgmma steps of 16 along K that are started together.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
-        resident: blocks that a multiprocessor holds at once.
+        raster: tiles that are walked along M before the next tile along N, so that blocks that run at the same time
+            share operands in the L2 cache.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
-    multicast: ClassVar[int] = 1
     pingpong: ClassVar[bool] = False
-    tokens: int
-    warpgroups: int
-    blocks_of_rows: int
-    contractions: int
-    span: int
-    steps: int
-    stagger: int = 0
-    resident: int = 1
+    tokens: int = field(metadata=about(member="tokens"))
+    warpgroups: int = field(metadata=about(member="warpgroups"))
+    blocks_of_rows: int = field(metadata=about(member="blocks"))
+    span: int = field(metadata=about(member="span"))
+    contractions: int = field(default=1, metadata=about(member="contractions"))
+    steps: int = field(default=2, metadata=about("{} products or loads at once", member="steps"))
+    stagger: int = field(
+        default=0, metadata=about("neighbouring tiles begin {} steps of K apart", least=1, member="stagger")
+    )
+    raster: int = field(default=16, metadata=about("raster of {} tiles", member="raster"))
+
+    @property
+    def tilings(self) -> tuple[WgmmaQuantized]:
+        """The tilings that a launch chooses from: this one alone."""
+        return (self,)
 
     @property
     def block_m(self) -> int:
@@ -172,15 +158,13 @@ class WgmmaQuantized(WgmmaMainloop):
     def block_k(self) -> int:
         return CHUNK * self.span
 
-    @property
+    @derived("{} warps a block")
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
-    def __str__(self) -> str:
-        tile = (self.block_m, self.block_n, self.block_k)
-        words = [self.described(tile, self.warps, self.multicast, self.resident, self.steps)]
-        words += counted([(self.stagger, "neighbouring tiles begin {} steps of K apart")], 1)
-        return ", ".join(filter(None, [*words, self.described_end()]))
+    @derived("multicast to {} blocks", member="multicast")
+    def multicast(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -190,22 +174,29 @@ class WgmmaDense(WgmmaMainloop):
     Attributes:
         down, across: consumer warpgroups along M, of 64 rows each, and along N.
         columns: columns of a tile, of each contraction.
-        multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
-        resident: blocks that a multiprocessor holds at once.
-        staged: columns that an epilogue takes through shared memory at once.
+        multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all. With it
+            ``cluster_k_splits`` is 1 or the same.
+        staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
+            of 16 bits are a whole line of memory, and 32 leave room for a stage more.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
             multiplies while the other one stores.
+        raster: as of ``WgmmaQuantized``.
     """
 
     path: ClassVar[str] = "wgmma_dense"
     block_k: ClassVar[int] = CHUNK
-    down: int
-    across: int
-    columns: int
-    multicast: int = 1
-    resident: int = 1
-    staged: int = 64
-    pingpong: bool = False
+    down: int = field(metadata=about(member="down"))
+    across: int = field(metadata=about(member="across"))
+    columns: int = field(metadata=about(member="columns"))
+    multicast: int = field(default=1, metadata=about("multicast to {} blocks", member="multicast"))
+    staged: int = field(default=64, metadata=about(member="staged"))
+    pingpong: bool = field(default=False, metadata=about("two warpgroups compute tiles in turn"))
+    raster: int = field(default=8, metadata=about("raster of {} tiles", member="raster"))
+
+    @property
+    def tilings(self) -> tuple[WgmmaDense]:
+        """The tilings that a launch chooses from: this one alone."""
+        return (self,)
 
     @property
     def block_m(self) -> int:
@@ -220,25 +211,18 @@ class WgmmaDense(WgmmaMainloop):
         """Warpgroups that compute."""
         return 2 if self.pingpong else self.down * self.across
 
-    @property
+    @derived("{} warps a block")
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
-    def __str__(self) -> str:
-        tile = (self.block_m, self.block_n, self.block_k)
-        words = [
-            self.described(tile, self.warps, self.multicast, self.resident),
-            *["two warpgroups compute tiles in turn"] * self.pingpong,
-        ]
-        return ", ".join(filter(None, [*words, self.described_end()]))
-
 
 @dataclass(frozen=True)
-class WgmmaPair:
+class WgmmaPair(Schedule):
     """Two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
     estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
     to the next."""
 
+    sentence = ("{first}, or, for some numbers of rows: {second}",)
     dependent_launch: ClassVar[bool] = True
     first: WgmmaQuantized | WgmmaDense
     second: WgmmaQuantized | WgmmaDense
@@ -255,9 +239,6 @@ class WgmmaPair:
     @property
     def wide(self) -> bool:
         return self.first.wide
-
-    def __str__(self) -> str:
-        return f"{self.first}, or, for some numbers of rows: {self.second}"
 
 
 @dataclass(frozen=True)

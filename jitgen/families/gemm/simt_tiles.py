@@ -11,9 +11,10 @@ before took 1.46, 2.0 and 2.2 times as long as the best.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from jitgen.families.gemm import tile_times
+from jitgen.families.gemm.mainloops import Simt
 from jitgen.families.gemm.tile_times import TileTimes
 from jitgen.schedule.chips import Chip
 
@@ -23,65 +24,41 @@ LEAST_ITERATIONS = 4
 """Iterations of the mainloop that each of them has at least."""
 
 
-@dataclass(frozen=True)
-class SimtTiles:
-    """One candidate.
-
-    Attributes:
-        block_m, block_n, block_k, warps: as ``Simt`` has them.
-        times: what was fitted for it; an iteration is ``block_k`` elements of K.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    warps: int
-    times: TileTimes
-
-    @property
-    def block(self) -> tuple[int, int, int, int]:
-        """All of these but the times."""
-        return self.block_m, self.block_n, self.block_k, self.warps
-
-
 FIXED = 1.05
 """Microseconds of a kernel."""
 EXCHANGE, BLOCK_EXCHANGE = 2.08, 0.0541
 """Microseconds of the exchange of sums in a cluster, and what each of its blocks adds."""
-TILES = (
-    SimtTiles(64, 64, 16, 4, TileTimes(0.561, 0.529, 0.225, 4)),
-    SimtTiles(64, 64, 32, 4, TileTimes(0.877, 1.09, 0.877, 8)),
-    SimtTiles(64, 128, 16, 4, TileTimes(0.539, 0.928, 2.21, 8)),
-    SimtTiles(64, 128, 32, 4, TileTimes(1.4, 1.74, 2.7, 2)),
-    SimtTiles(128, 64, 8, 4, TileTimes(0.462, 0.47, 2.03, 3)),
-    SimtTiles(128, 64, 16, 4, TileTimes(0.551, 0.883, 2.74, 8)),
-    SimtTiles(128, 128, 8, 8, TileTimes(0.073, 0.901, 5.4, 8)),
-    SimtTiles(128, 128, 16, 8, TileTimes(1.29, 1.29, 5.28, 1)),
-    SimtTiles(256, 128, 8, 8, TileTimes(1.12, 1.12, 5.73, 1)),
-    SimtTiles(256, 128, 16, 8, TileTimes(2.16, 2.16, 7.67, 1)),
-)
-"""All candidates."""
+TILES = {
+    Simt(64, 64, 16, 4): TileTimes(0.561, 0.529, 0.225, 4),
+    Simt(64, 64, 32, 4): TileTimes(0.877, 1.09, 0.877, 8),
+    Simt(64, 128, 16, 4): TileTimes(0.539, 0.928, 2.21, 8),
+    Simt(64, 128, 32, 4): TileTimes(1.4, 1.74, 2.7, 2),
+    Simt(128, 64, 8, 4): TileTimes(0.462, 0.47, 2.03, 3),
+    Simt(128, 64, 16, 4): TileTimes(0.551, 0.883, 2.74, 8),
+    Simt(128, 128, 8, 8): TileTimes(0.073, 0.901, 5.4, 8),
+    Simt(128, 128, 16, 8): TileTimes(1.29, 1.29, 5.28, 1),
+    Simt(256, 128, 8, 8): TileTimes(1.12, 1.12, 5.73, 1),
+    Simt(256, 128, 16, 8): TileTimes(2.16, 2.16, 7.67, 1),
+}
+"""What was fitted for each candidate; an iteration is ``block_k`` elements of K."""
 
 
-def candidates(rows: int, length: int, has_clusters: bool) -> list[tuple[SimtTiles, int]]:
-    """(tiles, blocks of a cluster that share K) for a bucket that ends at ``rows`` rows of x."""
+def candidates(rows: int, length: int, has_clusters: bool) -> list[Simt]:
+    """The schedules for a bucket that ends at ``rows`` rows of x."""
     found = []
     for tiles in TILES:
         if tiles.block_m <= 2 * rows:
             most = length // (LEAST_ITERATIONS * tiles.block_k) if has_clusters else 1
-            found += [(tiles, splits) for splits in SPLITS if splits <= max(1, most)]
+            found += [replace(tiles, cluster_k_splits=splits) for splits in SPLITS if splits <= max(1, most)]
     return found
 
 
-def microseconds(tiles: SimtTiles, rows: int, columns: Sequence[int], length: int, splits: int, chip: Chip) -> float:
-    """The estimated time of a product that has the device for itself.
-
-    Args:
-        columns: of each region.
-        splits: blocks that share K.
-    """
+def microseconds(tiles: Simt, rows: int, columns: Sequence[int], length: int, chip: Chip) -> float:
+    """The estimated time of a product that has the device for itself, with the ``columns`` of each region."""
+    splits = tiles.cluster_k_splits
     blocks = splits * -(-rows // tiles.block_m) * sum(-(-each // tiles.block_n) for each in columns)
     moved = 4 * (sum(columns) * length + rows * (length + sum(columns)))
     iterations = -(-length // (tiles.block_k * splits))
-    time = FIXED + tile_times.microseconds(tiles.times, blocks, iterations, moved, chip)
+    times = TILES[Simt(tiles.block_m, tiles.block_n, tiles.block_k, tiles.warps)]
+    time = FIXED + tile_times.microseconds(times, blocks, iterations, moved, chip)
     return time if splits == 1 else time + EXCHANGE + BLOCK_EXCHANGE * splits

@@ -19,12 +19,11 @@ What the model says:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from jitgen.families.gemm.mainloops import CHUNK, MmaQuantized, MmaRows
 from jitgen.schedule.chips import Chip
 
-CHUNK = 64
-"""Extent of K in a chunk."""
 RESERVED_BYTES = 1024
 """Shared memory that CUDA takes for itself in every block, in bytes (CUDA C++ Programming Guide, compute capability 8.0
 and later)."""
@@ -34,47 +33,33 @@ SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of reading the weights are combined."""
 
 
-@dataclass(frozen=True)
-class StreamTiles:
-    """Tiles of one mainloop.
-
-    Attributes:
-        row_tiles: pieces of 16 rows that a warp computes, of all contractions.
-        warps_n, warps_k: warps along N and along K.
-        stages: chunks along K that a group of warps has in flight.
-        splits: blocks of a cluster that share K.
-    """
-
-    row_tiles: int
-    warps_n: int
-    warps_k: int
-    stages: int = 2
-    splits: int = 1
-
-    @property
-    def warps(self) -> int:
-        return self.warps_n * self.warps_k
+def _shape(
+    row_tiles: int, warps_n: int, warps_k: int, stages: int = 2, splits: int = 1
+) -> tuple[int, int, int, int, int]:
+    """Tiles of any number of tokens: what ``MmaMainloop`` has in this order, but that ``row_tiles`` are those of all
+    contractions; and blocks of a cluster that share K."""
+    return row_tiles, warps_n, warps_k, stages, splits
 
 
 QUANTIZED = (
-    *(StreamTiles(1, 1, 16, splits=splits) for splits in (1, 2, 4, 8)),
-    *(StreamTiles(2, 1, 16, splits=splits) for splits in (1, 2, 4)),
-    *(StreamTiles(1, 1, 8), StreamTiles(1, 2, 4), StreamTiles(1, 4, 2), StreamTiles(1, 2, 8, splits=8)),
-    *(StreamTiles(2, 1, 8, splits=splits) for splits in (1, 2, 4)),
-    *(StreamTiles(2, 2, 4), StreamTiles(2, 2, 8), StreamTiles(2, 2, 8, splits=4)),
-    *(StreamTiles(1, 1, 16, 4), StreamTiles(2, 1, 8, 4), StreamTiles(2, 2, 4, 4), StreamTiles(4, 1, 8, 4)),
-    *(StreamTiles(4, 1, 8, splits=2), StreamTiles(4, 2, 4), StreamTiles(4, 2, 4, 4, splits=2)),
-    *(StreamTiles(4, 1, 4), StreamTiles(4, 1, 8), StreamTiles(4, 4, 2), StreamTiles(2, 7, 2), StreamTiles(2, 8, 1)),
-    *(StreamTiles(7, 2, 4), StreamTiles(7, 4, 2)),
+    *(_shape(1, 1, 16, splits=splits) for splits in (1, 2, 4, 8)),
+    *(_shape(2, 1, 16, splits=splits) for splits in (1, 2, 4)),
+    *(_shape(1, 1, 8), _shape(1, 2, 4), _shape(1, 4, 2), _shape(1, 2, 8, splits=8)),
+    *(_shape(2, 1, 8, splits=splits) for splits in (1, 2, 4)),
+    *(_shape(2, 2, 4), _shape(2, 2, 8), _shape(2, 2, 8, splits=4)),
+    *(_shape(1, 1, 16, 4), _shape(2, 1, 8, 4), _shape(2, 2, 4, 4), _shape(4, 1, 8, 4)),
+    *(_shape(4, 1, 8, splits=2), _shape(4, 2, 4), _shape(4, 2, 4, 4, splits=2)),
+    *(_shape(4, 1, 4), _shape(4, 1, 8), _shape(4, 4, 2), _shape(2, 7, 2), _shape(2, 8, 1)),
+    *(_shape(7, 2, 4), _shape(7, 4, 2)),
 )
 """Of quantised weights. Of 84 that were timed, these include nearly always the fastest."""
 DENSE = (
-    *(StreamTiles(1, 1, 16), StreamTiles(1, 1, 16, splits=4)),
-    *(StreamTiles(1, 1, 8, splits=splits) for splits in (1, 4, 8)),
-    *(StreamTiles(1, 2, 8, splits=splits) for splits in (1, 2, 8)),
-    *(StreamTiles(1, 2, 4), StreamTiles(1, 4, 2), StreamTiles(2, 1, 8), StreamTiles(2, 1, 8, splits=4)),
-    *(StreamTiles(2, 2, 4), StreamTiles(4, 1, 4)),
-    *(StreamTiles(1, 1, 8, 4), StreamTiles(1, 2, 4, 4), StreamTiles(2, 1, 8, 4)),
+    *(_shape(1, 1, 16), _shape(1, 1, 16, splits=4)),
+    *(_shape(1, 1, 8, splits=splits) for splits in (1, 4, 8)),
+    *(_shape(1, 2, 8, splits=splits) for splits in (1, 2, 8)),
+    *(_shape(1, 2, 4), _shape(1, 4, 2), _shape(2, 1, 8), _shape(2, 1, 8, splits=4)),
+    *(_shape(2, 2, 4), _shape(4, 1, 4)),
+    *(_shape(1, 1, 8, 4), _shape(1, 2, 4, 4), _shape(2, 1, 8, 4)),
 )
 """Of 16-bit weights that are contiguous along K."""
 
@@ -152,64 +137,66 @@ DENSE_FIT = StreamFit(
 """Of 16-bit weights, fitted to the same timings."""
 
 
-def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[StreamTiles]:
+def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[MmaQuantized | MmaRows]:
     """The tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened. Each of
     several contractions has as many row tiles, and at least one."""
     chunks, count = max(1, weights.length // CHUNK), weights.contractions
-    found: dict[StreamTiles, None] = {}
-    for each in QUANTIZED if weights.quantized else DENSE:
-        tiles = replace(each, row_tiles=max(each.row_tiles, count))
-        shared = tiles.row_tiles % count == 0 and (tiles.splits == 1 or has_clusters)
-        if shared and not _spills(tokens, tiles, weights):
-            found[_shortened(tiles, chunks)] = None
+    kind, table = (MmaQuantized, QUANTIZED) if weights.quantized else (MmaRows, DENSE)
+    found: dict[MmaQuantized | MmaRows, None] = {}
+    for row_tiles, warps_n, warps_k, stages, splits in table:
+        rows = max(row_tiles, count)
+        is_shared = rows % count == 0 and (splits == 1 or has_clusters)
+        if is_shared and not _spills(tokens, rows, stages, weights):
+            warps_k, splits = shortened(warps_k, splits, chunks)
+            shape = (tokens, rows // count, warps_n, warps_k, stages)
+            found[kind(*shape, contractions=count, cluster_k_splits=splits)] = None
     return list(found)
 
 
-def _spills(tokens: int, tiles: StreamTiles, weights: StreamWeights) -> bool:
-    """Whether a thread would not hold its sums and the stages in flight, as NVRTC 13.0 compiles it."""
+def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool:
+    """Whether a thread would not hold its sums of ``rows`` row tiles and the stages in flight, as NVRTC 13.0 compiles
+    it."""
     if not weights.quantized:
         return False
-    rows, deep = tiles.row_tiles, tiles.stages > 2
     if not weights.light:
-        return rows > 4 or deep
-    return (tokens == 1 and deep and rows > 1) or (tokens == 8 and rows * tiles.stages > 8)
+        return rows > 4 or stages > 2
+    return (tokens == 1 and stages > 2 and rows > 1) or (tokens == 8 and rows * stages > 8)
 
 
-def _shortened(tiles: StreamTiles, chunks: int) -> StreamTiles:
-    """``tiles`` with blocks and warps along K halved until there are no more of them than ``chunks``."""
-    warps_k, splits = tiles.warps_k, tiles.splits
-    while warps_k * splits > chunks:
+def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
+    """``warps_k`` and ``splits``, halved until there are no more warps along K than ``steps`` of it, or one."""
+    while warps_k * splits > max(1, steps):
         warps_k, splits = (warps_k, splits // 2) if splits > 1 else (warps_k // 2, splits)
-    return StreamTiles(tiles.row_tiles, tiles.warps_n, warps_k, tiles.stages, splits)
+    return warps_k, splits
 
 
-def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeights, shared_bytes: int) -> float:
+def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeights, shared_bytes: int) -> float:
     """The estimated time of a kernel that has the device for itself; without columns, which launches nothing, that of
     one tile.
 
     Args:
-        tokens: rows of x in a tile.
         shared_bytes: of a block.
     """
     fit, chip = (QUANTIZED_FIT if weights.quantized else DENSE_FIT), weights.chip
+    tokens, row_tiles, splits = tiles.tokens, tiles.row_tiles * tiles.contractions, tiles.cluster_k_splits
     row_blocks = -(-rows // tokens)
-    clusters = row_blocks * max(1, -(-weights.tiles // (tiles.row_tiles * tiles.warps_n)))
-    slots = dict(chip.clusters)[tiles.splits]  # clusters of one block on each multiprocessor
+    clusters = row_blocks * max(1, -(-weights.tiles // (row_tiles * tiles.warps_n)))
+    slots = dict(chip.clusters)[splits]  # clusters of one block on each multiprocessor
     each = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
     chunks = -(-weights.length // CHUNK)
-    own = -(-chunks // tiles.splits)  # chunks of a block
+    own = -(-chunks // splits)  # chunks of a block
     steps = -(-own // tiles.warps_k)
     eights = max(1, tokens // 8)
-    issue = tiles.row_tiles * (fit.issue + fit.token_issue * eights) * tiles.warps / 4
+    issue = row_tiles * (fit.issue + fit.token_issue * eights) * tiles.warps / 4
     latency = fit.latency / 2 * (2 / tiles.stages) ** fit.depth
     read = tiles.warps_k * min(rows, tokens) * CHUNK * 2
-    sums = tiles.warps * tiles.row_tiles * 16 * 8 * eights
+    sums = tiles.warps * row_tiles * 16 * 8 * eights
     time = 0.0
-    for together in _waves(each, _resident(tiles, tokens, fit, chip, shared_bytes)):
+    for together in _waves(each, _resident(tiles, fit, chip, shared_bytes)):
         shared = (together * cycles / chip.microsecond_cycles for cycles in (issue, read / fit.token_bytes))
         time += fit.start + steps * _combined(fit.power, latency, *shared) + fit.reduce * together * sums / 1e4
-        if tiles.splits > 1:
-            time += fit.exchange + fit.block_exchange * (tiles.splits - 2)
+        if splits > 1:
+            time += fit.exchange + fit.block_exchange * (splits - 2)
     reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.reads * 1e6
     reading *= (each * slots / clusters) ** (fit.few if each == 1 else fit.many)
     return _combined(SMOOTH, time, row_blocks * reading + fit.fixed)
@@ -222,10 +209,10 @@ def _waves(blocks: int, resident: int) -> Iterator[int]:
         blocks -= resident
 
 
-def _resident(tiles: StreamTiles, tokens: int, fit: StreamFit, chip: Chip, shared_bytes: int) -> int:
+def _resident(tiles: MmaQuantized | MmaRows, fit: StreamFit, chip: Chip, shared_bytes: int) -> int:
     """Blocks that a multiprocessor holds at once."""
-    load = tiles.row_tiles * tiles.stages / 2
-    few, many = next((few, many) for most, few, many in fit.registers if tokens <= most)
+    load = tiles.row_tiles * tiles.contractions * tiles.stages / 2
+    few, many = next((few, many) for most, few, many in fit.registers if tiles.tokens <= most)
     registers, threads = 64 if load <= few else 128 if load <= many else 255, 32 * tiles.warps
     by_memory = chip.multiprocessor_shared_bytes // (shared_bytes + RESERVED_BYTES)
     return max(1, min(MULTIPROCESSOR_THREADS // threads, REGISTERS // (registers * threads), by_memory))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jitgen.families.gemm.block_mainloops import counted
+from jitgen.schedule.declared import Schedule, about
 
 
 @dataclass(frozen=True)
-class TritonMainloop:
+class TritonMainloop(Schedule):
     """What the forms have in common.
 
     Attributes:
@@ -23,16 +23,20 @@ class TritonMainloop:
     """
 
     form: ClassVar[str]
+    sentence = (
+        *("{path} mainloop", "tiles of {block_m} x {block_n}, {slice_k} of K a step"),
+        *("warps", "stages", "k_splits", "raster", "wide"),
+    )
     dependent_launch: ClassVar[bool] = True
     block_m: int
     block_n: int
     slice_k: int
-    warps: int
-    stages: int
-    raster: int = 1
-    k_splits: int = 1
+    warps: int = field(metadata=about("{} warps a block"))
+    stages: int = field(metadata=about("{} stages"))
+    raster: int = field(default=1, metadata=about("raster of {} tiles"))
+    k_splits: int = field(default=1, metadata=about("split-K by {}"))
     packed: bool = False
-    wide: bool = False
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @property
     def path(self) -> str:
@@ -46,18 +50,6 @@ class TritonMainloop:
     @property
     def block_k(self) -> int:
         return self.slice_k * self.slices
-
-    def __str__(self) -> str:
-        words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.slice_k} of K a step"]
-        words += counted(
-            [
-                (self.warps, "{} warps a block"),
-                (self.stages, "{} stages"),
-                (self.k_splits, "split-K by {}"),
-                (self.raster, "raster of {} tiles"),
-            ]
-        )
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ a second kernel reads the sums of all ranges (``split_k.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jitgen.families.gemm import tile_times
+from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.tile_times import TileTimes
-from jitgen.families.gemm.triton_mainloops import TritonSlices, TritonTokens, TritonWeights
 from jitgen.schedule.chips import Chip
 
 K_SPLITS = (1, 2, 3, 4, 6, 8)
@@ -42,19 +42,6 @@ MOST_SUMS = 32
 
 
 @dataclass(frozen=True)
-class TritonTiles:
-    """One candidate.
-
-    Attributes:
-        schedule: its form, tile, warps and stages.
-        times: what was fitted for it; an iteration is ``schedule.block_k`` elements of K.
-    """
-
-    schedule: TritonSlices | TritonTokens | TritonWeights
-    times: TileTimes
-
-
-@dataclass(frozen=True)
 class TritonFit:
     """One kind of weight.
 
@@ -62,82 +49,82 @@ class TritonFit:
         fixed: microseconds of a kernel.
         sum: microseconds of the second kernel of a split product, and of the launch of it.
         sum_rate: bytes of sums that the first kernel writes and the second reads in a microsecond.
-        tiles: the candidates.
+        tiles: the candidates, and what was fitted for each; an iteration is ``block_k`` elements of K.
     """
 
     fixed: float
     sum: float
     sum_rate: float
-    tiles: tuple[TritonTiles, ...]
+    tiles: Mapping[TritonSchedule, TileTimes]
 
 
 DENSE = TritonFit(
     fixed=0.164,
     sum=1.62,
     sum_rate=5.44e06,
-    tiles=(
-        TritonTiles(TritonSlices(1, 16, 64, 4, 4), TileTimes(0.248, 0.02, 0.979, 1)),
-        TritonTiles(TritonSlices(1, 16, 64, 8, 4), TileTimes(0.316, 0.02, 1.39, 1)),
-        TritonTiles(TritonSlices(1, 32, 64, 4, 4), TileTimes(0.318, 0.02, 1.12, 1)),
-        TritonTiles(TritonSlices(1, 32, 64, 8, 4), TileTimes(0.445, 0.02, 1.5, 1)),
-        TritonTiles(TritonSlices(8, 16, 64, 4, 4), TileTimes(0.354, 0.0504, 1.31, 2)),
-        TritonTiles(TritonSlices(8, 16, 64, 8, 4), TileTimes(0.0563, 0.347, 3.77, 3)),
-        TritonTiles(TritonSlices(8, 32, 64, 4, 4), TileTimes(0.366, 0.0247, 1.31, 1)),
-        TritonTiles(TritonSlices(8, 32, 64, 8, 4), TileTimes(0.605, 0.0497, 3.17, 1)),
-        TritonTiles(TritonWeights(8, 64, 128, 4, 5, raster=8), TileTimes(0.284, 0.239, 1.23, 2)),
-        TritonTiles(TritonWeights(8, 128, 64, 4, 5, raster=8), TileTimes(0.056, 0.324, 2.17, 3)),
-        TritonTiles(TritonSlices(16, 16, 64, 4, 4), TileTimes(0.0569, 0.266, 1.46, 2)),
-        TritonTiles(TritonSlices(16, 16, 64, 8, 4), TileTimes(0.416, 0.0497, 2.72, 1)),
-        TritonTiles(TritonSlices(16, 32, 64, 4, 4), TileTimes(0.351, 0.0496, 1.98, 1)),
-        TritonTiles(TritonSlices(16, 32, 64, 8, 4), TileTimes(0.555, 0.101, 4.18, 1)),
-        TritonTiles(TritonWeights(16, 64, 128, 4, 5, raster=8), TileTimes(0.182, 0.0478, 1.6, 1)),
-        TritonTiles(TritonWeights(16, 128, 64, 4, 5, raster=8), TileTimes(0.181, 0.0477, 1.57, 1)),
-        TritonTiles(TritonTokens(64, 64, 64, 4, 5, raster=8), TileTimes(0.225, 0.0941, 1.38, 1)),
-        TritonTiles(TritonTokens(64, 128, 64, 4, 4, raster=8), TileTimes(0.282, 0.192, 1.51, 1)),
-        TritonTiles(TritonTokens(64, 256, 64, 8, 3, raster=8), TileTimes(0.473, 0.473, 2.25, 1)),
-        TritonTiles(TritonWeights(64, 64, 128, 4, 5, raster=8), TileTimes(0.375, 0.212, 1.76, 1)),
-        TritonTiles(TritonWeights(64, 128, 64, 4, 5, raster=8), TileTimes(0.275, 0.19, 1.81, 1)),
-        TritonTiles(TritonTokens(128, 64, 64, 4, 4, raster=8), TileTimes(0.0514, 0.319, 2.01, 2)),
-        TritonTiles(TritonTokens(128, 128, 64, 4, 4, raster=8), TileTimes(0.287, 0.287, 2.6, 1)),
-        TritonTiles(TritonTokens(128, 128, 64, 8, 4, raster=8), TileTimes(0.302, 0.302, 2.66, 1)),
-        TritonTiles(TritonTokens(128, 256, 64, 8, 3, raster=8), TileTimes(0.6, 0.6, 3.52, 1)),
-        TritonTiles(TritonTokens(128, 256, 64, 8, 4, raster=8), TileTimes(0.634, 0.634, 3.24, 1)),
-        TritonTiles(TritonTokens(256, 64, 64, 8, 4, raster=8), TileTimes(0.377, 0.377, 2.55, 1)),
-        TritonTiles(TritonTokens(256, 128, 64, 8, 3, raster=8), TileTimes(0.617, 0.617, 3.26, 1)),
-        TritonTiles(TritonTokens(256, 128, 64, 8, 4, raster=8), TileTimes(0.623, 0.623, 3.38, 1)),
-    ),
+    tiles={
+        TritonSlices(1, 16, 64, 4, 4): TileTimes(0.248, 0.02, 0.979, 1),
+        TritonSlices(1, 16, 64, 8, 4): TileTimes(0.316, 0.02, 1.39, 1),
+        TritonSlices(1, 32, 64, 4, 4): TileTimes(0.318, 0.02, 1.12, 1),
+        TritonSlices(1, 32, 64, 8, 4): TileTimes(0.445, 0.02, 1.5, 1),
+        TritonSlices(8, 16, 64, 4, 4): TileTimes(0.354, 0.0504, 1.31, 2),
+        TritonSlices(8, 16, 64, 8, 4): TileTimes(0.0563, 0.347, 3.77, 3),
+        TritonSlices(8, 32, 64, 4, 4): TileTimes(0.366, 0.0247, 1.31, 1),
+        TritonSlices(8, 32, 64, 8, 4): TileTimes(0.605, 0.0497, 3.17, 1),
+        TritonWeights(8, 64, 128, 4, 5, raster=8): TileTimes(0.284, 0.239, 1.23, 2),
+        TritonWeights(8, 128, 64, 4, 5, raster=8): TileTimes(0.056, 0.324, 2.17, 3),
+        TritonSlices(16, 16, 64, 4, 4): TileTimes(0.0569, 0.266, 1.46, 2),
+        TritonSlices(16, 16, 64, 8, 4): TileTimes(0.416, 0.0497, 2.72, 1),
+        TritonSlices(16, 32, 64, 4, 4): TileTimes(0.351, 0.0496, 1.98, 1),
+        TritonSlices(16, 32, 64, 8, 4): TileTimes(0.555, 0.101, 4.18, 1),
+        TritonWeights(16, 64, 128, 4, 5, raster=8): TileTimes(0.182, 0.0478, 1.6, 1),
+        TritonWeights(16, 128, 64, 4, 5, raster=8): TileTimes(0.181, 0.0477, 1.57, 1),
+        TritonTokens(64, 64, 64, 4, 5, raster=8): TileTimes(0.225, 0.0941, 1.38, 1),
+        TritonTokens(64, 128, 64, 4, 4, raster=8): TileTimes(0.282, 0.192, 1.51, 1),
+        TritonTokens(64, 256, 64, 8, 3, raster=8): TileTimes(0.473, 0.473, 2.25, 1),
+        TritonWeights(64, 64, 128, 4, 5, raster=8): TileTimes(0.375, 0.212, 1.76, 1),
+        TritonWeights(64, 128, 64, 4, 5, raster=8): TileTimes(0.275, 0.19, 1.81, 1),
+        TritonTokens(128, 64, 64, 4, 4, raster=8): TileTimes(0.0514, 0.319, 2.01, 2),
+        TritonTokens(128, 128, 64, 4, 4, raster=8): TileTimes(0.287, 0.287, 2.6, 1),
+        TritonTokens(128, 128, 64, 8, 4, raster=8): TileTimes(0.302, 0.302, 2.66, 1),
+        TritonTokens(128, 256, 64, 8, 3, raster=8): TileTimes(0.6, 0.6, 3.52, 1),
+        TritonTokens(128, 256, 64, 8, 4, raster=8): TileTimes(0.634, 0.634, 3.24, 1),
+        TritonTokens(256, 64, 64, 8, 4, raster=8): TileTimes(0.377, 0.377, 2.55, 1),
+        TritonTokens(256, 128, 64, 8, 3, raster=8): TileTimes(0.617, 0.617, 3.26, 1),
+        TritonTokens(256, 128, 64, 8, 4, raster=8): TileTimes(0.623, 0.623, 3.38, 1),
+    },
 )
 """Dense weights."""
 QUANTIZED = TritonFit(
     fixed=0.608,
     sum=1.11,
     sum_rate=5.47e06,
-    tiles=(
-        TritonTiles(TritonSlices(1, 16, 128, 4, 3), TileTimes(0.42, 0.272, 0.167, 5)),
-        TritonTiles(TritonSlices(1, 16, 128, 8, 3), TileTimes(0.724, 0.457, 0.496, 3)),
-        TritonTiles(TritonSlices(1, 32, 128, 4, 3), TileTimes(0.54, 0.175, 0.904, 2)),
-        TritonTiles(TritonSlices(1, 32, 128, 8, 3), TileTimes(0.755, 0.587, 1.35, 4)),
-        TritonTiles(TritonSlices(8, 16, 128, 4, 3), TileTimes(0.336, 0.0209, 0.942, 2)),
-        TritonTiles(TritonSlices(8, 16, 128, 8, 3), TileTimes(0.622, 0.302, 1.84, 2)),
-        TritonTiles(TritonSlices(8, 32, 128, 4, 3), TileTimes(0.157, 0.306, 1.4, 2)),
-        TritonTiles(TritonSlices(8, 32, 128, 8, 3), TileTimes(0.132, 0.582, 3.3, 2)),
-        TritonTiles(TritonSlices(16, 16, 128, 4, 3), TileTimes(0.471, 0.302, 1.36, 6)),
-        TritonTiles(TritonSlices(16, 16, 128, 8, 3), TileTimes(0.279, 0.625, 2.94, 2)),
-        TritonTiles(TritonSlices(16, 32, 128, 4, 3), TileTimes(0.579, 0.447, 1.76, 6)),
-        TritonTiles(TritonSlices(16, 32, 128, 8, 3), TileTimes(0.369, 0.952, 4.81, 2)),
-        TritonTiles(TritonWeights(16, 64, 128, 4, 3, raster=8), TileTimes(0.427, 0.225, 0.464, 4)),
-        TritonTiles(TritonWeights(64, 64, 128, 4, 3, raster=8), TileTimes(0.0876, 0.517, 1.06, 2)),
-        TritonTiles(TritonWeights(64, 64, 128, 4, 4, raster=8), TileTimes(0.432, 0.217, 1.22, 1)),
-        TritonTiles(TritonWeights(64, 128, 64, 8, 4, raster=8), TileTimes(0.254, 0.394, 1.2, 5)),
-        TritonTiles(TritonWeights(64, 128, 128, 4, 3, raster=8), TileTimes(0.32, 0.732, 1.1, 5)),
-        TritonTiles(TritonWeights(128, 64, 64, 4, 4, raster=8), TileTimes(0.428, 0.298, 1.92, 3)),
-        TritonTiles(TritonWeights(128, 64, 128, 4, 3, raster=8), TileTimes(0.763, 0.557, 1.88, 2)),
-        TritonTiles(TritonWeights(128, 128, 64, 8, 3, raster=8), TileTimes(0.548, 0.416, 2.36, 2)),
-        TritonTiles(TritonWeights(128, 128, 64, 8, 4, raster=8), TileTimes(0.555, 0.414, 2.56, 2)),
-        TritonTiles(TritonWeights(128, 128, 128, 8, 3, raster=8), TileTimes(0.98, 0.98, 1.7, 1)),
-        TritonTiles(TritonWeights(256, 64, 64, 8, 3, raster=8), TileTimes(0.505, 0.778, 2.45, 3)),
-        TritonTiles(TritonWeights(256, 128, 64, 8, 3, raster=8), TileTimes(0.802, 0.802, 3.09, 1)),
-    ),
+    tiles={
+        TritonSlices(1, 16, 128, 4, 3): TileTimes(0.42, 0.272, 0.167, 5),
+        TritonSlices(1, 16, 128, 8, 3): TileTimes(0.724, 0.457, 0.496, 3),
+        TritonSlices(1, 32, 128, 4, 3): TileTimes(0.54, 0.175, 0.904, 2),
+        TritonSlices(1, 32, 128, 8, 3): TileTimes(0.755, 0.587, 1.35, 4),
+        TritonSlices(8, 16, 128, 4, 3): TileTimes(0.336, 0.0209, 0.942, 2),
+        TritonSlices(8, 16, 128, 8, 3): TileTimes(0.622, 0.302, 1.84, 2),
+        TritonSlices(8, 32, 128, 4, 3): TileTimes(0.157, 0.306, 1.4, 2),
+        TritonSlices(8, 32, 128, 8, 3): TileTimes(0.132, 0.582, 3.3, 2),
+        TritonSlices(16, 16, 128, 4, 3): TileTimes(0.471, 0.302, 1.36, 6),
+        TritonSlices(16, 16, 128, 8, 3): TileTimes(0.279, 0.625, 2.94, 2),
+        TritonSlices(16, 32, 128, 4, 3): TileTimes(0.579, 0.447, 1.76, 6),
+        TritonSlices(16, 32, 128, 8, 3): TileTimes(0.369, 0.952, 4.81, 2),
+        TritonWeights(16, 64, 128, 4, 3, raster=8): TileTimes(0.427, 0.225, 0.464, 4),
+        TritonWeights(64, 64, 128, 4, 3, raster=8): TileTimes(0.0876, 0.517, 1.06, 2),
+        TritonWeights(64, 64, 128, 4, 4, raster=8): TileTimes(0.432, 0.217, 1.22, 1),
+        TritonWeights(64, 128, 64, 8, 4, raster=8): TileTimes(0.254, 0.394, 1.2, 5),
+        TritonWeights(64, 128, 128, 4, 3, raster=8): TileTimes(0.32, 0.732, 1.1, 5),
+        TritonWeights(128, 64, 64, 4, 4, raster=8): TileTimes(0.428, 0.298, 1.92, 3),
+        TritonWeights(128, 64, 128, 4, 3, raster=8): TileTimes(0.763, 0.557, 1.88, 2),
+        TritonWeights(128, 128, 64, 8, 3, raster=8): TileTimes(0.548, 0.416, 2.36, 2),
+        TritonWeights(128, 128, 64, 8, 4, raster=8): TileTimes(0.555, 0.414, 2.56, 2),
+        TritonWeights(128, 128, 128, 8, 3, raster=8): TileTimes(0.98, 0.98, 1.7, 1),
+        TritonWeights(256, 64, 64, 8, 3, raster=8): TileTimes(0.505, 0.778, 2.45, 3),
+        TritonWeights(256, 128, 64, 8, 3, raster=8): TileTimes(0.802, 0.802, 3.09, 1),
+    },
 )
 """Quantised weights."""
 
@@ -147,24 +134,24 @@ def fit(quantized: bool) -> TritonFit:
     return QUANTIZED if quantized else DENSE
 
 
-def candidates(rows: int, quantized: bool) -> list[TritonTiles]:
+def candidates(rows: int, quantized: bool) -> list[TritonSchedule]:
     """The tiles for a bucket that ends at ``rows`` rows of x."""
     tiles = fit(quantized).tiles
     if rows <= FEW_ROWS:
-        return [each for each in tiles if each.schedule.block_m == rows]
-    return [each for each in tiles if FEW_ROWS < each.schedule.block_m <= rows]
+        return [each for each in tiles if each.block_m == rows]
+    return [each for each in tiles if FEW_ROWS < each.block_m <= rows]
 
 
-def splits(tiles: TritonTiles, rows: int, length: int, regions: int = 1) -> list[int]:
+def splits(tiles: TritonSchedule, rows: int, length: int, regions: int = 1) -> list[int]:
     """The ranges that K may be split into."""
     if rows > SPLIT_ROWS:
         return [1]
-    most = length // (LEAST_ITERATIONS * tiles.schedule.block_k)
+    most = length // (LEAST_ITERATIONS * tiles.block_k)
     return [each for each in K_SPLITS if each == 1 or (each <= most and each * regions <= MOST_SUMS)]
 
 
 def microseconds(
-    tiles: TritonTiles, rows: int, columns: Sequence[int], length: int, splits: int, bits: float, chip: Chip
+    tiles: TritonSchedule, rows: int, columns: Sequence[int], length: int, splits: int, bits: float, chip: Chip
 ) -> float:
     """The estimated time of a product with 16-bit results that has the device for itself.
 
@@ -173,11 +160,11 @@ def microseconds(
         splits: ranges of K.
         bits: of a weight, those of scales included; a dense one has 16.
     """
-    constants, tile = fit(bits < 16), tiles.schedule
-    blocks = splits * -(-rows // tile.block_m) * sum(-(-each // tile.block_n) for each in columns)
-    iterations = -(-length // (tile.block_k * splits))
+    constants = fit(bits < 16)
+    blocks = splits * -(-rows // tiles.block_m) * sum(-(-each // tiles.block_n) for each in columns)
+    iterations = -(-length // (tiles.block_k * splits))
     moved = sum(columns) * length * bits / 8 + 2 * rows * (length + sum(columns))
-    time = constants.fixed + tile_times.microseconds(tiles.times, blocks, iterations, moved, chip)
+    time = constants.fixed + tile_times.microseconds(constants.tiles[tiles], blocks, iterations, moved, chip)
     if splits == 1:
         return time
     return time + constants.sum + 2 * 4 * splits * rows * sum(columns) / constants.sum_rate

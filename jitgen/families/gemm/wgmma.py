@@ -12,15 +12,7 @@ import torch
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
-from jitgen.families.gemm.wgmma_tiles import (
-    AnyTiles,
-    AnyWeights,
-    DenseTiles,
-    DenseWeights,
-    Tiles,
-    Weights,
-    estimate,
-)
+from jitgen.families.gemm.wgmma_tiles import Weights, estimate
 from jitgen.ir.body import Body, Contraction
 from jitgen.kernel.operands import MappedTensor, item_size
 from jitgen.quant import formats
@@ -58,42 +50,19 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     return schedule.stages * (stage + 16) + staging
 
 
-def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
-    """The tiles that a schedule stands for."""
-    if isinstance(schedule, WgmmaQuantized):
-        return Tiles(
-            tokens=schedule.tokens,
-            warpgroups=schedule.warpgroups,
-            blocks=schedule.blocks_of_rows,
-            span=schedule.span,
-            most_splits=schedule.cluster_k_splits,
-            steps=schedule.steps,
-            resident=schedule.resident,
-            ranges=schedule.k_splits,
-        )
-    return DenseTiles(
-        down=schedule.down,
-        across=schedule.across,
-        columns=schedule.columns,
-        stages=schedule.stages,
-        multicast=schedule.multicast,
-        most_splits=schedule.cluster_k_splits,
-        resident=schedule.resident,
-        staged=schedule.staged,
-        pingpong=schedule.pingpong,
-        ranges=schedule.k_splits,
-    )
-
-
-def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip) -> Weights:
-    """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
-    first = contractions[0]
-    format = formats.find(first.format or "")
+def weights_of(
+    contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip, transposed: bool = False
+) -> Weights:
+    """What the choice of tiles depends on, of regions of these columns that have these contractions each."""
+    first, sizes = contractions[0], (tuple(columns), length, len(contractions), chip)
+    if first.format is None:
+        return Weights(*sizes, transposed=transposed)
+    format = formats.find(first.format)
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
         few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
     light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
-    return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
+    return Weights(*sizes, format.bits, light)
 
 
 def entry_suffix(number: int) -> str:
@@ -108,13 +77,8 @@ def for_launch(
     contractions, first = bodies[0].contractions, geometries[0]
     if first.matrices > 1 or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
-    columns = tuple(geometry.columns for geometry in geometries)
-    weights: AnyWeights
-    if isinstance(schedule.tilings[0], WgmmaDense):
-        weights = DenseWeights(columns, first.length, len(contractions), False, chip)
-    else:
-        weights = weights_of(contractions, columns, first.length, chip)
-    found = [estimate(tiles_of(each), first.rows, weights) for each in schedule.tilings]
+    weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
+    found = [estimate(tiling, first.rows, weights) for tiling in schedule.tilings]
     number = min(range(len(found)), key=lambda each: found[each][1])
     tiling = schedule.tilings[number]
     # With multicast a cluster always has all its blocks.

@@ -13,8 +13,8 @@ path                    for                                       weights are re
 ``simt``                float32 and float64 otherwise, integers   through shared memory (``gemm_simt.cuh``)
 ======================  ========================================  ============================================
 
-The rules for few rows of x are in ``cuda_streams``. ``cuda_shape`` computes what a schedule's numbers mean for its
-mainloop. The numbers of this module were measured on an H200, and other devices use the same ones.
+The rules for few rows of x are in ``cuda_streams``. The numbers of this module were measured on an H200, and other
+devices use the same ones.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.schedules import cuda_streams
-from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
+from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
 
 __all__ = ["candidates", "cost", "prologue"]
@@ -92,7 +92,7 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         found = [] if tensor_maps else rows(problem) or [_dense(problem)]
     if not problem.device.has_clusters:
         found = [replace(each, cluster_k_splits=1) for each in found]
-    fitting = [_with_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    fitting = [_with_stages_that_fit(each, problem) for each in found]
     return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
 
 
@@ -115,7 +115,7 @@ def k_splits(problem: Problem) -> int:
     if problem.matrices > 1 or problem.device.batch_invariant or not _takes_wgmma(problem):
         return 1
     weights = _weights(problem)
-    tilings = [wgmma.tiles_of(each) for each in _wgmma_tilings(problem)]
+    tilings = _wgmma_tilings(problem)
 
     def estimated(ranges: int) -> float:
         ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
@@ -126,18 +126,24 @@ def k_splits(problem: Problem) -> int:
 
 
 def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
-    return _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+    """The tilings of ``wgmma_tiles``, with stages that shared memory may not hold."""
+    weights = _weights(problem)
+    if problem.matrices > 1:
+        return wgmma_tiles.batched_candidates(problem.rows, weights)
+    found = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
+    if problem.rows > STAGGERED_ROWS or not _camping(problem):
+        return found
+    return [replace(each, stagger=1) if isinstance(each, WgmmaQuantized) else each for each in found]
 
 
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     """Every tiling, and the pairs of those that are the best alone."""
     found = _wgmma_tilings(problem)
     if (splits := problem.contractions[0].k_splits) > 1:
-        found = [replace(each, k_splits=splits, cluster_k_splits=1) for each in found if _takes_ranges(each)]
-        return [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+        return [_with_wgmma_stages_that_fit(each, problem) for each in wgmma_tiles.in_ranges(found, splits)]
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
-    fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    fitted = [_with_wgmma_stages_that_fit(each, problem) for each in found]
     if problem.matrices > 1 or problem.device.batch_invariant:
         return fitted
     best = sorted(fitted, key=lambda each: cost(problem, each))[:PAIRED]
@@ -154,36 +160,32 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         return _simt_cost(problem, candidate)
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
-    tilings = [wgmma.tiles_of(each) for each in candidate.tilings]
     if problem.matrices > 1:
-        (dense,) = tilings
-        assert isinstance(dense, wgmma_tiles.DenseTiles)
-        return wgmma_tiles.batched_microseconds(dense, problem.rows, problem.matrices, _dense_weights(problem))
-    estimated = wgmma_tiles.cost(tilings, problem.fewest_rows, problem.rows, _weights(problem))
-    return estimated * WORTH_AN_ENTRY if len(tilings) > 1 else estimated
+        assert isinstance(candidate, WgmmaDense)
+        return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
+    estimated = wgmma_tiles.cost(candidate.tilings, problem.fewest_rows, problem.rows, _weights(problem))
+    return estimated * WORTH_AN_ENTRY if isinstance(candidate, WgmmaPair) else estimated
 
 
-def _weights(problem: Problem) -> wgmma_tiles.AnyWeights:
-    if problem.quantized:
-        return wgmma.weights_of(problem.contractions, problem.columns, problem.length, problem.device.model)
-    return _dense_weights(problem)
-
-
-def _takes_ranges(tiling: WgmmaTiling) -> bool:
-    """Whether K can be split over a temporary."""
-    return tiling.multicast == 1 and not tiling.pingpong
+def _weights(problem: Problem) -> wgmma_tiles.Weights:
+    first = problem.bodies[0].contractions[0].weight[0]
+    transposed = problem.layouts[0].operands[first] == "outer"
+    chip = problem.device.model
+    return wgmma.weights_of(problem.contractions, problem.columns, problem.length, chip, transposed)
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
-    """``candidate`` with as many of its stages as the target's shared memory holds, but at least two."""
-    contractions, dtype, limit = len(problem.contractions), problem.dtype, problem.target.shared_bytes
+    """``candidate`` for the sums of ``problem``, with as many of its stages as the target's shared memory holds, but at
+    least two."""
+    count, size = len(problem.contractions), item_size(accumulator_dtype(problem.dtype))
+    fitted = replace(candidate, contractions=count, scalar_bytes=size, wide=problem.wide)
     while (
-        not isinstance(candidate, Simt | StreamOuter)
-        and candidate.stages > 2
-        and shape_of(candidate, contractions, dtype).shared_bytes > limit
+        not isinstance(fitted, Simt | StreamOuter)
+        and fitted.stages > 2
+        and fitted.shared_bytes > problem.target.shared_bytes
     ):
-        candidate = replace(candidate, stages=candidate.stages - 1)
-    return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
+        fitted = replace(fitted, stages=fitted.stages - 1)
+    return fitted
 
 
 def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> WgmmaTiling:
@@ -191,7 +193,7 @@ def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> Wgm
     limit = (problem.target.shared_bytes + RESERVED_BYTES) // candidate.resident - RESERVED_BYTES
     while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
-    return replace(candidate, shared_bytes=shared_bytes)
+    return replace(candidate, shared_bytes=shared_bytes, wide=problem.wide)
 
 
 # -------------------------------------------------------------------------------------------------------------- wgmma
@@ -209,56 +211,6 @@ def _takes_wgmma(problem: Problem) -> bool:
     tiled = not problem.quantized or formats.find(problem.contractions[0].format or "").tiled
     group_fits = group is None or group % CHUNK == 0 or group == 32 or (group == 16 and not tiled)
     return len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
-
-
-def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
-    weights = _dense_weights(problem)
-    if problem.matrices > 1:
-        found = wgmma_tiles.batched_candidates(problem.rows, weights.contractions, weights.transposed)
-    else:
-        found = wgmma_tiles.dense_candidates(problem.fewest_rows, problem.rows, weights)
-    return [
-        WgmmaDense(
-            down=tiles.down,
-            across=tiles.across,
-            columns=tiles.columns,
-            stages=tiles.stages,
-            cluster_k_splits=tiles.most_splits,
-            multicast=tiles.multicast,
-            resident=tiles.resident,
-            staged=tiles.staged,
-            pingpong=tiles.pingpong,
-            raster=8,
-        )
-        for tiles in found
-    ]
-
-
-def _dense_weights(problem: Problem) -> wgmma_tiles.DenseWeights:
-    first = problem.bodies[0].contractions[0].weight[0]
-    transposed = problem.layouts[0].operands[first] == "outer"
-    count, chip = len(problem.contractions), problem.device.model
-    return wgmma_tiles.DenseWeights(problem.columns, problem.length, count, transposed, chip)
-
-
-def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
-    weights = wgmma.weights_of(problem.contractions, problem.columns, problem.length, problem.device.model)
-    return [
-        WgmmaQuantized(
-            tokens=tiles.tokens,
-            warpgroups=tiles.warpgroups,
-            blocks_of_rows=tiles.blocks,
-            contractions=len(problem.contractions),
-            span=tiles.span,
-            stages=tiles.stages,
-            cluster_k_splits=tiles.most_splits,
-            steps=tiles.steps,
-            resident=tiles.resident,
-            raster=16,
-            stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
-        )
-        for tiles in wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
-    ]
 
 
 def _camping(problem: Problem) -> bool:
@@ -317,16 +269,13 @@ def _simt_tiles(problem: Problem) -> list[Simt]:
     """The schedules of ``simt_tiles``; none where it has no model."""
     if not _simt_has_model(problem):
         return []
-    found = simt_tiles.candidates(problem.rows, problem.length, problem.device.has_clusters)
-    return [Simt(*tiles.block, cluster_k_splits=splits) for tiles, splits in found]
+    return simt_tiles.candidates(problem.rows, problem.length, problem.device.has_clusters)
 
 
 def _simt_cost(problem: Problem, candidate: Simt) -> float:
-    block = (candidate.block_m, candidate.block_n, candidate.block_k, candidate.warps)
-    tiles = next(tiles for tiles in simt_tiles.TILES if tiles.block == block)
-    sizes, splits = (problem.columns, problem.length), candidate.cluster_k_splits
+    sizes = (problem.columns, problem.length, problem.device.model)
     rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
-    return geometric_mean(simt_tiles.microseconds(tiles, each, *sizes, splits, problem.device.model) for each in rows)
+    return geometric_mean(simt_tiles.microseconds(candidate, each, *sizes) for each in rows)
 
 
 def _simt(problem: Problem) -> Simt:

@@ -9,14 +9,15 @@ H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
+from jitgen.families.gemm.mainloops import BlockSchedule, MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
 from jitgen.families.gemm.schedule import Problem
-from jitgen.families.gemm.stream_tiles import StreamTiles, StreamWeights
+from jitgen.families.gemm.stream_tiles import StreamWeights, shortened
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
@@ -48,7 +49,7 @@ MANY_TOKENS = 64
 """Tokens of a tile of the ``mma`` mainloop for more rows than that."""
 
 
-def mma(problem: Problem) -> list[MmaQuantized]:
+def mma(problem: Problem) -> Sequence[BlockSchedule]:
     """The schedules of ``stream_tiles``; for many rows one, with few and large blocks, so that x is read less often."""
     count = len(problem.contractions)
     if problem.rows > FEWEST_TOKENS[-1]:
@@ -62,22 +63,11 @@ def mma(problem: Problem) -> list[MmaQuantized]:
             shapes = [(max(1, rows // splits), n, k, 1) for rows, n, k, splits in shapes]
         schedules = []
         for row_tiles, warps_n, warps_k, splits in shapes:
-            warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+            warps_k, splits = shortened(warps_k, splits, problem.length // 64)
             own = max(1, row_tiles // count)
             schedules.append(MmaQuantized(MANY_TOKENS, own, warps_n, warps_k, 2, cluster_k_splits=splits))
         return schedules
-    found = stream_tiles.candidates(_tokens(problem.rows), weights_of(problem), problem.device.has_clusters)
-    return [
-        MmaQuantized(
-            _tokens(problem.rows),
-            tiles.row_tiles // count,
-            tiles.warps_n,
-            tiles.warps_k,
-            tiles.stages,
-            cluster_k_splits=tiles.splits,
-        )
-        for tiles in found
-    ]
+    return stream_tiles.candidates(_tokens(problem.rows), weights_of(problem), problem.device.has_clusters)
 
 
 def _tokens(rows: int) -> int:
@@ -102,16 +92,9 @@ def _bits(name: str | None, group_size: int | None) -> float:
 def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
     """The estimated time in microseconds, by the geometric mean over the rows of the bucket: of every number of them,
     at most 16."""
-    tiles = StreamTiles(
-        candidate.row_tiles * len(problem.contractions),
-        candidate.warps_n,
-        candidate.warps_k,
-        candidate.stages,
-        candidate.cluster_k_splits,
-    )
     weights, shared_bytes = weights_of(problem), candidate.shared_bytes
     return geometric_mean(
-        stream_tiles.microseconds(tiles, rows, candidate.tokens, weights, shared_bytes)
+        stream_tiles.microseconds(candidate, rows, weights, shared_bytes)
         for rows in range(problem.fewest_rows, problem.rows + 1)
     )
 
@@ -164,7 +147,7 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
     return {kind for kind, _ in weights}, min(unit for _, unit in weights)
 
 
-def rows(problem: Problem) -> list[MmaRows] | list[MmaColumns]:
+def rows(problem: Problem) -> Sequence[BlockSchedule]:
     """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
     one for all) and can be read in accesses of 16 bytes; else none."""
     kinds, unit = _dense_kinds(problem)
@@ -180,27 +163,9 @@ def rows(problem: Problem) -> list[MmaRows] | list[MmaColumns]:
         warps_n, warps_k, splits, stages = next(
             shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
         )
-        warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+        warps_k, splits = shortened(warps_k, splits, problem.length // 64)
         return [MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)]
-    found = stream_tiles.candidates(tokens, weights_of(problem), problem.device.has_clusters)
-    return [
-        MmaRows(
-            tokens,
-            tiles.row_tiles // count,
-            tiles.warps_n,
-            tiles.warps_k,
-            tiles.stages,
-            cluster_k_splits=tiles.splits,
-        )
-        for tiles in found
-    ]
-
-
-def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
-    """``warps_k`` and ``splits``, halved until there are no more warps along K than ``steps`` of it."""
-    while warps_k * splits > max(1, steps):
-        warps_k, splits = (warps_k, splits // 2) if splits > 1 else (warps_k // 2, splits)
-    return warps_k, splits
+    return stream_tiles.candidates(tokens, weights_of(problem), problem.device.has_clusters)
 
 
 def stream(problem: Problem) -> Stream | StreamOuter | None:
@@ -217,12 +182,12 @@ def stream(problem: Problem) -> Stream | StreamOuter | None:
     if kinds == {"k"}:
         lane_rows = max(1, min(lane_rows, sums))
         vector = min(unit, problem.layouts[0].length_unit)
-        warps_k, splits = _shortened(warps_k, splits, problem.length // (32 * vector))
+        warps_k, splits = shortened(warps_k, splits, problem.length // (32 * vector))
         return Stream(tokens, lane_rows, vector, warps_n, warps_k, stages, cluster_k_splits=splits)
     vector = max(1, min(unit, sums, *(layout.columns_unit for layout in problem.layouts)))
     tiles = sum(-(-columns // (32 * vector)) for columns in problem.columns)
     splits = OUTER_CLUSTER if tokens <= 4 or tiles < problem.device.model.multiprocessors else 1
-    warps_k, splits = _shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
+    warps_k, splits = shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
     return StreamOuter(tokens, OUTER_TILE_K, vector, warps_k, cluster_k_splits=splits)
 
 
@@ -258,5 +223,5 @@ def estimated_block_rows(computed: Prologue, device: Device) -> int:
     weights = StreamWeights(-(-computed.columns // 16), 1, computed.length, bits, quantized, True, device.model)
     tokens = _tokens(computed.rows)
     found = stream_tiles.candidates(tokens, weights, device.has_clusters)
-    best = min(found, key=lambda each: stream_tiles.microseconds(each, computed.rows, tokens, weights, 0))
+    best = min(found, key=lambda each: stream_tiles.microseconds(each, computed.rows, weights, 0))
     return 16 * best.row_tiles * best.warps_n

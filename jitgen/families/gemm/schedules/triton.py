@@ -20,7 +20,6 @@ from jitgen.families.gemm import tile_times, triton_tiles
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedule import Problem
-from jitgen.families.gemm.triton_tiles import TritonTiles
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
@@ -82,11 +81,11 @@ def _is_heavy(problem: Problem) -> bool:
     return format.bits == 8 or (format.zero_point and contraction.group_size is not None)
 
 
-def _modelled(problem: Problem) -> dict[TritonSchedule, tuple[TritonTiles, int]]:
+def _modelled(problem: Problem) -> dict[TritonSchedule, tuple[TritonSchedule, int]]:
     """By schedule, the tiles that it was made of, and its ranges of K. Of equal schedules the first is kept."""
-    found: dict[TritonSchedule, tuple[TritonTiles, int]] = {}
+    found: dict[TritonSchedule, tuple[TritonSchedule, int]] = {}
     for tiles in triton_tiles.candidates(problem.rows, problem.quantized):
-        fitted = replace(_fitted_to_target(tiles.schedule, problem), wide=problem.wide)
+        fitted = replace(_fitted_to_target(tiles, problem), wide=problem.wide)
         for splits in triton_tiles.splits(tiles, problem.rows, problem.length, len(problem.columns)):
             found.setdefault(replace(fitted, k_splits=splits), (tiles, splits))
     return found

@@ -1,0 +1,132 @@
+"""A schedule is declared once: a frozen dataclass, whose metadata says what a number is called in words and in C++.
+
+::
+
+    @dataclass(frozen=True)
+    class Stream(Schedule):
+        sentence = ("tiles of {block_m} x {block_n}", "stages", "wide")
+
+        stages: int = field(metadata=about("{} stages", member="depth"))
+        wide: bool = field(default=False, metadata=about("64-bit indices"))
+
+        @derived(member="rows")
+        def block_n(self) -> int: ...
+
+The key of a schedule is its class and its fields, and measured rows (``tuned.py``) name it by these. ``str`` says it in
+words, for people, in the order of ``sentence``. A rule makes schedules, a model estimates their time, and a template
+reads them, all of the one class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+
+T = TypeVar("T")
+_ABOUT = "about"
+
+
+@dataclass(frozen=True)
+class About:
+    """What is said of a field, or of a number that follows from fields.
+
+    Attributes:
+        words: of the sentence, ``{}`` being the number; empty where it is not said.
+        least: the least number that is said. A boolean is said where it is true.
+        member: its name in the ``struct Config``; empty where the mainloop does not read it.
+    """
+
+    words: str = ""
+    least: int = 2
+    member: str = ""
+
+
+def about(words: str = "", *, least: int = 2, member: str = "") -> Mapping[str, About]:
+    """Returns the metadata of a field; the arguments are those of ``About``."""
+    return {_ABOUT: About(words, least, member)}
+
+
+class Derived(Generic[T]):
+    """A property that has an ``About``; see ``derived``."""
+
+    def __init__(self, compute: Callable[[Any], T], about: About):
+        self.compute, self.about, self.__doc__ = compute, about, compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Derived[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Derived[T] | T:
+        return self if instance is None else self.compute(instance)
+
+
+def derived(words: str = "", *, least: int = 2, member: str = "") -> Callable[[Callable[[Any], T]], Derived[T]]:
+    """Makes a property of a method whose number follows from fields; the arguments are those of ``About``."""
+    return lambda compute: Derived(compute, About(words, least, member))
+
+
+class Member(NamedTuple):
+    """A member of a ``struct Config``: ``static constexpr <type> <name> = <value>;``."""
+
+    type: str
+    name: str
+    value: str
+
+
+class Schedule:
+    """The base of schedules, which are frozen dataclasses.
+
+    Attributes:
+        sentence: what is said, in order: the name of a field or property with words, or words that always are, with
+            names of numbers in braces. A name that a class lacks is left out there, so that classes share a sentence.
+    """
+
+    sentence: ClassVar[tuple[str, ...]] = ()
+
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        return ", ".join(filter(None, map(self._said, self.sentence)))
+
+    @property
+    def _declared(self) -> Mapping[str, About]:
+        own: type = type(self)
+        return declared(own)
+
+    def _said(self, item: str) -> str:
+        if "{" in item:
+            names = [name for _, name, _, _ in string.Formatter().parse(item) if name]
+            return item.format(**{name: getattr(self, name) for name in names})
+        about = self._declared.get(item)
+        value = getattr(self, item) if about is not None else 0
+        if about is None or not (value if isinstance(value, bool) else value >= about.least):
+            return ""
+        return about.words.format(value)
+
+    def members(self, **facts: bool | int) -> list[Member]:
+        """Returns the members of the ``struct Config`` that this schedule stands for.
+
+        Args:
+            facts: of the kernel rather than of its schedule; they come last.
+        """
+        names = {about.member: getattr(self, name) for name, about in self._declared.items() if about.member}
+        return [member(name, value) for name, value in (names | facts).items()]
+
+
+def member(name: str, value: bool | int) -> Member:
+    """Returns a member whose type is that of ``value``."""
+    return Member("bool", name, str(value).lower()) if isinstance(value, bool) else Member("int", name, str(value))
+
+
+@functools.cache
+def declared(schedule: type) -> Mapping[str, About]:
+    """What is said of the fields of a class, in their order, and then of its properties."""
+    found = {field.name: field.metadata[_ABOUT] for field in dataclasses.fields(schedule) if _ABOUT in field.metadata}
+    for base in reversed(schedule.__mro__):
+        found |= {name: value.about for name, value in vars(base).items() if isinstance(value, Derived)}
+    return found
