@@ -37,6 +37,7 @@ from jitgen.errors import CacheMissError, CompileError, CompileWarning
 from jitgen.families.rewrites import rewritten
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
+from jitgen.ir.nodes import DEQUANTIZE
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, NotViewable
 from jitgen.lowering import Lowered, Partitioned, Route, call_of, lay_out, partition, schedule
@@ -65,7 +66,7 @@ def lower(
     other = route.alternative
     if other is None or not any(decision.lacks for _, _, decision in lowered.program.decisions):
         return lowered
-    if "dequantize" in graphs.operations_of(graph.results):
+    if DEQUANTIZE in graphs.kinds_of(graph.results):
         return lowered  # the layout of a quantised weight is that of the route's own backend
     found = _lower(graph, environment, memory, other, out, known)
     for _, question, decision in lowered.program.decisions:

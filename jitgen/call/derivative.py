@@ -28,7 +28,8 @@ from jitgen.gradients.backward import gradients
 from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
 from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, topological, under_views
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.nodes import CONTRACT, INPUT
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.runtime import overlap
@@ -85,11 +86,11 @@ class Derivative:
         self._backward_of = backward_of
         self._backwards: dict[tuple[Any, ...], tuple[Launch, tuple[int, ...]]] = {}
         # Results that are an input, or a view of one, are made of it by torch, which knows their gradients.
-        computed = [node for node in graph.outputs if under_views(node).op != "input"]
+        computed = [node for node in graph.outputs if not node.is_in_memory]
         self.results: tuple[Node, ...] = tuple(dict.fromkeys([*computed, *self.plan.saved]))
         position = {id(node): index for index, node in enumerate(self.results)}
         self.outputs = [position.get(id(node), node) for node in graph.outputs]
-        self._viewed = [under_views(found) for found in self.outputs if isinstance(found, Node)]
+        self._viewed = [found.under_views for found in self.outputs if isinstance(found, Node)]
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self._weight_dtypes = [_dtype_of_products(graph, weight) for weight in self.plan.weights]
@@ -297,7 +298,7 @@ class _Backward:
 
 
 def _inputs_of(graph: Graph) -> list[Node]:
-    return [node for node in topological(graph.outputs) if node.op == "input"]
+    return [node for node in topological(graph.outputs) if node.kind is INPUT]
 
 
 def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
@@ -305,8 +306,8 @@ def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
 
     The weight's own dtype is what it is dequantised to where nothing says otherwise, and says nothing here.
     """
-    products = (node for node in topological(graph.outputs) if node.op == "contract")
-    dtypes = [DTYPES[node.inputs[0].dtype] for node in products if under_views(node.inputs[1]) is weight]
+    products = (node for node in topological(graph.outputs) if node.kind is CONTRACT)
+    dtypes = [DTYPES[node.inputs[0].dtype] for node in products if node.inputs[1].under_views is weight]
     return reduce(torch.promote_types, dtypes)
 
 

@@ -30,7 +30,8 @@ from jitgen.call.signature import environment_of, plan_key
 from jitgen.call.table import LIMIT, Table
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, from_json, operations_of, to_json
+from jitgen.ir.graph import Graph, from_json, kinds_of, to_json
+from jitgen.ir.nodes import PHILOX
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -68,7 +69,7 @@ class Program:
     @property
     def is_random(self) -> bool:
         """Whether it draws random numbers."""
-        return "philox" in operations_of(self.graph.outputs)
+        return PHILOX in kinds_of(self.graph.outputs)
 
     @property
     def launched(self) -> Graph:

@@ -31,7 +31,8 @@ from jitgen.call.specialization import Specialization, memory_of
 from jitgen.call.table import LIMIT
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.fixed import with_sizes
-from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.ir.graph import Graph, topological
+from jitgen.ir.nodes import INPUT
 from jitgen.quant.fakes import with_fakes
 from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
@@ -124,11 +125,11 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
 
     written = [value for _, value in graph.mutated]
     ends = [*graph.outputs, *written]
-    computed = tuple(dict.fromkeys(node for node in ends if under_views(node).op != "input"))
+    computed = tuple(dict.fromkeys(node for node in ends if not node.is_in_memory))
     values: Sequence[torch.Tensor] = ()
     if computed:
         values = _call_operator(replace(graph, outputs=computed, mutated=()), routing, [*inputs, *numbers])
-    known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.op == "input"}
+    known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.kind is INPUT}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
     replay = Replay(known, environment_of(inputs, numbers), device)

@@ -1,7 +1,7 @@
-"""Which nodes a manifest's graph may hold: one row of ``NODES`` for each node operation of ``ir/graph.py``.
+"""Which nodes a manifest's graph may hold: a check for each kind of node in ``ir/nodes.py``.
 
-A row says how many operands a node has, and checks its attributes against their dtypes and shapes, the latter with the
-sizes of the recorded call. A new node operation is a row here; pointwise operations are taken from ``ir/ops.py``.
+``CHECKS`` tests a node's attributes, dtype and shape against its operands, with the sizes of the recorded call; the
+kind's row says how many operands there are.
 """
 
 from __future__ import annotations
@@ -17,16 +17,34 @@ from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype, compute_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
+from jitgen.ir.nodes import (
+    CAST,
+    CAT,
+    CONST,
+    CONTRACT,
+    DEQUANTIZE,
+    GATHER,
+    INPUT,
+    IOTA,
+    KINDS,
+    REDUCE,
+    SCALAR,
+    SCAN,
+    SCATTER,
+    SORT,
+    VIEW,
+    Kind,
+)
 from jitgen.ir.ops import INTS, OPS
 from jitgen.ir.scans import PLACES, SCANS
-from jitgen.ir.scatters import KINDS
+from jitgen.ir.scatters import SCATTERS
 from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
 from jitgen.quant.formats import FORMATS, check_group_size, find
 from jitgen.spec import DTYPES, dtype_name
 
 OPERAND_LIMIT = 4096
-"""Operands of a concatenation."""
+"""Operands of one node."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class Value:
     ``index``: of an input. ``weight``: a quantised weight, or a view of one, which only products read.
     """
 
-    op: str
+    kind: Kind
     dtype: str
     shape: tuple[int, ...]
     index: int | None = None
@@ -51,7 +69,7 @@ class Node:
     """
 
     field: Field
-    op: str
+    kind: Kind
     operands: tuple[Value, ...]
     dtype: str
     shape: tuple[int, ...]
@@ -64,36 +82,20 @@ class Node:
 
     def require(self, holds: bool, problem: str) -> None:
         if not holds:
-            self.field.refuse(f"{self.op}: {problem}")
+            self.field.refuse(f"{self.kind}: {problem}")
 
     def has_shape(self, sizes: Sequence[int]) -> None:
         if self.shape != tuple(sizes):
-            self.field.refuse(f"{self.op}: its shape is {list(self.shape)} in the recorded call, not {list(sizes)}")
+            self.field.refuse(f"{self.kind}: its shape is {list(self.shape)} in the recorded call, not {list(sizes)}")
 
     def has_dtype(self, *names: str) -> None:
         if self.dtype not in names:
-            self.field.refuse(f"{self.op}: its dtype is {self.dtype}, not {' or '.join(names)}")
+            self.field.refuse(f"{self.kind}: its dtype is {self.dtype}, not {' or '.join(names)}")
 
     def is_computed_as(self, dtype: str) -> None:
         """Its dtype has the compute dtype of ``dtype``: it may be stored wider than its operands are, or narrower."""
         if compute_dtype(self.dtype) != compute_dtype(dtype):
-            self.field.refuse(f"{self.op}: its dtype is {self.dtype}, not {dtype} or one that is computed as it is")
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a node operation takes.
-
-    Attributes:
-        least, most: operands.
-        check: of attributes, dtypes and shapes.
-        weights: whether an operand may be a quantised weight, or a view of one.
-    """
-
-    least: int
-    most: int
-    check: Callable[[Node], None]
-    weights: bool = False
+            self.field.refuse(f"{self.kind}: its dtype is {self.dtype}, not {dtype} or one that is computed as it is")
 
 
 # ----------------------------------------------------------------------------------------------------------- leaves
@@ -246,14 +248,14 @@ def _gather(node: Node) -> None:
         )
     for index in indices:
         node.require(index.dtype == "int64", f"an index is {index.dtype}")
-        immediate = index.op in ("const", "scalar")
+        immediate = index.kind.is_number
         node.require(immediate or index.shape == node.shape, f"an index is {list(index.shape)}")
 
 
 def _scatter(node: Node) -> None:
     base, value, *indices = node.operands
     kind, coordinates, movements = node.attributes(3)
-    kind.one_of(KINDS)
+    kind.one_of(SCATTERS)
     node.has_shape(base.shape)
     node.has_dtype(base.dtype)
     node.require(value.dtype == base.dtype, f"its value is {value.dtype}")
@@ -266,7 +268,7 @@ def _scatter(node: Node) -> None:
         found = expressions.shape(shape, node.environment)
         check(replace(node, shape=found), attrs.items(1 + count, 1 + count)[1:], sizes)
         sizes = found
-    immediate = value.op in ("const", "scalar")
+    immediate = value.kind.is_number
     node.require(not immediate, "its value is a number")
     chosen = [item.integer(-len(indices), len(value.shape)) for item in coordinates.items(len(sizes), len(sizes))]
     negative = sorted(coordinate for coordinate in chosen if coordinate < 0)
@@ -278,7 +280,7 @@ def _scatter(node: Node) -> None:
         )
     for index in indices:
         node.require(index.dtype == "int64", f"an index is {index.dtype}")
-        immediate = index.op in ("const", "scalar")
+        immediate = index.kind.is_number
         node.require(immediate or index.shape == value.shape, f"an index is {list(index.shape)}")
 
 
@@ -352,7 +354,7 @@ def _dequantize(node: Node) -> None:
     node.require(len(node.operands) == len(tensors), f"a weight of {format.value} has {len(tensors)} tensors")
     for operand, tensor in zip(node.operands, tensors, strict=True):
         expected = dtype_name(tensor.dtype), tuple(tensor.shape)
-        node.require(operand.op == "input", f"its tensors are inputs, not a {operand.op}")
+        node.require(operand.kind is INPUT, f"its tensors are inputs, not a {operand.kind}")
         node.require(
             (operand.dtype, operand.shape) == expected,
             f"a tensor is {operand.dtype} {list(operand.shape)}, not {expected[0]} {list(expected[1])}",
@@ -373,13 +375,13 @@ def _cast(node: Node) -> None:
 
 
 def _pointwise(node: Node) -> None:
-    op = OPS[node.op]
+    op = OPS[node.kind.name]
     node.attributes(0)
     for operand in node.operands:
-        immediate = operand.op in ("const", "scalar")
+        immediate = operand.kind.is_number
         node.require(immediate or operand.shape == node.shape, f"an operand is {list(operand.shape)}")
     dtypes = [operand.dtype for operand in node.operands]
-    if node.op == "where":
+    if op.name == "where":
         node.require(dtypes.pop(0) == "bool", "its condition is not bool")
     computed = set(map(compute_dtype, dtypes))
     node.require(len(computed) == 1, f"its operands are {', '.join(dtypes)}, not computed in one dtype")
@@ -387,24 +389,24 @@ def _pointwise(node: Node) -> None:
     node.is_computed_as("bool" if op.predicate else dtypes[0])
 
 
-NODES: dict[str, Row] = {
-    "input": Row(0, 0, _input),
-    "const": Row(0, 0, _const),
-    "scalar": Row(0, 0, _scalar),
-    "iota": Row(0, 0, _iota),
-    "view": Row(1, 1, _view, weights=True),
-    "cat": Row(2, OPERAND_LIMIT, _cat),
-    "reduce": Row(1, 1, _reduce),
-    "gather": Row(2, 1 + expressions.RANK_LIMIT, _gather),
-    "scatter": Row(2, 2 + expressions.RANK_LIMIT, _scatter),
-    "scan": Row(1, 1, _scan),
-    "sort": Row(1, 1, _sort),
-    "contract": Row(2, 2, _contract, weights=True),
-    "dequantize": Row(2, 4, _dequantize),
-    "cast": Row(1, 1, _cast),
-    **{op.name: Row(op.arity, op.arity, _pointwise) for op in OPS.values()},
+CHECKS: dict[Kind, Callable[[Node], None]] = {
+    INPUT: _input,
+    CONST: _const,
+    SCALAR: _scalar,
+    IOTA: _iota,
+    VIEW: _view,
+    CAT: _cat,
+    REDUCE: _reduce,
+    GATHER: _gather,
+    SCATTER: _scatter,
+    SCAN: _scan,
+    SORT: _sort,
+    CONTRACT: _contract,
+    DEQUANTIZE: _dequantize,
+    CAST: _cast,
+    **{KINDS[name]: _pointwise for name in OPS},
 }
-"""Every node operation that a manifest's graph may hold."""
+"""The kinds that a manifest's graph may hold, which are all but those that only gradients need."""
 _MEMBERS = ("op", "inputs", "dtype", "shape", "attrs")
 
 
@@ -417,21 +419,21 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
         inputs: of the graph: dtype and symbolic shape.
     """
     op, operands, dtype, shape, attrs = field.members(*_MEMBERS)
-    if not isinstance(op.value, str) or op.value not in NODES:
+    kind = KINDS.get(op.value) if isinstance(op.value, str) else None
+    if kind not in CHECKS:
         op.refuse(f"{shown(op.value)} is no node operation")
-    row = NODES[op.value]
-    found = []
-    for item in operands.items(row.most, row.least):
+    found, (least, most) = [], kind.operands
+    for item in operands.items(min(most, OPERAND_LIMIT), least):
         operand = before[item.integer(0, len(before))]
-        if operand.weight and not row.weights:
-            item.refuse(f"{op.value} of a quantised weight; only products and views read one")
+        if operand.weight and not kind.takes_weights:
+            item.refuse(f"{kind} of a quantised weight; only products and views read one")
         found.append(operand)
     dtype.one_of(DTYPES)
     sizes = expressions.shape(shape, environment)
-    row.check(Node(field, op.value, tuple(found), dtype.value, sizes, attrs, environment, inputs))
-    index = attrs.value[0] if op.value == "input" else None
-    weight = op.value == "dequantize" or (op.value == "view" and found[0].weight)
-    return Value(op.value, dtype.value, sizes, index, weight)
+    CHECKS[kind](Node(field, kind, tuple(found), dtype.value, sizes, attrs, environment, inputs))
+    index = attrs.value[0] if kind is INPUT else None
+    weight = kind is DEQUANTIZE or (kind is VIEW and found[0].weight)
+    return Value(kind, dtype.value, sizes, index, weight)
 
 
 def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
@@ -443,7 +445,7 @@ def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
     tensors: set[int] = set()
     portable: set[int] = set()
     for field in nodes:
-        if field.value["op"] != "dequantize":
+        if field.value["op"] != DEQUANTIZE.name:
             continue
         members = dict(zip(_MEMBERS, field.members(*_MEMBERS), strict=True))
         moved = members["attrs"].value[-1:] == ["portable"]
@@ -454,7 +456,7 @@ def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
             if moved:
                 portable.add(operand.value)
     for field in nodes:
-        if portable and field.value["op"] != "dequantize":
+        if portable and field.value["op"] != DEQUANTIZE.name:
             for operand in field.members(*_MEMBERS)[1].items(OPERAND_LIMIT):
                 if operand.value in portable:
                     operand.refuse("is a tensor of a quantised weight, which only the weight reads")

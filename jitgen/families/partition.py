@@ -20,25 +20,15 @@ from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise
-from jitgen.ir.graph import (
-    CHANNELS_LAST,
-    CONTIGUOUS,
-    READS_ELSEWHERE,
-    Builder,
-    Graph,
-    Node,
-    Shape,
-    equal_sizes,
-    operations_of,
-    topological,
-    under_views,
-)
+from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
+from jitgen.ir.graph import Builder, Graph, Node, Shape, equal_sizes, kinds_of, topological
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, GATHER, INPUT, IOTA, SCALAR, SCATTER, VIEW
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
 from jitgen.ir.symbols import Scalar
-from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 from jitgen.kernel.operands import channels_last_memory, locate, ordered_like, output_strides
 
 MOST_TEMPORARIES = 64
@@ -64,10 +54,6 @@ def program_of(
             returned in place of a result.
     """
     return Partitioner(graph, decide, environment, memory, device, out).program()
-
-
-_READ_WHOLE = ("input", "view", "contract", "scan", "sort")
-"""Operations whose result is read as one tensor, whatever it is computed from."""
 
 
 class Step(NamedTuple):
@@ -120,7 +106,7 @@ class Partitioner:
         # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and
         # what is computed from products is one value in all places that have the same shape so.
         self.index = Index(graph.results)
-        has_products = "contract" in operations_of(graph.results)
+        has_products = CONTRACT in kinds_of(graph.results)
         shapes = [node.shape for node in self.index.order] if has_products else []
         sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
@@ -249,9 +235,9 @@ class Partitioner:
         """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
         computed into that input."""
         order = topological([node])
-        if any(other.op in READS_ELSEWHERE for other in order) or node.shape != self.graph.inputs[index].shape:
+        if any(other.kind.reads_elsewhere for other in order) or node.shape != self.graph.inputs[index].shape:
             return False
-        return not any(other.op == "view" and (alias := _alias(other, [])) and alias.input == index for other in order)
+        return not any(other.kind is VIEW and (alias := _alias(other, [])) and alias.input == index for other in order)
 
     def _moved(self) -> list[Node]:
         """The graph's results, moved. An argument that is updated in place before others read it is itself then."""
@@ -261,7 +247,7 @@ class Partitioner:
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
         self.returned = returned_products(self.graph, self.index)
-        inputs = {node.attrs[0]: node for node in order if node.op == "input"}
+        inputs = {node.attrs[0]: node for node in order if node.kind is INPUT}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
         self.early = [(index, [moved[id(node)] for node in chain]) for index, chain in early.items()]
@@ -271,7 +257,7 @@ class Partitioner:
         """The scatters, in their order, that make ``node`` of input ``index``; none where anything else of the nodes
         ``order`` reads a value that the input had before."""
         chain = [node]
-        while chain[0].op == "scatter" and chain[0].inputs[0].op == "scatter":
+        while chain[0].kind is SCATTER and chain[0].inputs[0].kind is SCATTER:
             chain.insert(0, chain[0].inputs[0])
         if not _is_scatter_of(chain[0], index):
             return []
@@ -291,16 +277,16 @@ class Partitioner:
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
             shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
-            if node.op == "scalar":
+            if node.kind is SCALAR:
                 memo[id(node)] = self.builder.scalar(symbols.substitute(node.attrs[0], self.equal), node.dtype)
-            elif node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
+            elif node.kind is VIEW and node.attrs == ("expand",) and self._same(children[0].shape, shape):
                 memo[id(node)] = children[0]
-            elif node.op == "view":
+            elif node.kind is VIEW:
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)
-            elif node.op == "gather":
+            elif node.kind is GATHER:
                 source, *indices = children
-                if under_views(source).op != "input":
+                if not source.is_in_memory:
                     source = self.materialize(source)
                 memo[id(node)] = self.builder.like(node, (source, *indices), shape)
             else:
@@ -321,7 +307,7 @@ class Partitioner:
     def _narrow(self, node: Node) -> Node:
         """``node`` with operands replaced by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
         reads the most tensors is replaced first."""
-        while node.op not in BARRIERS and len(self._reads(node)) > MAX_READS:
+        while node.kind.commutes and len(self._reads(node)) > MAX_READS:
             widest = max(node.inputs, key=lambda child: len(self._reads(child)))
             temporary = self.materialize(widest)
             node = self.builder.like(node, [temporary if child is widest else child for child in node.inputs])
@@ -332,16 +318,16 @@ class Partitioner:
         stack = [] if root in self.reads else [root]
         while stack:
             node = stack[-1]
-            waiting = [] if node.op in _READ_WHOLE else [child for child in node.inputs if child not in self.reads]
+            waiting = [] if node.kind.read_whole else [child for child in node.inputs if child not in self.reads]
             if waiting and node not in self.reads:
                 stack.extend(waiting)
                 continue
             stack.pop()
             if node in self.reads:
                 continue
-            if node.op in _READ_WHOLE:
+            if node.kind.read_whole:
                 self.reads[node] = frozenset([node])
-            elif node.op == "cat":
+            elif node.kind is CAT:
                 self.reads[node] = max(map(self._reads, node.inputs), key=len)
             else:
                 self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
@@ -364,7 +350,7 @@ class Partitioner:
 
     def _flat(self, node: Node) -> Node:
         """``node`` as a matrix, where it is computed from products: one value for all its shapes, and their memory."""
-        if len(node.shape) <= 2 or not any(at_own_coordinates(node, "contract")):
+        if len(node.shape) <= 2 or not any(at_own_coordinates(node, CONTRACT)):
             return node
         return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))
 
@@ -372,7 +358,7 @@ class Partitioner:
         """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""
         found = [self.materialize(node) for node in nodes]
         first = len(self.graph.inputs)
-        self.joined.append(tuple(dict.fromkeys(under_views(temporary).attrs[0] - first for temporary in found)))
+        self.joined.append(tuple(dict.fromkeys(temporary.under_views.attrs[0] - first for temporary in found)))
         return found
 
     def decide(self, family: str, question: Any) -> Decision:
@@ -438,11 +424,11 @@ class Partitioner:
         memo: dict[int, Node] = {}
         stack, seen = list(value.inputs), set()
         while stack:
-            node = under_views(stack.pop())
-            if id(node) in seen or not node.inputs or node.op == "dequantize":
+            node = stack.pop().under_views
+            if id(node) in seen or not node.inputs or node.kind is DEQUANTIZE:
                 continue
             seen.add(id(node))
-            if is_pointwise(value) and is_pointwise(node):
+            if value.kind.is_pointwise and node.kind.is_pointwise:
                 stack.extend(node.inputs)
             else:
                 memo[id(node)] = self.materialize(node)
@@ -567,11 +553,11 @@ class Partitioner:
             read: the temporaries that each step reads.
         """
         value = self.values[position]
-        products = [node for node in at_own_coordinates(value, "contract") if self._flat(node) in self.flat]
+        products = [node for node in at_own_coordinates(value, CONTRACT) if self._flat(node) in self.flat]
         own = self.temporaries[position]
         known = {id(node): self.flat[self._flat(node)] for node in products}
         known = {key: held for key, held in known.items() if held is not own}
-        if not known or any(under_views(node).op == "dequantize" for each in products for node in each.inputs):
+        if not known or any(node.is_weight for each in products for node in each.inputs):
             return None
         memo = {
             id(node): self.mover.move(known[id(node)], ("reshape",), node.shape)
@@ -601,7 +587,7 @@ class Partitioner:
     def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
         """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
         nodes = topological(node for region in regions for store in region.stores for node in store.sources)
-        numbers = {node.attrs[0] for node in nodes if node.op == "input"}
+        numbers = {node.attrs[0] for node in nodes if node.kind is INPUT}
         first = len(self.graph.inputs)
         changed = (changes[number] for number in numbers & changes.keys())
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
@@ -632,7 +618,7 @@ class Partitioner:
             rebuilt = node
             if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
                 rebuilt = self.builder.like(node, children)
-            if node.op == "view" and node.attrs[0] == "reshape" and self.strides(rebuilt) is None:
+            if node.kind is VIEW and node.attrs[0] == "reshape" and self.strides(rebuilt) is None:
                 rebuilt = self.builder.like(node, [self.materialize(children[0])])
             memo[id(node)] = rebuilt
         return memo[id(root)]
@@ -643,7 +629,7 @@ class Partitioner:
 
     def _without_needless_copy(self, node: Node) -> Node:
         """What ``node`` copies, where torch returns that itself: it is to be in an order and is so in this call."""
-        if node.attrs not in (CONTIGUOUS, CHANNELS_LAST) or under_views(node.inputs[0]).op != "input":
+        if node.attrs not in (CONTIGUOUS, CHANNELS_LAST) or not node.inputs[0].is_in_memory:
             return node
         self.depends_on_strides()
         source = self.strides(node.inputs[0])
@@ -651,7 +637,7 @@ class Partitioner:
 
     def strides(self, node: Node) -> Strided | None:
         """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""
-        if node.op == "view":
+        if node.kind is VIEW:
             source = self.strides(node.inputs[0])
             if source is None:
                 return None
@@ -662,9 +648,9 @@ class Partitioner:
                 self.depends_on_strides()
                 return None
         sizes = self._sizes(node)
-        if node.op == "input" and node.attrs[0] < len(self.memory):
+        if node.kind is INPUT and node.attrs[0] < len(self.memory):
             return self.memory[node.attrs[0]]
-        if node.op == "iota":
+        if node.kind is IOTA:
             return Strided(sizes, tuple(int(dim == node.attrs[0]) for dim in range(len(sizes))))
         return Strided(sizes, contiguous_strides(sizes))
 
@@ -677,7 +663,7 @@ def returned_products(graph: Graph, index: Index) -> frozenset[int]:
     """The ids of products that ``graph`` returns and reads besides with more than an epilogue between: they are in
     memory anyway, and whoever reads such a product behind a reduction, a slice or another product would else compute it
     again. A backward's saved products are such results."""
-    return frozenset(id(node) for node in graph.outputs if node.op == "contract" and _is_read_elsewhere(node, index))
+    return frozenset(id(node) for node in graph.outputs if node.kind is CONTRACT and _is_read_elsewhere(node, index))
 
 
 def _is_read_elsewhere(product: Node, index: Index) -> bool:
@@ -689,7 +675,7 @@ def _is_read_elsewhere(product: Node, index: Index) -> bool:
 def _keeps_all_elements(node: Node) -> bool:
     """Whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
     whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach")
-    return is_pointwise(node) or (node.op == "view" and node.attrs[0] in whole)
+    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs[0] in whole)
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
@@ -702,11 +688,11 @@ def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Reg
 
 def _is_scatter_of(node: Node, index: int) -> bool:
     """Whether ``node`` is a new value of input ``index``, of which elements are replaced or changed."""
-    return node.op == "scatter" and _is_input(node.inputs[0], index)
+    return node.kind is SCATTER and _is_input(node.inputs[0], index)
 
 
 def _is_input(node: Node, index: int) -> bool:
-    return node.op == "input" and node.attrs[0] == index
+    return node.kind is INPUT and node.attrs[0] == index
 
 
 def _stored(regions: Iterable[Region]) -> Counter[int]:
@@ -746,9 +732,9 @@ def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:
         if node is value:
             return Alias(index, ())
     movements = []
-    while node.op == "view":
+    while node.kind is VIEW:
         movements.append((node.attrs, node.shape))
         node = node.inputs[0]
-    if node.op != "input" or any(node.attrs[0] == index for index, _ in updates):
+    if node.kind is not INPUT or any(node.attrs[0] == index for index, _ in updates):
         return None
     return Alias(node.attrs[0], tuple(reversed(movements)))

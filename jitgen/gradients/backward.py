@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from jitgen.gradients import structured
 from jitgen.gradients.plan import Plan, active_operands
 from jitgen.gradients.replay import Replay
 from jitgen.gradients.rules import RULES, apply, reads
+from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import RowGradients, recognised
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import INPUT
 from jitgen.spec import DTYPES
 
 
@@ -36,7 +37,7 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
         weighted = tuple(recognised(plan.graph, plan.active, roots))
     rows = RowGradients(weighted, forward.value, forward.shape)
     for node in reversed(topological(roots)):
-        if id(node) not in total or node.op == "input" or id(node) not in plan.active:
+        if id(node) not in total or node.kind is INPUT or id(node) not in plan.active:
             continue
         g = total.pop(id(node))
         if rows.is_zero(node):
@@ -47,13 +48,13 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
             positions = [other for other in positions if other != position]
             if gradient is not None:
                 _add(total, row, gradient)
-        if node.op in structured.GRADIENTS:
-            contributions = structured.GRADIENTS[node.op](node, g, positions, forward)
+        if node.kind in DERIVATIVES:
+            contributions = DERIVATIVES[node.kind].gradients(node, g, positions, forward)
         else:
             contributions = _pointwise(node, g, positions, forward)
         for position, contribution in contributions.items():
             _add(total, node.inputs[position], contribution)
-    inputs = {node.attrs[0]: node for node in topological(roots) if node.op == "input"}
+    inputs = {node.attrs[0]: node for node in topological(roots) if node.kind is INPUT}
     found = [total.get(id(inputs[index])) if index in inputs else None for index in plan.wanted]
     return [
         None if g is None else g.to(DTYPES[plan.graph.inputs[index].dtype])

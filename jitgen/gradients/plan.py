@@ -14,27 +14,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.errors import UnsupportedError
-from jitgen.gradients import structured
 from jitgen.gradients.rules import RULES, reads
+from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW, differentiated
+from jitgen.ir.custom_gradients import SAVED_VIEW, differentiated
 from jitgen.ir.graph import Builder, Graph, Node, topological
-from jitgen.ir.ops import OPS
+from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
-SAVED = frozenset({"reduce", "contract", "scan", "sort", "gather", "scatter", "philox"})
-"""Operations whose results the forward saves where the backward reads them."""
 _OPERANDS = ("a", "b", "c")
 
 
 def is_detached(node: Node) -> bool:
     """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
-    return node.op == "view" and node.attrs == ("detach",)
+    return node.kind is VIEW and node.attrs == ("detach",)
 
 
 def is_saved(node: Node) -> bool:
     """Whether the forward saves the value of ``node`` where the backward reads it."""
-    return node.op in SAVED or (node.op == "view" and node.attrs == SAVED_VIEW)
+    return node.kind.is_saved or (node.kind is VIEW and node.attrs == SAVED_VIEW)
 
 
 def differentiable(node: Node) -> bool:
@@ -88,9 +86,9 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "input":
+        if node.kind is INPUT:
             inputs[node.attrs[0]] = None
-        elif node.op == "dequantize":
+        elif node.kind is DEQUANTIZE:
             weights[id(node)] = node
         elif (is_saved(node) and id(node) not in again) or id(node) in random:
             saved[id(node)] = node
@@ -111,7 +109,7 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
     """The ids of nodes that depend differentiably on the inputs ``wanted``."""
     active: set[int] = set()
     for node in topological(graph.outputs):
-        if node.op == "input":
+        if node.kind is INPUT:
             flows = node.attrs[0] in wanted
         else:
             flows = not is_detached(node) and bool(active_operands(node, active))
@@ -129,7 +127,7 @@ def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> li
         if id(node) in active and id(node) not in zero and id(node) not in met:
             met.add(id(node))
             stack.extend(node.inputs[position] for position in differentiated(node))
-    return [node for node in topological(graph.outputs) if id(node) in met and node.op != "input"]
+    return [node for node in topological(graph.outputs) if id(node) in met and node.kind is not INPUT]
 
 
 def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
@@ -137,16 +135,16 @@ def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
 
     A product that another kernel computes again adds up in another order, and then no element is the extremum.
     """
-    extrema = (node.inputs[0] for node in reached if node.op == "reduce" and node.attrs[0] in ("max", "min"))
-    ends = frozenset(id(node) for node in topological(graph.outputs) if node.op in SAVED)
-    return {id(node) for node in topological(extrema, known=ends) if node.op == "contract"}
+    extrema = (node.inputs[0] for node in reached if node.kind is REDUCE and node.attrs[0] in ("max", "min"))
+    ends = frozenset(id(node) for node in topological(graph.outputs) if node.kind.is_saved)
+    return {id(node) for node in topological(extrema, known=ends) if node.kind is CONTRACT}
 
 
 def _random(graph: Graph) -> frozenset[int]:
     """The ids of nodes that are computed pointwise from random numbers: to draw them again gives others."""
     found: set[int] = set()
     for node in topological(graph.outputs):
-        if node.op == "philox" or (node.op not in SAVED and any(id(child) in found for child in node.inputs)):
+        if node.kind is PHILOX or (not node.kind.is_saved and any(id(child) in found for child in node.inputs)):
             found.add(id(node))
     return frozenset(found)
 
@@ -159,8 +157,8 @@ def active_operands(node: Node, active: Collection[int]) -> list[int]:
 def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
     """The nodes whose values the backward of ``node`` reads."""
     positions = active_operands(node, active)
-    if node.op in structured.READS:
-        return structured.READS[node.op](node, positions)
+    if node.kind in DERIVATIVES:
+        return DERIVATIVES[node.kind].reads(node, positions)
     rules = RULES.get(node.op)
     if rules is None:
         where = f"\n  {node.location}" if node.location else ""
@@ -168,7 +166,6 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
             f"gradients of {node.op} are not supported{where}\n  call the function under torch.no_grad(), or compute "
             "this step outside of it"
         )
-    assert node.op in OPS
     wanted = [rules[position] for position in positions]
     names = dict.fromkeys(name for rule in wanted if rule is not None for name in reads(rule))
     return [node if name == "out" else node.inputs[_OPERANDS.index(name)] for name in names]
@@ -189,7 +186,7 @@ def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "input":
+        if node.kind is INPUT:
             found.add(node.attrs[0])
         stack.extend(node.inputs[position] for position in active_operands(node, plan.active))
     return frozenset(found)
@@ -219,7 +216,7 @@ def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
     stack = list(results)
     while stack:
         node = stack[-1]
-        is_mark = is_detached(node) or node.op == CUSTOM_GRADIENT or (node.op, node.attrs) == ("view", SAVED_VIEW)
+        is_mark = is_detached(node) or node.kind is CUSTOM_GRADIENT or (node.op, node.attrs) == ("view", SAVED_VIEW)
         read = node.inputs[:1] if is_mark else node.inputs
         waiting = [child for child in read if id(child) not in replaced]
         if waiting:

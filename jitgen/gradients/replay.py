@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW, with_gradient
-from jitgen.ir.graph import Node, under_views
+from jitgen.ir.custom_gradients import SAVED_VIEW, with_gradient
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
@@ -74,7 +75,7 @@ class Replay:
             stack.pop()
             if id(top) not in self._values:
                 self._values[id(top)] = self._computed(top, [self._values[id(child)] for child in top.inputs])
-                if top.op == "contract" or any(id(child) in self._of_products for child in top.inputs):
+                if top.kind is CONTRACT or any(id(child) in self._of_products for child in top.inputs):
                     self._of_products.add(id(top))
         return self._values[id(node)]
 
@@ -85,24 +86,24 @@ class Replay:
 
     def is_unrounded(self, node: Node) -> bool:
         """Whether the value of ``node`` has more bits than its 16-bit dtype: kernels round what they store alone."""
-        return node.dtype in ("bfloat16", "float16") and id(under_views(node)) not in self._known
+        return node.dtype in ("bfloat16", "float16") and id(node.under_views) not in self._known
 
     def _computed(self, node: Node, operands: list[Any]) -> Any:
-        if node.op in ("const", "scalar"):
+        if node.kind.is_number:
             return self.size(node.attrs[0])
-        if node.op == "iota":
+        if node.kind is IOTA:
             return self._index(node)
-        if node.op == "view":
+        if node.kind is VIEW:
             if not isinstance(operands[0], torch.Tensor):
                 return torch.full(self.shape(node), operands[0], dtype=DTYPES[node.dtype], device=self._device)
             return self.viewed(operands[0], node.attrs, node.shape)
-        if node.op == "cast":
+        if node.kind is CAST:
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
-        if node.op == "cat":
+        if node.kind is CAT:
             return torch.cat(operands, node.attrs[0])
-        if node.op == "contract":
+        if node.kind is CONTRACT:
             return torch.einsum(node.attrs[0], *operands).to(DTYPES[node.dtype])
-        if node.op == CUSTOM_GRADIENT:
+        if node.kind is CUSTOM_GRADIENT:
             return with_gradient(*operands)
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is computed again; the forward should have saved it")

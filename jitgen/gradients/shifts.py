@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST, CONST, CONTRACT, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
 _EXPONENTIALS = {"exp": "log", "exp2": "log2"}
@@ -90,9 +91,9 @@ def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection
 def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
     """The shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not known."""
     first, rank = shifts[0], len(power.shape)
-    if node.op == "view":
+    if node.kind is VIEW:
         return first if _keeps_rows(node, rank) else None
-    if node.op == "cast" and DTYPES[node.dtype].is_floating_point:
+    if node.kind is CAST and DTYPES[node.dtype].is_floating_point:
         return first
     if node.op in ("mul", "div"):
         return _product(first, shifts[1], 1 if node.op == "mul" else -1)
@@ -108,9 +109,9 @@ def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
         return _Shift(first.times, node.op)
     if first.exponential is not None and node.op == _EXPONENTIALS[first.exponential]:
         return _Shift(first.times)
-    if node.op == "contract" and first.exponential is not None and not shifts[1].times:
+    if node.kind is CONTRACT and first.exponential is not None and not shifts[1].times:
         return first if _keeps_rows_of_left(node.attrs[0], rank) else None
-    if node.op == "reduce" and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
+    if node.kind is REDUCE and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
         return first
     return _selected(node, shifts, power) if node.op == "where" else None
 
@@ -141,7 +142,7 @@ def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
     condition, *values = node.inputs
     if shifts[1].is_like(shifts[2]):
         return replace(shifts[1], vanishes=shifts[1].vanishes and shifts[2].vanishes)
-    constants = [value for value in values if value.op == "const"]
+    constants = [value for value in values if value.kind is CONST]
     if len(constants) != 1:
         return None
     (constant,) = constants
@@ -153,7 +154,7 @@ def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
         return shift
     picked = "eq" if constant is values[0] else "ne"
     tests_zero = condition.op == picked and any(
-        one is other and zero.op == "const" and zero.attrs[0] == 0
+        one is other and zero.kind is CONST and zero.attrs[0] == 0
         for one, zero in (condition.inputs, condition.inputs[::-1])
     )
     return replace(shift, vanishes=False, guarded=True) if tests_zero and _is_sum_of(other, power) else None
@@ -161,12 +162,12 @@ def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
 
 def _is_sum_of(total: Node, power: Node) -> bool:
     """Whether ``total`` is the sum of each row of ``power``, and of nothing else."""
-    while total.op in ("view", "cast"):
+    while total.kind in (VIEW, CAST):
         total = total.inputs[0]
-    source = total.inputs[0] if total.op == "reduce" else total
-    while source.op == "cast":
+    source = total.inputs[0] if total.kind is REDUCE else total
+    while source.kind is CAST:
         source = source.inputs[0]
-    return total.op == "reduce" and source is power
+    return total.kind is REDUCE and source is power
 
 
 def _keeps_rows(view: Node, rank: int) -> bool:

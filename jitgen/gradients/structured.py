@@ -1,23 +1,23 @@
 """The derivatives of operations that have attributes (views, reductions, products, gathers, scans), and of values whose
 gradients are stated.
 
-``READS[op](node, positions)`` are the nodes whose values the gradients of the operands at ``positions`` read, and
-``GRADIENTS[op](node, g, positions, at)`` are these gradients, where ``at`` answers for the forward: ``at.value(node)``
-is the value of a node, ``at.shape(node)`` its sizes.
+``DERIVATIVES`` has a row for each kind of node (``ir/nodes.py``) that a gradient flows through and that is no operation
+of ``ir/ops.py``; those have rows in ``rules.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.equations import axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, GATHER, REDUCE, SCAN, SCATTER, SORT, VIEW, Kind
 from jitgen.spec import DTYPES
 
 
@@ -44,14 +44,31 @@ class Forward(Protocol):
 
 
 Gradients = dict[int, Any]
-READS: dict[str, Callable[[Node, Sequence[int]], Iterable[Node]]] = {}
-GRADIENTS: dict[str, Callable[[Node, Any, Sequence[int], Forward], Gradients]] = {}
 
 
-def _register(op: str, reads: Callable[[Node, Sequence[int]], Iterable[Node]]) -> Callable[[Any], Any]:
-    def register(function: Any) -> Any:
-        READS[op], GRADIENTS[op] = reads, function
-        return function
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of a kind of node.
+
+    Attributes:
+        reads: takes a node and positions of operands; the nodes whose values the gradients of these operands read.
+        gradients: takes a node, the gradient of its value, positions of operands, and the forward; the gradients of
+            these operands by their positions.
+    """
+
+    reads: Callable[[Node, Sequence[int]], Iterable[Node]]
+    gradients: Callable[[Node, Any, Sequence[int], Forward], Gradients]
+
+
+DERIVATIVES: dict[Kind, Derivative] = {}
+
+
+def _derivative(kind: Kind, reads: Callable[[Node, Sequence[int]], Iterable[Node]]) -> Callable[[Any], Any]:
+    """Makes a function the gradients of ``kind``."""
+
+    def register(gradients: Any) -> Any:
+        DERIVATIVES[kind] = Derivative(reads, gradients)
+        return gradients
 
     return register
 
@@ -63,12 +80,12 @@ def _nothing(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 # ------------------------------------------------------------------------------------------------------------- views
 
 
-@_register("cast", _nothing)
+@_derivative(CAST, _nothing)
 def _cast(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     return {0: g}
 
 
-@_register("view", _nothing)
+@_derivative(VIEW, _nothing)
 def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     kind, source = node.attrs[0], node.inputs[0]
     if kind == "permute":
@@ -104,7 +121,7 @@ def _slopes(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return [node.inputs[position + 1] for position in positions]
 
 
-@_register(CUSTOM_GRADIENT, _slopes)
+@_derivative(CUSTOM_GRADIENT, _slopes)
 def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     found = {}
     for position in positions:
@@ -118,7 +135,7 @@ def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     return found
 
 
-@_register("cat", _nothing)
+@_derivative(CAT, _nothing)
 def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     (dim,), begin, found = node.attrs, 0, {}
     for position, piece in enumerate(node.inputs):
@@ -138,7 +155,7 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     ]
 
 
-@_register("reduce", _reduce_reads)
+@_derivative(REDUCE, _reduce_reads)
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do. Where none of them may
     be the extremum that the forward saved, since it was rounded, it is found again. Where products that are computed
@@ -177,7 +194,7 @@ def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return {"sum": (), "prod": (node, *node.inputs), "logsumexp": (node, *node.inputs)}.get(node.attrs[0], node.inputs)
 
 
-@_register("scan", _scan_reads)
+@_derivative(SCAN, _scan_reads)
 def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Of a running extremum, each result's gradient goes to the element that it is, which is found again."""
     kind, dim, reverse = node.attrs
@@ -222,7 +239,7 @@ def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return node.inputs
 
 
-@_register("sort", _sort_reads)
+@_derivative(SORT, _sort_reads)
 def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Each rank's gradient goes to the element of that rank; the ranks are found again."""
     _, dim, descending, start = node.attrs
@@ -239,7 +256,7 @@ def _contract_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return [node.inputs[1 - position] for position in positions]
 
 
-@_register("contract", _contract_reads)
+@_derivative(CONTRACT, _contract_reads)
 def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of either operand is the product of ``g`` and the other one."""
     named = axes(node.attrs[0])
@@ -264,7 +281,7 @@ def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return node.inputs[1:]
 
 
-@_register("gather", _indices)
+@_derivative(GATHER, _indices)
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of the source: each element of ``g`` is added where it was read from."""
     source, coordinates = node.inputs[0], node.attrs
@@ -280,7 +297,7 @@ def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
 
 def _same_behind(index: Node, behind: int) -> bool:
     """Whether ``index`` is the same along its last ``behind`` dimensions: broadcast there, or of size 1."""
-    broadcast = index.op == "view" and index.attrs[0] == "expand"
+    broadcast = index.kind is VIEW and index.attrs[0] == "expand"
     shape = index.inputs[0].shape if broadcast else index.shape
     return all(size == 1 for size in shape[len(shape) - behind :]) and len(shape) == len(index.shape)
 
@@ -313,7 +330,7 @@ def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return node.inputs[2:]
 
 
-@_register("scatter", _scatter_reads)
+@_derivative(SCATTER, _scatter_reads)
 def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of the values is read where they were written. Of values that replace one element, each gets its
     gradient, as in torch; the base gets none there."""

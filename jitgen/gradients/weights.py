@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.gradients.shifts import changes_nothing
-from jitgen.ir.analysis import is_pointwise, varies
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
+from jitgen.ir.analysis import varies
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAST, CONST, CONTRACT, CUSTOM_GRADIENT, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
 Users = Mapping[int, Sequence[Node]]
@@ -81,7 +81,7 @@ def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> 
     for node in {*graph.outputs, *given}:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
     roots = set(map(id, given))
-    products = (node for node in index.order if node.op == "contract" and id(node) in active)
+    products = (node for node in index.order if node.kind is CONTRACT and id(node) in active)
     found = (_weighted(node, users, active, roots) for node in products)
     return [of for of in found if of is not None]
 
@@ -126,7 +126,7 @@ def _weighted(result: Node, users: Users, active: Collection[int], roots: Collec
 
 def _next_of(node: Node) -> Node | None:
     """The operand that ``node``, of a chain of weights, is proportional to; None where there is none."""
-    if node.op == "view":
+    if node.kind is VIEW:
         (kind, *_), (source,) = node.attrs, node.inputs
         last = len(node.shape) - 1
         of_rows = kind in ("unsqueeze", "squeeze") and node.shape[-1] == source.shape[-1] and node.attrs[1] != last
@@ -138,7 +138,7 @@ def _next_of(node: Node) -> Node | None:
 
 def _row_of(spread: Node) -> Node | None:
     """The values of rows that ``spread`` repeats along its last dimension, with one element there; None otherwise."""
-    if spread.op != "view" or spread.attrs != ("expand",):
+    if spread.kind is not VIEW or spread.attrs != ("expand",):
         return None
     (row,) = spread.inputs
     return row if row.shape == (*spread.shape[:-1], 1) else None
@@ -147,12 +147,12 @@ def _row_of(spread: Node) -> Node | None:
 def _is_reciprocal(row: Node) -> bool:
     """Whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by it."""
     if row.op == "where":
-        zero = [each for each in row.inputs[1:] if each.op == "const" and each.attrs[0] == 0]
+        zero = [each for each in row.inputs[1:] if each.kind is CONST and each.attrs[0] == 0]
         others = [each for each in row.inputs[1:] if each not in zero]
         return len(others) == 1 and _is_reciprocal(others[0])
     if row.op == "div":
-        return row.inputs[0].op == "const" and row.inputs[0].attrs[0] != 0
-    return row.op == "reciprocal" or (row.op in ("cast", "view") and _is_reciprocal(row.inputs[0]))
+        return row.inputs[0].kind is CONST and row.inputs[0].attrs[0] != 0
+    return row.op == "reciprocal" or (row.kind in (CAST, VIEW) and _is_reciprocal(row.inputs[0]))
 
 
 def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:
@@ -163,9 +163,9 @@ def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:
         for each in users[id(node)]:
             if each is user:
                 continue
-            if each.op == "reduce" and each.attrs == ("sum", (len(power.shape) - 1,)):
+            if each.kind is REDUCE and each.attrs == ("sum", (len(power.shape) - 1,)):
                 found.append(each)
-            elif each.op == "cast" and DTYPES[each.dtype].is_floating_point:
+            elif each.kind is CAST and DTYPES[each.dtype].is_floating_point:
                 stack.append(each)
             else:
                 return None
@@ -180,16 +180,16 @@ def _product_of(scores: Node) -> Node | None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "contract":
+        if node.kind is CONTRACT:
             if len(axes(node.attrs[0]).contracted) == 1:
                 return node
-        elif is_pointwise(node) or node.op in ("view", CUSTOM_GRADIENT):
+        elif node.kind.is_pointwise or node.kind in (VIEW, CUSTOM_GRADIENT):
             stack.extend(reversed(node.inputs))
     return None
 
 
 def _under_spread(node: Node) -> Node:
-    return node.inputs[0] if node.op == "view" and node.attrs == ("expand",) else node
+    return node.inputs[0] if node.kind is VIEW and node.attrs == ("expand",) else node
 
 
 class RowGradients:
@@ -232,7 +232,7 @@ class RowGradients:
         delta = (g * self._value(node).to(g.dtype)).sum(tuple(range(first, len(node.shape)))).unsqueeze(-1)
         for step in of.chain:
             self._deltas[id(step)] = delta
-            if step.op == "view":
+            if step.kind is VIEW:
                 delta = self._before(step, delta)
         self._deltas[id(of.power)] = delta
 

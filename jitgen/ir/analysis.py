@@ -8,26 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.ops import OPS
-from jitgen.ir.views import BARRIERS, Mover
+from jitgen.ir.nodes import GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
+from jitgen.ir.views import Mover
 
 
-def is_pointwise(node: Node) -> bool:
-    """Whether an element of ``node`` is computed from the elements of its inputs at the same coordinates."""
-    return node.op in OPS or node.op == "cast"
-
-
-def at_own_coordinates(root: Node, op: str) -> Iterator[Node]:
-    """The nodes of operation ``op`` that ``root`` is computed from by pointwise operations alone, first met first."""
+def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
+    """The nodes of kind ``kind`` that ``root`` is computed from by pointwise operations alone, first met first."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == op:
+        if node.kind is kind:
             yield node
-        elif is_pointwise(node):
+        elif node.kind.is_pointwise:
             stack.extend(reversed(node.inputs))
 
 
@@ -65,18 +60,18 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     order = topological([root])
     needed = {id(root)}
     for node in reversed(order):
-        if id(node) in needed and (node.op not in BARRIERS or _only_chosen(node, dims)):
-            needed.update(map(id, node.inputs[node.op == "gather" :]))
+        if id(node) in needed and (node.kind.commutes or _only_chosen(node, dims)):
+            needed.update(map(id, node.inputs[node.kind is GATHER :]))
     found: dict[int, Node] = {}
     for node in order:
         if id(node) not in needed:
             continue
-        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-        if source.op in ("const", "scalar"):
+        source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
+        if source.kind.is_number:
             found[id(node)] = source
             continue
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
-        if node.op not in BARRIERS:
+        if node.kind.commutes:
             found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
         elif _only_chosen(node, dims):
             indices = [found[id(child)] for child in node.inputs[1:]]
@@ -92,7 +87,7 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
 
 def _only_chosen(node: Node, dims: Sequence[int]) -> bool:
     """Whether ``node`` is a gather of which only indices have the dimensions ``dims``."""
-    return node.op == "gather" and not set(dims) & set(node.attrs)
+    return node.kind is GATHER and not set(dims) & set(node.attrs)
 
 
 def varies(node: Node, dims: Sequence[int]) -> bool:
@@ -105,8 +100,8 @@ def varying_dims(node: Node) -> frozenset[int]:
     return varying(topological([node], leaves=_SHAPES_TELL))[id(node)]
 
 
-_SHAPES_TELL = BARRIERS - {"view", "gather"}
-"""Operations whose own shape tells along which dimensions elements may differ."""
+_SHAPES_TELL = frozenset(kind for kind in STRUCTURED if not kind.commutes) - {VIEW, GATHER}
+"""Kinds whose own shape tells along which dimensions elements may differ."""
 
 
 def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
@@ -118,20 +113,20 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for node in order:
         dims: Iterable[int] = range(len(node.shape))
-        if node.op in ("const", "scalar"):
+        if node.kind.is_number:
             dims = ()
-        elif node.op == "view" and node.attrs[0] != "reshape":
+        elif node.kind is VIEW and node.attrs.kind != "reshape":
             sources, varied = ((dim, _source_dim(node, dim)) for dim in dims), found[id(node.inputs[0])]
             dims = [dim for dim, source in sources if source is not None and source in varied]
-        elif node.op == "iota":
-            dims = (node.attrs[0],)
-        elif node.op == "gather":
+        elif node.kind is IOTA:
+            dims = (node.attrs.dim,)
+        elif node.kind is GATHER:
             along = found[id(node.inputs[0])]
             dims = frozenset(at for dim, at in enumerate(node.attrs) if at >= 0 and dim in along)
             dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
-        elif node.op == "reduce":
-            dims = [dim for dim in dims if dim not in node.attrs[1]]
-        elif node.op not in BARRIERS:
+        elif node.kind is REDUCE:
+            dims = [dim for dim in dims if dim not in node.attrs.dims]
+        elif node.kind.commutes:
             dims = frozenset().union(*(found[id(child)] for child in node.inputs))
         found[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
     return found
@@ -147,6 +142,6 @@ def _source_dim(view: Node, dim: int) -> int | None:
         return None if dim == view.attrs[1] else dim - (dim > view.attrs[1])
     if kind == "squeeze":
         return dim + (dim >= view.attrs[1])
-    if kind == "expand" and (source.op in ("const", "scalar") or (source.shape[dim] == 1 and view.shape[dim] != 1)):
+    if kind == "expand" and (source.kind.is_number or (source.shape[dim] == 1 and view.shape[dim] != 1)):
         return None
     return dim

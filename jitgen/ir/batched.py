@@ -1,24 +1,19 @@
 """A graph over a batch: what ``torch.func.vmap`` makes of a call, one graph whose tensors have one dimension more.
 
-Every operation has a rule, as in JAX's and PyTorch's own ``vmap``: what depends on no batched input stays as it is, and
-is repeated where an operation also has a batched operand. A product whose weight is not batched stays one product with
-more rows.
+Every kind of node has a rule (``ir/batching.py``). What depends on no batched input stays as it is, and is repeated
+where a node also has a batched operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
-from jitgen.ir.equations import axes, equation
-from jitgen.ir.graph import CHANNELS_LAST, Builder, Graph, Guard, InputSpec, Node, Shape, is_weight, topological
-from jitgen.ir.ops import OPS
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, Shape, topological
+from jitgen.ir.nodes import INPUT
 from jitgen.ir.symbols import Scalar, Size, size_symbol
-
-_NUMBERS = ("const", "scalar")
 
 
 def batched(graph: Graph, is_batched: Sequence[bool], single: bool) -> tuple[Graph, tuple[bool, ...]] | None:
@@ -80,26 +75,23 @@ class _Batch:
 
     def add(self, node: Node) -> bool:
         """Make what takes the place of ``node``, whose operands are made; False if there is no rule for it."""
-        attrs, shape = self.renamed(node.attrs), self.renamed(node.shape)
-        if node.op == "input":
+        attrs, shape = node.kind.attributes(*self.renamed(node.attrs)), self.renamed(node.shape)
+        if node.kind is INPUT:
             self.made[id(node)] = self._input(node, shape)
             return True
         operands = [self.made[id(child)] for child in node.inputs]
         if not any(batch for _, batch in operands):
             inputs = [child for child, _ in operands]
-            self.made[id(node)] = self.builder.make(node.op, inputs, node.dtype, shape, attrs, node.location), False
+            self.made[id(node)] = self.builder.like(node, inputs, shape, attrs), False
             return True
-        rule = _pointwise if node.op in OPS or node.op == "cast" else _RULES.get(node.op)
-        found = rule(self, node, attrs, operands) if rule else None
-        if found is None:
+        replacement = node.kind.batch(self, node, attrs, operands) if node.kind.batch else None
+        if replacement is None:
             return False
-        inputs, attrs = found
-        whole = (self.size, *shape)
-        self.made[id(node)] = self.builder.make(node.op, inputs, node.dtype, whole, attrs, node.location), True
+        self.made[id(node)] = self.builder.like(node, replacement[0], (self.size, *shape), replacement[1]), True
         return True
 
     def _input(self, node: Node, shape: Shape) -> tuple[Node, bool]:
-        index = node.attrs[0]
+        index = node.attrs.number
         if not self.is_batched[index]:
             return self.builder.make("input", (), node.dtype, shape, node.attrs), False
         own: Size = 1 if self.single else size_symbol(index, 0)
@@ -115,87 +107,9 @@ class _Batch:
         if is_batched:
             return node
         shape = (self.size, *node.shape)
-        if node.op not in _NUMBERS:
+        if not node.kind.is_number:
             node = self.builder.make("view", (node,), node.dtype, (1, *node.shape), ("unsqueeze", 0))
         return self._viewed(node, shape, ("expand",))
 
     def whole_or_number(self, operand: tuple[Node, bool]) -> Node:
-        return operand[0] if operand[0].op in _NUMBERS else self.whole(operand)
-
-
-Found = tuple[list[Node], tuple[Any, ...]] | None
-"""The operands and the attributes of a node over a batch; None if it has no rule."""
-_Operands = Sequence[tuple[Node, bool]]
-
-
-def _pointwise(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    return [of.whole_or_number(each) for each in operands], () if attrs == CHANNELS_LAST else attrs
-
-
-def _custom_gradient(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    return [of.whole(each) for each in operands], attrs
-
-
-def moved(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A movement (``ir/views.py``) of what has a dimension before those that it moves."""
-    if attrs[0] == "permute":
-        return "permute", (0, *(dim + 1 for dim in attrs[1]))
-    if attrs[0] in ("slice", "squeeze", "unsqueeze"):
-        return attrs[0], attrs[1] + 1, *attrs[2:]
-    return attrs
-
-
-def _view(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    return [operands[0][0]], moved(attrs)
-
-
-def _cat(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    return [of.whole(each) for each in operands], (attrs[0] + 1,)
-
-
-def _reduce(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    return [operands[0][0]], (attrs[0], tuple(dim + 1 for dim in attrs[1]))
-
-
-def _along(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    """Scans and sorts, along the dimension that is their second attribute."""
-    return [operands[0][0]], (attrs[0], attrs[1] + 1, *attrs[2:])
-
-
-def _contract(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    found, (x, weight) = axes(attrs[0]), operands
-    batch, rows = len(found.batch), len(found.rows)
-    if not weight[1] and not batch:
-        return [x[0], weight[0]], (equation(0, rows + 1), *attrs[1:])
-    if is_weight(node.inputs[1]):
-        return None
-    return [of.whole(x), of.whole(weight)], (equation(batch + 1, rows), *attrs[1:])
-
-
-def _gather(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    source, *indices = operands
-    coordinates = tuple(each + (each >= 0) for each in attrs)
-    if source[1]:
-        coordinates = (0, *coordinates)
-    return [source[0], *map(of.whole_or_number, indices)], coordinates
-
-
-def _scatter(of: _Batch, node: Node, attrs: tuple[Any, ...], operands: _Operands) -> Found:
-    kind, coordinates, movements = attrs
-    base, value, *indices = operands
-    through = tuple((moved(movement), (of.size, *shape)) for movement, shape in movements)
-    shifted = (0, *(each + (each >= 0) for each in coordinates))
-    return [of.whole(base), of.whole(value), *map(of.whole_or_number, indices)], (kind, shifted, through)
-
-
-_RULES: dict[str, Callable[[_Batch, Node, tuple[Any, ...], _Operands], Found]] = {
-    "view": _view,
-    CUSTOM_GRADIENT: _custom_gradient,
-    "cat": _cat,
-    "reduce": _reduce,
-    "scan": _along,
-    "sort": _along,
-    "contract": _contract,
-    "gather": _gather,
-    "scatter": _scatter,
-}
+        return operand[0] if operand[0].kind.is_number else self.whole(operand)

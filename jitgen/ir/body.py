@@ -18,8 +18,24 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
+from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import ROUNDED, Node, Shape
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import (
+    CAST,
+    CONST,
+    CONTRACT,
+    DEQUANTIZE,
+    GATHER,
+    INPUT,
+    IOTA,
+    REDUCE,
+    SCALAR,
+    SCAN,
+    SCATTER,
+    SORT,
+    VIEW,
+)
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of, shape_of
 from jitgen.ir.rounding import EXACT_IN, KEEPS, NARROW, holds, sees_rounded
@@ -251,33 +267,33 @@ class BodyBuilder:
 
     def _awaited(self, node: Node) -> Sequence[Node]:
         """The nodes whose instructions come before that of ``node``."""
-        return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.op == "gather" :]
+        return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.kind is GATHER :]
 
     def _lower(self, node: Node) -> int:
         dtype = compute_dtype(node.dtype)
-        if node.op == "const":
+        if node.kind is CONST:
             return self._emit(Instruction("const", (), dtype, node.attrs[0]))
-        if node.op == "scalar":
+        if node.kind is SCALAR:
             return self._scalar(node.attrs[0], dtype)
         if _is_row_value(node):
             return self._positions[id(node.inputs[0])]
-        if node.op == "contract":
+        if node.kind is CONTRACT:
             self._contractions.append(self._contraction(node))
             accumulator = node.attrs[1]
             total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
             return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
         if _is_leaf(node):
             return self._leaf(node, dtype)
-        if node.op == "gather":
+        if node.kind is GATHER:
             return self._gather(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
-        if node.op == "sort":
+        if node.kind is SORT:
             what, dim, descending, start = node.attrs
             order = Order(descending, start, node.shape[dim], node.inputs[0].dtype)
             return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
-        if node.op in ("reduce", "scan"):
+        if node.kind in (REDUCE, SCAN):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
-        if node.op == "cast":
+        if node.kind is CAST:
             if node.attrs == ROUNDED:
                 return self._rounded(arguments[0], node.dtype, node.location)
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
@@ -297,7 +313,7 @@ class BodyBuilder:
         base, slices = _seen_through_views(weight)
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]
-        if base.op != "dequantize":
+        if base.kind is not DEQUANTIZE:
             operands, described = (self._operand("weight", weight),), (None, None, None)
         else:
             format, _, layout = described = base.attrs
@@ -321,7 +337,7 @@ class BodyBuilder:
         """An update of ``buffer``, the only store of its region."""
         node, kind = store.value, "set"
         sources: Sequence[Node] = (node, *store.indices)
-        if node.op == "scatter":
+        if node.kind is SCATTER:
             sources, kind = node.inputs[1:], node.attrs[0]
         arguments = tuple(self.value(source) for source in sources)
         shape = self.buffers[buffer]
@@ -343,17 +359,17 @@ class BodyBuilder:
     def _leaf(self, node: Node, dtype: str) -> int:
         base, movements = _seen_through_views(node)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
-        if base.op == "input":
+        if base.kind is INPUT:
             operand = Operand(self._load, base.attrs[0], node.dtype, base.shape, movements, None, row)
-        elif base.op == "iota":
+        elif base.kind is IOTA:
             operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs[0], row)
-        elif base.op in ("const", "scalar"):
+        elif base.kind.is_number:
             return self.value(base)
         else:
             raise AssertionError(f"a view of {base.op} reached code generation; a pass should have moved it")
         if operand not in self.operands:
             self.operands.append(operand)
-        read = "iota" if base.op == "iota" else "load"
+        read = "iota" if base.kind is IOTA else "load"
         return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
@@ -388,7 +404,7 @@ class BodyBuilder:
         return sees_rounded(node, dtype)
 
     def _note_seen(self, node: Node, depth: int = MOST_WITHIN_ONE) -> None:
-        if node.op in ("const", "scalar"):
+        if node.kind.is_number:
             return  # a number is rounded in the trace where eager torch makes an element of it; a quotient's is not
         if node.dtype in NARROW:
             self._seen.add(id(node))
@@ -456,11 +472,11 @@ def identity_of(instruction: Instruction) -> tuple[Any, ...]:
 
 def _is_row_value(node: Node) -> bool:
     """Whether ``node`` is the result of a reduction, broadcast to the row that was reduced."""
-    return node.op == "view" and node.inputs[0].op == "reduce"
+    return node.kind is VIEW and node.inputs[0].kind is REDUCE
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.op in ("input", "iota", "view", "contract")
+    return node.kind in (INPUT, IOTA, VIEW, CONTRACT)
 
 
 def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:
@@ -473,7 +489,7 @@ def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:
 def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
     """The node that ``node`` is a view of, and the movements that lead from it to ``node``."""
     movements: list[Movement] = []
-    while node.op == "view":
+    while node.kind is VIEW:
         movements.append((node.attrs, node.shape))
         node = node.inputs[0]
     return node, tuple(reversed(movements))

@@ -19,15 +19,15 @@ from typing import Any
 from torch.overrides import handle_torch_function, has_torch_function
 
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CUSTOM_GRADIENT
 
-CUSTOM_GRADIENT = "custom_gradient"
 SAVED_VIEW = ("saved",)
 """Attrs of a view that is its operand: a mark that the forward saves this value for its backward."""
 
 
 def differentiated(node: Node) -> range:
     """The positions of the inputs of ``node`` that a gradient may flow to."""
-    if node.op == CUSTOM_GRADIENT:
+    if node.kind is CUSTOM_GRADIENT:
         return range(1, len(node.inputs), 2)
     return range(len(node.inputs))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, reduced_dims, topological
+from jitgen.ir.nodes import REDUCE, SCALAR, VIEW
 from jitgen.ir.symbols import Expr, Size
 from jitgen.spec import DTYPES
 
@@ -29,11 +30,11 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
     for node in topological(graph.results):
         shape = tuple(symbols.substitute(size, sizes) for size in node.shape)
         children = [memo[id(child)] for child in node.inputs]
-        if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
+        if node.kind is VIEW and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
             memo[id(node)] = children[0]  # a trace at these sizes has no such view
-        elif node.op == "reduce":
+        elif node.kind is REDUCE:
             memo[id(node)] = _reduced(builder, node, children[0], shape)
-        elif node.op == "scalar":
+        elif node.kind is SCALAR:
             value = symbols.substitute(node.attrs[0], sizes)
             known = DTYPES[node.dtype].is_floating_point and not isinstance(value, Expr)
             memo[id(node)] = builder.scalar(float(value) if known else value, node.dtype)  # type: ignore[arg-type]

@@ -59,14 +59,14 @@ def to_iteration_space(source: Shape, shape: Shape, coordinates: Coordinates) ->
     return movements
 
 
-def moved_gather(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+def move_gather(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """The movement ``attrs`` applied to the operands of a gather; None for a reshape that mixes its coordinates."""
-    found = _moved_source(mover, node, attrs, shape)
-    if found is None:
+    moved = _moved_source(mover, node, attrs, shape)
+    if moved is None:
         return None
-    source, coordinates = found
-    indices = [i if i.op in ("const", "scalar") else mover.move(i, attrs, shape) for i in node.inputs[1:]]
-    return mover.builder.make("gather", (source, *indices), node.dtype, shape, coordinates, node.location)
+    source, coordinates = moved
+    indices = [index if index.kind.is_number else mover.move(index, attrs, shape) for index in node.inputs[1:]]
+    return mover.builder.like(node, (source, *indices), shape, coordinates)
 
 
 def _moved_source(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> tuple[Node, Coordinates] | None:

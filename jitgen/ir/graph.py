@@ -1,34 +1,6 @@
 """The graph a traced function becomes: frozen nodes over tensor inputs and host scalars.
 
-Node operations:
-
-=============  =====================================================================================================
-``input``      attrs ``(index,)``: tensor input ``index``
-``const``      attrs ``(number,)``: an immediate; it is exact, and rounded to its compute dtype where it is used
-``scalar``     attrs ``(expr,)``: a host scalar known at the call, see ``ir/symbols.py``
-``iota``       attrs ``(dim,)``: the index along ``dim``, int64
-``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
-``cat``        attrs ``(dim,)``: concatenation
-``reduce``     attrs ``(kind, dims)``: over ``dims``, which stay as sizes of 1; kinds are ``REDUCTIONS``
-``contract``   attrs ``(equation, accumulator, precision)``: the product of an activation and a weight, whose axes the
-               equation names (``ir/equations.py``); summed in the dtype ``accumulator``; precision of float32 operands
-               is ``"ieee"`` or ``"tf32"``
-``gather``     attrs ``coordinates``: the elements of the first input that integers, the further inputs, choose
-               (``ir/gathers.py``)
-``scatter``    attrs ``(kind, coordinates, movements)``: the first input, with elements that integers, the inputs from
-               the third on, choose replaced by the second one's or combined with them (``ir/scatters.py``)
-``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
-               ``ir/scans.py``
-``sort``       attrs ``(what, dim, descending, start)``: along ``dim``, the elements of the ranks from ``start`` on, or
-               their indices, as many as the node's shape has; see ``ir/sorts.py``
-``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
-               formats, zero-points represent; its users are ``contract`` nodes, directly or through views
-``custom_gradient``  the first input, whose gradients the other inputs state (``ir/custom_gradients.py``)
-``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
-               asks for row-major memory where the value is returned, ``CHANNELS_LAST`` for dimension 1 innermost;
-               ``ROUNDED`` rounds a value of 16 bits as if it had been stored
-a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one compute dtype among themselves
-=============  =====================================================================================================
+A node is of a *kind*, which its ``op`` names: a row of the table in ``ir/nodes.py``, or an operation of ``ir/ops.py``.
 
 ``dtype`` is the name of the dtype in which the value is stored where it goes to memory: for the result of a torch
 function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes
@@ -49,21 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.ir import symbols
+from jitgen.ir.nodes import DEQUANTIZE, INPUT, KINDS, VIEW, Kind
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.spec import SCHEMA
 
 Shape = tuple[Size, ...]
-CONTIGUOUS = ("contiguous",)
-CHANNELS_LAST = ("channels_last",)
-"""Attrs of a ``cast`` that say in which order its elements are in memory where it is returned."""
-ROUNDED = ("rounded",)
-"""Attrs of a ``cast`` to the same dtype that rounds."""
-
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
-
-READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter", "sort"})
-"""Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,27 +35,54 @@ class Node:
     """One value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object.
 
     Attributes:
-        operations: those that it is computed by: its own, and those of all nodes that it depends on.
+        op: the name of its kind.
+        attrs: its attributes, by position and by name (``ir/attributes.py``).
+        kinds: its own, and those of all nodes that it depends on.
     """
 
     op: str
     inputs: tuple[Node, ...]
     dtype: str
     shape: Shape
-    attrs: tuple[Any, ...] = ()
+    attrs: Any = ()
     location: str | None = field(default=None, repr=False)
-    operations: frozenset[str] = field(init=False, repr=False)
+    kind: Kind = field(init=False, repr=False)
+    kinds: frozenset[Kind] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        operations = operations_of(self.inputs) | {self.op}
+        kind = KINDS[self.op]
+        least, most = kind.operands
+        if not least <= len(self.inputs) <= most:
+            raise AssertionError(f"{kind} of {len(self.inputs)} operands")
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "attrs", kind.attributes(*self.attrs))
+        kinds = kinds_of(self.inputs) | {kind}
         # A chain of nodes shares one set.
-        shared = (child.operations for child in self.inputs if len(child.operations) == len(operations))
-        object.__setattr__(self, "operations", next(shared, operations))
+        shared = (child.kinds for child in self.inputs if len(child.kinds) == len(kinds))
+        object.__setattr__(self, "kinds", next(shared, kinds))
+
+    @property
+    def under_views(self) -> Node:
+        """The node that this is a view of, through any number of views; itself where it is no view."""
+        node = self
+        while node.kind is VIEW:
+            node = node.inputs[0]
+        return node
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is a tensor input, or a view of one."""
+        return self.under_views.kind is INPUT
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a quantised weight, or a view of one."""
+        return self.under_views.kind is DEQUANTIZE
 
 
-def operations_of(nodes: Iterable[Node]) -> frozenset[str]:
-    """The operations that ``nodes`` are computed by, their own among them."""
-    return frozenset().union(*(node.operations for node in nodes))
+def kinds_of(nodes: Iterable[Node]) -> frozenset[Kind]:
+    """The kinds of ``nodes`` and of all nodes that they depend on."""
+    return frozenset().union(*(node.kinds for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ class Graph:
     @property
     def inputs_used(self) -> frozenset[int]:
         """The inputs that are read, returned or updated."""
-        read = (node.attrs[0] for node in topological(self.results) if node.op == "input")
+        read = (node.attrs.number for node in topological(self.results) if node.kind is INPUT)
         return frozenset((*read, *(index for index, _ in self.mutated)))
 
 
@@ -183,9 +174,16 @@ class Builder:
         """``value`` as a 0-d node: an immediate where it is a number, a run-time scalar where it is an ``Expr``."""
         return self.make("scalar" if isinstance(value, Expr) else "const", (), dtype, (), (value,))
 
-    def like(self, node: Node, inputs: Iterable[Node], shape: Iterable[Size] | None = None) -> Node:
-        """``node`` over other ``inputs``, with its own shape unless ``shape`` is another."""
-        return self.make(node.op, inputs, node.dtype, node.shape if shape is None else shape, node.attrs, node.location)
+    def like(
+        self,
+        node: Node,
+        inputs: Iterable[Node],
+        shape: Iterable[Size] | None = None,
+        attrs: tuple[Any, ...] | None = None,
+    ) -> Node:
+        """``node`` over other ``inputs``, with its own shape and attributes unless there are others."""
+        shape, attrs = node.shape if shape is None else shape, node.attrs if attrs is None else attrs
+        return self.make(node.op, inputs, node.dtype, shape, attrs, node.location)
 
 
 def _typed(value: Any) -> Any:
@@ -197,11 +195,11 @@ def _typed(value: Any) -> Any:
     return type(value), value
 
 
-def topological(roots: Iterable[Node], leaves: Collection[str] = (), known: Container[int] = ()) -> list[Node]:
+def topological(roots: Iterable[Node], leaves: Collection[Kind] = (), known: Container[int] = ()) -> list[Node]:
     """``roots`` and every node that they depend on, inputs before users, in a deterministic order.
 
     Args:
-        leaves: the names of operations whose inputs are not followed.
+        leaves: the kinds of nodes whose inputs are not followed.
         known: the ids of nodes whose inputs are not followed.
     """
     order: list[Node] = []
@@ -214,7 +212,7 @@ def topological(roots: Iterable[Node], leaves: Collection[str] = (), known: Cont
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            if node.op not in leaves and id(node) not in known:
+            if node.kind not in leaves and id(node) not in known:
                 stack.extend((child, False) for child in reversed(node.inputs))
     return order
 
@@ -289,25 +287,13 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
 
     words: dict[int, str] = {i: f"{spec.dtype}[{shape(spec.shape)}]" for i, spec in enumerate(graph.inputs)}
     for node in topological(graph.results):
-        if node.op == "dequantize":
-            first, *others = (tensor.attrs[0] for tensor in node.inputs)
+        if node.kind is DEQUANTIZE:
+            first, *others = (tensor.attrs.number for tensor in node.inputs)
             format, group_size, _ = node.attrs
             words[first] = f"{format} g{group_size or 'K'}[{shape(node.shape)}]"
             for other in others:
                 words.pop(other, None)
     return list(words.values())
-
-
-def under_views(node: Node) -> Node:
-    """The node that ``node`` is a view of, through any number of views; ``node`` itself where it is no view."""
-    while node.op == "view":
-        node = node.inputs[0]
-    return node
-
-
-def is_weight(node: Node) -> bool:
-    """Whether ``node`` is a quantised weight, or a view of one."""
-    return under_views(node).op == "dequantize"
 
 
 def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[str, Size]:

@@ -1,8 +1,8 @@
 """An index of a graph: in which order its nodes are computed, who reads a node, and which nodes stand behind another.
 
 A pass makes one index of the values it looks at, and hands it to the functions that ask. Nodes are frozen, so an index
-stays true; a pass that rewrites its values makes another one of what it has then. ``Node.operations`` says of a single
-node by which operations it is computed.
+stays true; a pass that rewrites its values makes another one of what it has then. ``Node.kinds`` says of a single node
+which kinds of nodes it is computed by.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from typing import Any
 
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import VIEW
 from jitgen.ir.views import Mover
 
 Bindings = Mapping[str, Node]
@@ -192,7 +193,7 @@ def view(x: Pattern, kind: str = "") -> Pattern:
 
 def maybe_view(x: Pattern, kind: str = "") -> Pattern:
     """``x`` or such a view of it."""
-    return Through(inner=x, skip=lambda node: node.op == "view" and kind in ("", node.attrs[0]), most=1)
+    return Through(inner=x, skip=lambda node: node.kind is VIEW and kind in ("", node.attrs[0]), most=1)
 
 
 def spread(x: Pattern) -> Pattern:
@@ -310,7 +311,7 @@ class Rewriter:
         if applied is not None and applied[1] is not node:
             self.mover.fired[applied[0]] = None
             return applied[1]
-        return self.moved(node) if node.op == "view" else node
+        return self.moved(node) if node.kind is VIEW else node
 
     def moved(self, view: Node) -> Node:
         """``view`` pushed toward the inputs."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jitgen.ir.graph import Node, Shape, topological
-from jitgen.ir.ops import OPS
+from jitgen.ir.nodes import CONTRACT, SCATTER
 from jitgen.ir.symbols import Size
 
 Movement = tuple[tuple[Any, ...], Shape]
@@ -100,7 +100,7 @@ class Store:
     @property
     def is_update(self) -> bool:
         """Whether it leaves elements of the result as they are."""
-        return self.value.op == "scatter" or bool(self.indices)
+        return self.value.kind is SCATTER or bool(self.indices)
 
     def moved(self, attrs: tuple[Any, ...], shape: Shape, move: Callable[[Node], Node]) -> Store:
         """The store under a movement of its iteration space to ``shape``; ``move`` does the same to a node."""
@@ -195,14 +195,14 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         here = max((level[id(child)] for child in node.inputs), default=0)
         level[id(node)] = here + (node.op in names)
         reads_product = any(id(child) in after_product for child in node.inputs)
-        if node.op == "contract" and reads_product:
+        if node.kind is CONTRACT and reads_product:
             raise AssertionError("a product reads another one of its region: the family has to state the stages")
-        if node.op == "contract" or reads_product:
+        if node.kind is CONTRACT or reads_product:
             after_product.add(id(node))
         if node.op in names:
             key = (here + 1, STAGES.index(node.op))
             before = found.get(key, Stage(node.op, names[node.op], 0))
             found[key] = Stage(node.op, names[node.op], before.count + 1)
-        elif node.op in OPS or node.op == "cast":
+        elif node.kind.is_pointwise:
             found[here, len(STAGES)] = Stage("map")
     return tuple(found[key] for key in sorted(found)) or (Stage("map"),)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST, REDUCE, SCAN
 from jitgen.ir.ops import OPS
 from jitgen.ir.scans import PLACES
 from jitgen.spec import DTYPES
@@ -49,12 +50,12 @@ def sees_rounded(node: Node, dtype: str) -> bool:
         return False
     if node.op in PREDICATES or node.op in JUMPS:
         return True
-    if node.op == "cast":
+    if node.kind is CAST:
         return dtype in NARROW and node.dtype != dtype
     if node.op in HIDES_INFINITY:
         return dtype == "float16"
-    kind = node.attrs[0] if node.op in ("reduce", "scan") else None
-    return kind in ("argmax", "argmin") or (node.op == "scan" and kind in PLACES)
+    kind = node.attrs[0] if node.kind in (REDUCE, SCAN) else None
+    return kind in ("argmax", "argmin") or (node.kind is SCAN and kind in PLACES)
 
 
 def holds(dtype: str, number: float) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jitgen.ir.graph import Node, Shape
     from jitgen.ir.views import Mover
 
-KINDS: dict[str, str | None] = {"set": None, "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+SCATTERS: dict[str, str | None] = {"set": None, "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What a ``scatter`` does with an element and a value: the operation of ``ir/ops.py``; None where the value stays."""
 
 LEFT_OUT = -(2**62)
@@ -35,7 +35,7 @@ _OF_BOOL = {"add": "bitwise_or", "mul": "bitwise_and"}
 
 def combination(kind: str, dtype: str) -> str | None:
     """The operation by which ``kind`` combines elements of compute dtype ``dtype``."""
-    operation = KINDS[kind]
+    operation = SCATTERS[kind]
     return _OF_BOOL.get(operation, operation) if operation and dtype == "bool" else operation
 
 
@@ -62,5 +62,5 @@ def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) ->
     if order == tuple(range(rank)):
         return shape, coordinates, list(sources)
     shape = tuple(shape[dim] for dim in order)
-    moved = [s if s.op in ("const", "scalar") else mover.move(s, ("permute", order), shape) for s in sources]
+    moved = [s if s.kind.is_number else mover.move(s, ("permute", order), shape) for s in sources]
     return shape, tuple(order.index(each) if each >= 0 else each for each in coordinates), moved

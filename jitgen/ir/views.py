@@ -8,9 +8,10 @@ The attrs of a ``view`` node are one of these *movements*:
 * ``("unsqueeze", dim)``, ``("squeeze", dim)``
 * ``("reshape",)``: to the node's shape, in row-major order
 
-Pointwise nodes commute with every movement. So ``Mover.move`` applies a movement to the operands of a node instead of
-its result, until it reaches a tensor input, whose strides absorb the movement, or a node that does not commute with it;
-that node is then computed into a temporary. tinygrad's movement operations work this way.
+Pointwise nodes commute with every movement, and most other kinds have a rule for some of them (``ir/moves.py``). So
+``Mover.move`` applies a movement to the operands of a node instead of its result, until it reaches a tensor input,
+whose strides absorb the movement, or a node that does not commute with it; that node is then computed into a
+temporary. tinygrad's movement operations work this way.
 
 Neighbours: ``families/partition.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into
 strides.
@@ -24,10 +25,8 @@ from typing import Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.equations import axes, equation
-from jitgen.ir.gathers import moved_gather
-from jitgen.ir.graph import Builder, Node, Shape, is_weight, topological, under_views
-from jitgen.ir.scans import PLACES
+from jitgen.ir.graph import Builder, Node, Shape, topological
+from jitgen.ir.nodes import DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.symbols import Scalar, Size
 
 ROW_TILE = 16
@@ -68,14 +67,6 @@ class Mover:
         self.fired: dict[str, None] = {}
         self._steps = 0
         self._done: dict[tuple[Any, ...], Node] = {}
-        self._rules: dict[str, Callable[[Node, tuple[Any, ...], Shape], Node | None]] = {
-            "cat": self._move_cat,
-            "contract": self._move_contract,
-            "gather": lambda *of: moved_gather(self, *of),
-            "reduce": self._move_reduce,
-            "scan": self._move_scan,
-            "sort": self._move_sort,
-        }
 
     def step(self, node: Node) -> None:
         """Counts a step of a search or of rewrites to a fixed point, which is at ``node``.
@@ -121,19 +112,19 @@ class Mover:
 
     def _waiting(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> list[Node]:
         """The operands of a pointwise ``node`` that have not been moved yet and must be before it is."""
-        if node.op in BARRIERS or (id(node), attrs, shape) in self._done:
+        if not node.kind.commutes or (id(node), attrs, shape) in self._done:
             return []
         return [child for child in node.inputs if child.inputs and (id(child), attrs, shape) not in self._done]
 
     def _move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        base = node.inputs[0] if node.op == "view" else node
-        if base.op in ("const", "scalar"):
+        base = node.inputs[0] if node.kind is VIEW else node
+        if base.kind.is_number:
             return self.builder.make("view", (base,), node.dtype, shape, ("expand",)) if shape else base
-        if node.op in self._rules:
-            moved = self._rules[node.op](node, attrs, shape)
+        if node.kind.move is not None:
+            moved = node.kind.move(self, node, attrs, shape)
             if moved is not None:
                 return moved
-        elif node.op == "view":
+        elif node.kind is VIEW:
             if attrs[0] == "unsqueeze" and node.attrs == ("squeeze", attrs[1]):
                 return node.inputs[0]
             if attrs[0] == "squeeze" and node.attrs == ("unsqueeze", attrs[1]):
@@ -143,130 +134,23 @@ class Mover:
             if attrs[0] == node.attrs[0] == "permute":
                 order = tuple(node.attrs[1][dim] for dim in attrs[1])
                 return self.move(node.inputs[0], ("permute", order), shape)
-            of_reduction = node.attrs[0] == "expand" and node.inputs[0].op == "reduce"
+            of_reduction = node.attrs.kind == "expand" and node.inputs[0].kind is REDUCE
             if of_reduction and attrs[0] in ("permute", "unsqueeze", "slice"):
                 return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
-        elif node.inputs and node.op not in BARRIERS:
-            children = [c if c.op in ("const", "scalar") else self.move(c, attrs, shape) for c in node.inputs]
+        elif node.inputs and node.kind.commutes:
+            children = [c if c.kind.is_number else self.move(c, attrs, shape) for c in node.inputs]
             return self.builder.like(node, children, shape)
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
-    def _move_reduce(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to the operand of a reduction; None where it affects a reduced dimension."""
-        kind, dims, operand = attrs[0], node.attrs[1], node.inputs[0]
-        if kind == "permute":
-            moved = tuple(sorted(attrs[1].index(dim) for dim in dims))
-            whole = tuple(operand.shape[dim] for dim in attrs[1])
-        elif kind == "unsqueeze":
-            moved = tuple(dim + (attrs[1] <= dim) for dim in dims)
-            whole = (*operand.shape[: attrs[1]], 1, *operand.shape[attrs[1] :])
-        elif kind == "squeeze" and attrs[1] not in dims:
-            moved = tuple(dim - (attrs[1] < dim) for dim in dims)
-            whole = (*operand.shape[: attrs[1]], *operand.shape[attrs[1] + 1 :])
-        elif kind == "slice" and attrs[1] not in dims:
-            moved = dims
-            whole = (*operand.shape[: attrs[1]], shape[attrs[1]], *operand.shape[attrs[1] + 1 :])
-        else:
-            return None
-        value = self.move(operand, attrs, whole)
-        return self.builder.make("reduce", (value,), node.dtype, shape, (node.attrs[0], moved), node.location)
-
-    def _move_contract(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to the operands of a product; None where it mixes batch, row and column axes."""
-        x, weight = node.inputs
-        batch, last, length = len(axes(node.attrs[0]).batch), len(node.shape) - 1, x.shape[-1]
-        kind, dim = attrs[0], attrs[1] if len(attrs) > 1 else None
-        if kind == "slice" and dim == last:
-            if under_views(weight).op == "input" or self._slices_whole_tiles(weight, attrs):
-                moved = self.move(weight, ("slice", batch, *attrs[2:]), (*shape[:batch], shape[last], length))
-                return self._contract(node, x, moved, batch, shape)
-            return None
-        if batch and (kind != "permute" and isinstance(dim, int) and dim < batch):
-            if kind == "slice" and is_weight(weight):
-                return None
-            batch += {"unsqueeze": 1, "squeeze": -1}.get(kind, 0)
-            weight_shape = (*shape[:batch], *weight.shape[-2:])
-            return self._contract(
-                node, self.move(x, attrs, (*shape[:-1], length)), self.move(weight, attrs, weight_shape), batch, shape
-            )
-        if kind == "permute" and batch and attrs[1][:batch] != tuple(range(batch)):
-            if attrs[1][-1] != last or max(attrs[1][:batch]) >= batch:
-                return None
-            order = (*attrs[1][:batch], batch, batch + 1)
-            moved = self.move(weight, ("permute", order), tuple(weight.shape[source] for source in order))
-            return self._contract(node, self.move(x, attrs, (*shape[:-1], length)), moved, batch, shape)
-        rows_only = (
-            (kind == "slice")
-            or (kind == "unsqueeze" and dim is not None and dim <= last)
-            or (kind == "squeeze" and dim is not None and dim < last)
-            or (kind == "permute" and attrs[1][-1] == last)
-            or (
-                kind == "reshape"
-                and len(shape) > batch
-                and (*shape[:batch], shape[-1]) == (*node.shape[:batch], node.shape[-1])
-            )
-        )
-        if not rows_only:
-            return None
-        return self._contract(node, self.move(x, attrs, (*shape[:-1], length)), weight, batch, shape)
-
-    def _contract(self, node: Node, x: Node, weight: Node, batch: int, shape: Shape) -> Node:
-        """The product ``node`` over moved operands, with the equation for the axes that they have now."""
-        attrs = (equation(batch, len(shape) - 1 - batch), *node.attrs[1:])
-        return self.builder.make("contract", (x, weight), node.dtype, shape, attrs, node.location)
-
-    def _move_scan(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to what ``node`` scans; None where it cuts or merges the scanned dimension.
-
-        A scan seen from its other end is the scan of what it combines seen so, in the other direction.
-        """
-        (kind, dim, reverse), movement = node.attrs, attrs[0]
-        if movement == "permute":
-            moved = attrs[1].index(dim)
-        elif movement == "unsqueeze":
-            moved = dim + (attrs[1] <= dim)
-        elif movement == "squeeze" and attrs[1] != dim:
-            moved = dim - (attrs[1] < dim)
-        elif movement == "slice" and attrs[1] != dim:
-            moved = dim
-        elif attrs == ("slice", dim, symbols.sub(node.shape[dim], 1), -1) and shape == node.shape:
-            moved, reverse = dim, not reverse
-            if kind in PLACES:
-                return None
-        else:
-            return None
-        value = self.move(node.inputs[0], attrs, shape)
-        return self.builder.make("scan", (value,), node.dtype, shape, (kind, moved, reverse), node.location)
-
-    def _move_sort(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to what ``node`` sorts. Of the sorted dimension, a slice gives fewer ranks of it."""
-        (what, dim, descending, start), operand, movement = node.attrs, node.inputs[0], attrs[0]
-        if movement == "permute":
-            moved = attrs[1].index(dim)
-        elif movement == "unsqueeze":
-            moved = dim + (attrs[1] <= dim)
-        elif movement == "squeeze" and attrs[1] != dim:
-            moved = dim - (attrs[1] < dim)
-        elif movement == "slice" and (attrs[1] != dim or attrs[3] == 1):
-            moved = dim
-        else:
-            return None
-        if movement == "slice" and attrs[1] == dim:
-            start = symbols.add(start, attrs[2])
-        else:
-            whole: Any = (*shape[:moved], operand.shape[dim], *shape[moved + 1 :])
-            operand = self.move(operand, attrs, whole)
-        return self.builder.make("sort", (operand,), node.dtype, shape, (what, moved, descending, start), node.location)
-
-    def _slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
+    def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
         """Whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced so."""
-        while weight.op == "view" and weight.attrs[:2] == ("slice", 0):
+        while weight.kind is VIEW and weight.attrs[:2] == ("slice", 0):
             weight = weight.inputs[0]
         _, _, start, step = attrs
         whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)
-        return weight.op == "dequantize" and step == 1 and self.decide(whole)
+        return weight.kind is DEQUANTIZE and step == 1 and self.decide(whole)
 
     def _move_broadcast_reduction(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """A reduction that is broadcast over its row, moved: the reduction is moved and then broadcast."""
@@ -281,61 +165,6 @@ class Mover:
             moved = (*sizes[: attrs[1]], 1, *sizes[attrs[1] :])
         return self.move(self.move(reduction, attrs, moved), ("expand",), shape)
 
-    def _move_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to each tensor that ``cat`` joins; None where the result would not be joined of them."""
-        dim, kind = cat.attrs[0], attrs[0]
-        if kind == "permute":
-            target = attrs[1].index(dim)
-        elif kind == "unsqueeze":
-            target = dim + (attrs[1] <= dim)
-        elif kind == "squeeze":
-            target = dim - (attrs[1] < dim)
-            if attrs[1] == dim:
-                return None
-        elif kind == "slice" and attrs[1] == dim:
-            return self._slice_cat(cat, attrs, shape)
-        elif kind == "expand" and cat.shape[dim] == 1 and shape[dim] != 1:
-            return None
-        elif kind == "reshape":
-            found = _leading_dim(cat.shape, dim, shape)
-            if found is None:
-                return None
-            target, rest = found
-            pieces = [
-                self.move(piece, attrs, (*shape[:target], symbols.mul(piece.shape[dim], rest), *shape[target + 1 :]))  # type: ignore[arg-type]
-                for piece in cat.inputs
-            ]
-            return self.builder.make("cat", pieces, cat.dtype, shape, (target,), cat.location)
-        else:
-            target = dim
-        pieces = [
-            self.move(piece, attrs, (*shape[:target], piece.shape[dim], *shape[target + 1 :])) for piece in cat.inputs
-        ]
-        return self.builder.make("cat", pieces, cat.dtype, shape, (target,), cat.location)
-
-    def _slice_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """A slice along the concatenated dimension: the joined tensors that it overlaps, each sliced."""
-        _, dim, start, step = attrs
-        if step != 1:
-            return None
-        stop = symbols.add(start, shape[dim])
-        pieces: list[Node] = []
-        begin: Size = 0
-        for piece in cat.inputs:
-            end = symbols.add(begin, piece.shape[dim])
-            if self.decide(symbols.compare("le", end, start)) or self.decide(symbols.compare("ge", begin, stop)):
-                begin = end  # type: ignore[assignment]
-                continue
-            low = start if self.decide(symbols.compare("ge", start, begin)) else begin
-            high = stop if self.decide(symbols.compare("le", stop, end)) else end
-            length = symbols.sub(high, low)
-            overlap = (*shape[:dim], length, *shape[dim + 1 :])
-            pieces.append(self.move(piece, ("slice", dim, symbols.sub(low, begin), 1), overlap))  # type: ignore[arg-type]
-            begin = end  # type: ignore[assignment]
-        if len(pieces) == 1:
-            return pieces[0]
-        return self.builder.make("cat", pieces, cat.dtype, shape, (dim,), cat.location) if pieces else None
-
     def substituted(self, root: Node, memo: dict[int, Node]) -> Node:
         """``root`` with nodes replaced, and views of a replaced node pushed on toward the inputs.
 
@@ -349,7 +178,7 @@ class Mover:
             children = [memo[id(child)] for child in node.inputs]
             if all(a is b for a, b in zip(children, node.inputs, strict=True)):
                 memo[id(node)] = node
-            elif node.op == "view":
+            elif node.kind is VIEW:
                 memo[id(node)] = self.move(children[0], node.attrs, node.shape)
             else:
                 memo[id(node)] = self.builder.like(node, children)
@@ -359,39 +188,6 @@ class Mover:
         if start == 0 and length == node.shape[dim]:
             return node
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
-
-
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "sort", "gather", "scatter", "contract"})
-BARRIERS |= {"dequantize"}
-"""Operations that are not pointwise: a movement of the result is not always the same movement of the operands."""
-
-
-def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:
-    """The dimension of ``after`` whose outermost factor is ``dim`` of ``before``, for a reshape of a concatenation.
-
-    Tensors joined along ``dim`` are joined along that dimension of the reshaped result if the dimensions in front of
-    ``dim`` match a prefix of ``after``, and ``dim`` is merged only with dimensions that follow it.
-
-    Returns:
-        (dimension of ``after``, product of the sizes that ``dim`` is merged with); None where there is none.
-    """
-    outer = symbols.product(before[:dim])
-    prefix: Size = 1
-    for target in range(len(after) + 1):
-        if prefix == outer and (target == len(after) or after[target] != 1 or before[dim] == 1):
-            break
-        if target == len(after):
-            return None
-        prefix = symbols.mul(prefix, after[target])  # type: ignore[assignment]
-    if target == len(after):
-        return None
-    rest: Size = 1
-    for size in (*before[dim + 1 :], None):
-        if symbols.mul(before[dim], rest) == after[target]:
-            return target, rest
-        if size is not None:
-            rest = symbols.mul(rest, size)  # type: ignore[assignment]
-    return None
 
 
 # -------------------------------------------------------------------------------------------------- in memory

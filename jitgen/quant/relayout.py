@@ -15,6 +15,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Builder, Graph, InputSpec, Node, input_shape, topological
+from jitgen.ir.nodes import DEQUANTIZE, INPUT
 from jitgen.ir.views import Memory, Strided, contiguous_strides
 from jitgen.quant import weights
 from jitgen.spec import dtype_name
@@ -37,9 +38,9 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     """
     inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
     changed: dict[int, torch.Tensor] = {}  # by index of the input
-    elsewhere = {id(i) for node in topological(graph.results) if node.op != "dequantize" for i in node.inputs}
+    elsewhere = {id(i) for node in topological(graph.results) if node.kind is not DEQUANTIZE for i in node.inputs}
     for node in topological(graph.results):
-        if node.op == "dequantize" and node.attrs[2] != layout:
+        if node.kind is DEQUANTIZE and node.attrs[2] != layout:
             # An embedding of the weight has addresses in the layout that it was traced with, and keeps it.
             if any(id(tensor) in elsewhere for tensor in node.inputs):
                 if layout == "portable":
@@ -63,11 +64,11 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     builder, memo = Builder(), dict[int, Node]()
     for node in topological(graph.results):
         children = [memo[id(child)] for child in node.inputs]
-        if node.op == "input":
+        if node.kind is INPUT:
             spec = inputs[node.attrs[0]]
             memo[id(node)] = builder.make("input", (), spec.dtype, spec.shape, node.attrs)
         else:
-            replaced = node.op == "dequantize" and node.inputs[0].attrs[0] in changed
+            replaced = node.kind is DEQUANTIZE and node.inputs[0].attrs[0] in changed
             attrs = (*node.attrs[:2], layout) if replaced else node.attrs
             memo[id(node)] = builder.make(node.op, children, node.dtype, node.shape, attrs)
     outputs = tuple(memo[id(node)] for node in graph.outputs)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
+from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
+from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.table import row
 

@@ -16,7 +16,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape, is_weight
+from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.gathers import index_select
@@ -56,11 +56,11 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         UnsupportedError: both operands are quantised, or the dtype of the activation is neither one of ``ACTIVATIONS``
             nor one of ``INTEGERS``.
     """
-    if is_weight(x):
-        if is_weight(weight):
+    if x.is_weight:
+        if weight.is_weight:
             raise UnsupportedError("a product of two quantised weights is not supported; dequantise one of them")
         return transposed(trace, contract(trace, weight, x))
-    if x.dtype != weight.dtype and not (is_weight(weight) and DTYPES[x.dtype].is_floating_point):
+    if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {weight.dtype}")
     if x.dtype not in (*ACTIVATIONS, *INTEGERS):
         raise UnsupportedError(
@@ -106,7 +106,7 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
 
 def _batched(trace: Trace, input: Node, other: Node) -> Node:
     """``input`` (..., M, K) or (K,) times ``other`` (..., K, N); their batch dimensions broadcast."""
-    if is_weight(input) or is_weight(other):
+    if input.is_weight or other.is_weight:
         raise UnsupportedError(
             "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; dequantise "
             "it, or let the activation stand on the left"
@@ -282,7 +282,7 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
         raise UnsupportedError(
             f"einsum of {len(operands)} operands is not supported; write it as einsums of two, in the order you want"
         )
-    if len(operands) == 1 and is_weight(operands[0]):
+    if len(operands) == 1 and operands[0].is_weight:
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     nodes = []
     for position, (names, node) in enumerate(zip(inputs, operands, strict=True)):
@@ -291,10 +291,10 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
         nodes.append(_sum_unshared(trace, names, node, others))
     if len(nodes) == 1:
         return _ordered(trace, *nodes[0], result)
-    if is_weight(nodes[0][1]):  # the activation comes first
+    if nodes[0][1].is_weight:  # the activation comes first
         nodes.reverse()
     (left, x), (right, weight) = nodes
-    if is_weight(weight) and (is_weight(x) or len(set(left) & set(right)) != 1 or set(right) <= set(result)):
+    if weight.is_weight and (x.is_weight or len(set(left) & set(right)) != 1 or set(right) <= set(result)):
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     sizes = _sizes_of(trace, [(left, x), (right, weight)])
     batch = [name for name in result if name in left and name in right]
@@ -377,7 +377,7 @@ def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) 
     dims = [dim for dim, name in enumerate(names) if name not in others]
     if not dims:
         return names, node
-    if is_weight(node):
+    if node.is_weight:
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     total = sum_(trace, node, dims)
     return [name for name in names if name in others], total

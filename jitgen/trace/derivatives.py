@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT, SAVED_VIEW
+from jitgen.ir.custom_gradients import SAVED_VIEW
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CUSTOM_GRADIENT
 from jitgen.trace.table import row
 from jitgen.trace.typing import Value, broadcast_shapes, expand, is_float, operand
 
@@ -29,7 +30,7 @@ def with_gradient(trace: Trace, value: Node, *pairs: Value) -> Node:
     for each, slope in active:
         shape = broadcast_shapes(trace, value.shape, each.shape, slope.shape)
         inputs += [expand(trace, each, shape), expand(trace, slope, shape)]
-    return trace.make(CUSTOM_GRADIENT, inputs, value.dtype, value.shape)
+    return trace.make(CUSTOM_GRADIENT.name, inputs, value.dtype, value.shape)
 
 
 @row("jitgen.saved")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape, is_weight
+from jitgen.ir.graph import Node, Shape
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
@@ -83,9 +83,9 @@ def embedding(
 ) -> Node:
     """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
     require_index(indices)
-    if is_weight(indices):
+    if indices.is_weight:
         raise UnsupportedError("a quantised weight is no index; pass a tensor of integers")
-    if is_weight(weight):
+    if weight.is_weight:
         return trace.quantized.rows(weight, indices)
     if len(weight.shape) != 2:
         raise ValueError("'weight' must be 2-D")

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jitgen.ir.body import compute_dtype
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
 from jitgen.ir.graph import Builder, Node, topological
+from jitgen.ir.nodes import CAST, CUSTOM_GRADIENT, VIEW
 
 _NARROW = ("float16", "bfloat16")
-_OF_ONE_DTYPE = frozenset({"cat", "contract", "dequantize", "gather", "scatter", "sort"})
-"""Operations on operands as they are in memory."""
 
 
 def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments: Iterable[Node]) -> list[Node]:
@@ -35,19 +33,19 @@ def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments
     for node in topological(results, known=frozenset(own)):
         if id(node) in own:
             continue
-        stored = node.op in _OF_ONE_DTYPE or (node.op == "cast" and node.inputs[0].dtype == node.dtype)
+        stored = node.kind.reads_elsewhere or (node.kind is CAST and node.inputs[0].dtype == node.dtype)
         operands = [(own if stored else wide)[id(child)] for child in node.inputs]
-        if node.op == "view":
+        if node.kind is VIEW:
             own[id(node)] = builder.like(node, [own[id(child)] for child in node.inputs])
             wide[id(node)] = _retyped(builder, node, operands, operands[0].dtype)
-        elif node.op == CUSTOM_GRADIENT:
+        elif node.kind is CUSTOM_GRADIENT:
             own[id(node)] = builder.like(node, [own[id(node.inputs[0])], *operands[1:]])
             wide[id(node)] = _retyped(builder, node, operands, operands[0].dtype)
-        elif node.op == "cast" and not stored and operands[0].dtype == node.dtype:
+        elif node.kind is CAST and not stored and operands[0].dtype == node.dtype:
             own[id(node)] = wide[id(node)] = operands[0]
         else:
             own[id(node)] = wide[id(node)] = builder.like(node, operands)
-            if node.dtype in _NARROW and node.op != "cast" and node.inputs and not stored:
+            if node.dtype in _NARROW and node.kind is not CAST and node.inputs and not stored:
                 wide[id(node)] = _retyped(builder, node, operands, compute_dtype(node.dtype))
     return [own[id(node)] for node in results]
 

@@ -11,7 +11,8 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Node
+from jitgen.ir.attributes import CONTIGUOUS
+from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row

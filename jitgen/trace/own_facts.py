@@ -16,6 +16,7 @@ import torch
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.custom_gradients import differentiated
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import INPUT, VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.captured import MISSING, Captured, attribute, derived
 from jitgen.trace.location import quote, user_location
@@ -75,7 +76,7 @@ def requires_grad(trace: Trace, node: Node) -> bool:
 
 def is_detached(node: Node) -> bool:
     """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
-    return node.op == "view" and node.attrs == ("detach",)
+    return node.kind is VIEW and node.attrs == ("detach",)
 
 
 def _inputs_of(node: Node) -> Iterator[int]:
@@ -85,7 +86,7 @@ def _inputs_of(node: Node) -> Iterator[int]:
         each = stack.pop()
         if not DTYPES[each.dtype].is_floating_point or is_detached(each):
             continue
-        if each.op == "input":
+        if each.kind is INPUT:
             yield each.attrs[0]
             continue
         children = [each.inputs[position] for position in differentiated(each)]

@@ -16,6 +16,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CONST
 from jitgen.spec import DIVISION, DTYPES
 from jitgen.trace import own_facts
 from jitgen.trace.casts import ordered
@@ -194,7 +195,7 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
         if trace.guards.decide(symbols.compare("eq", wrapped, 0)):
             raise ZeroDivisionError(f"integer division by zero: {trace.guards.hint(unwrap(divisor))} as {dtype}")
         return divisor
-    if trace.device.type != "cpu" or divisor.op == "const":
+    if trace.device.type != "cpu" or divisor.kind is CONST:
         return divisor
     # The index is 0, or 1 of an element that is 0, which is out of range of a table of one element, itself 0.
     is_zero = trace.cast(pointwise(trace, "eq", divisor, 0, result="bool"), "int64")

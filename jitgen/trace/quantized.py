@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.graph import Node, under_views
+from jitgen.ir.graph import Node
 from jitgen.quant import formats, lookup, weights
 from jitgen.spec import dtype_name
 from jitgen.trace.captured import captured_part, captured_token
@@ -68,7 +68,7 @@ class QuantizedWeights:
 
     def column_order(self, weight: Node) -> Node | None:
         """The order in which the columns of ``weight``, or of what it is a view of, are stored; None in their own."""
-        return self._column_orders.get(id(under_views(weight)))
+        return self._column_orders.get(id(weight.under_views))
 
     def rows(self, weight: Node, index: Node) -> Node:
         """The rows of ``weight`` that ``index`` numbers, by torch operations on its tensors (``quant/lookup.py``).

@@ -16,6 +16,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.gathers import (
     Chosen,
@@ -65,7 +66,7 @@ def scattered(
         value: of the base's dtype; the indices are broadcast to its shape.
     """
     dtype = base.dtype if kind == "set" else compute_dtype(base.dtype)
-    value = filled(trace, value, value.shape) if value.op in ("const", "scalar") else value
+    value = filled(trace, value, value.shape) if value.kind.is_number else value
     operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
     operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
     attrs = (kind, tuple(coordinates), movements)
@@ -102,7 +103,7 @@ def scatter_add(trace: Trace, input: Node, dim: int, index: Node, src: Node) -> 
 def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
     require_index(index)
     at, base, index = dimension(input, dim), at_least_1d(trace, input), at_least_1d(trace, index)
-    if isinstance(source, Node) and not (source.op in ("const", "scalar") and index.shape):
+    if isinstance(source, Node) and not (source.kind.is_number and index.shape):
         one_dtype(input, source)
         source = first_elements(trace, at_least_1d(trace, source), index.shape, -1, "src")
     else:
@@ -264,7 +265,7 @@ def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind:
 
 def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
     """``value`` broadcast to ``shape``, without leading dimensions of size 1 that ``shape`` lacks."""
-    if value.op in ("const", "scalar"):
+    if value.kind.is_number:
         return filled(trace, value, shape)
     value = _without_leading_ones(trace, value, len(shape))
     if broadcast_shapes(trace, value.shape, shape) != shape and len(value.shape) > len(shape):
@@ -288,7 +289,7 @@ def movements_from(source: Node, viewed: Node) -> Movements | None:
     """The movements that lead from ``source`` to a view of it; None where it is no such view."""
     found: list[tuple[Any, ...]] = []
     while viewed is not source:
-        if viewed.op != "view":
+        if viewed.kind is not VIEW:
             return None
         found.append((viewed.attrs, viewed.shape))
         viewed = viewed.inputs[0]

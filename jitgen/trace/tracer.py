@@ -24,7 +24,9 @@ from torch.utils import _pytree as pytree
 from jitgen import settings
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import ROUNDED, Builder, InputSpec, Node, Shape, input_shape, is_weight, under_views
+from jitgen.ir.attributes import ROUNDED
+from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
+from jitgen.ir.nodes import CONST, INPUT
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, own_facts, table
@@ -221,7 +223,7 @@ class Trace:
                 )
             positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
-            if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
+            if not (row.weights or row.is_view) and any(node.is_weight for node in nodes):
                 raise UnsupportedError(self._refused_weight(name))
         standing = [self._proxy_of(value) for value in pytree.tree_leaves((args, kwargs))]
         proxies = [proxy for proxy in standing if proxy is not None]
@@ -293,7 +295,7 @@ class Trace:
         autocast has converted them, it is not enabled within."""
         values = (*positional, *named.values())
         dtype = autocast.target(name, self.device.type, values)
-        if dtype is None or any(isinstance(value, Node) and is_weight(value) for value in values):
+        if dtype is None or any(isinstance(value, Node) and value.is_weight for value in values):
             return positional, named, nullcontext()
         converted = autocast.converted((*values,), dtype, self.cast)
         names = zip(named, converted[len(positional) :], strict=True)
@@ -366,7 +368,7 @@ class Trace:
 
     def _rounded(self, leaf: Any) -> Any:
         """``leaf``, of a result; as eager torch stores it, where it is a value of 16 bits that is computed."""
-        if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or under_views(leaf).op == "input":
+        if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or leaf.is_in_memory:
             return leaf
         return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
 
@@ -377,7 +379,7 @@ class Trace:
         """
         if isinstance(value, (list, tuple)):
             return type(value)([self._unaliased(item) for item in value])
-        if isinstance(value, Node) and memory_of(value).op == "input":
+        if isinstance(value, Node) and memory_of(value).kind is INPUT:
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
 
@@ -419,19 +421,19 @@ class Trace:
     def returned(self, proxy: TensorProxy) -> Node:
         """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
         unless the function returns one tensor twice."""
-        if self.host_scalars and "input" not in proxy.value.operations:
+        if self.host_scalars and INPUT not in proxy.value.kinds:
             raise UnsupportedError(
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
             )
         own_facts.refuse_stored(self, proxy)
-        if proxy.input is not None or memory_of(proxy.value).op == "input":
+        if proxy.input is not None or memory_of(proxy.value).kind is INPUT:
             return proxy.value
         for earlier, node in self._returned:
             if earlier is proxy:
                 return node
         node = proxy.value
-        if is_weight(node):
+        if node.is_weight:
             raise UnsupportedError(self._refused_weight("the return"))
         if any(node is other for other in (*self.mutated.values(), *(earlier for _, earlier in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
@@ -449,7 +451,7 @@ class Trace:
     def cast(self, node: Node, dtype: str) -> Node:
         if node.dtype == dtype:
             return node
-        if node.op in ("const", "scalar"):
+        if node.kind.is_number:
             return self._cast_scalar(node, dtype)
         return self.make("cast", (node,), dtype, node.shape)
 
@@ -464,7 +466,7 @@ class Trace:
         return self.make("cast", (node,), dtype, node.shape)
 
     def _cast_scalar(self, node: Node, dtype: str) -> Node:
-        if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
+        if node.kind is CONST and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
 

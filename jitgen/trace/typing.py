@@ -112,7 +112,7 @@ def expand(trace: Trace, node: Node, shape: Shape) -> Node:
     What is repeated has the size 1 itself and no expression that a guard makes 1, as the size of ``x[1:]`` of two rows:
     gradients are summed along the sizes of 1, and views are moved through them.
     """
-    if node.op in ("const", "scalar") or node.shape == shape:
+    if node.kind.is_number or node.shape == shape:
         return node
     for dim, wanted in enumerate(shape[len(shape) - len(node.shape) :]):
         if node.shape[dim] != 1 and trace.guards.hint(node.shape[dim]) == 1 != trace.guards.hint(wanted):
@@ -125,7 +125,7 @@ def expand(trace: Trace, node: Node, shape: Shape) -> Node:
 
 def filled(trace: Trace, node: Node, shape: Shape) -> Node:
     """A tensor of ``shape``, every element of which is the 0-d ``node``. A number becomes a view too."""
-    if node.op in ("const", "scalar"):
+    if node.kind.is_number:
         return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape else node
     return expand(trace, node, shape)
 

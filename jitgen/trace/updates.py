@@ -9,7 +9,9 @@ import torch
 
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
+from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import GATHER, INPUT, VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace import own_facts
 from jitgen.trace.derivatives import with_gradient
@@ -44,7 +46,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     sharing = [alias for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
     memory = proxy.memory
     base = memory.base
-    if memory_of(base).op == "input" and all(alias.input is None for alias in sharing):
+    if memory_of(base).kind is INPUT and all(alias.input is None for alias in sharing):
         raise UnsupportedError(
             f"{trace.name}: {name} updates a view of which the trace does not know the tensor{quote(user_location())}\n"
             "  update the tensor itself, or clone the view"
@@ -106,7 +108,7 @@ def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> 
 def _with_history(trace: Trace, value: Node, before: Node, name: str) -> Node:
     """``value``, which an update that autograd does not know of has made of ``before``: the gradient is that of
     ``before``, as in eager torch."""
-    if before.op != "input":
+    if before.kind is not INPUT:
         return with_gradient(trace, value, before, 1.0)
     if trace.sources[before.attrs[0]].value.requires_grad:
         raise UnsupportedError(
@@ -122,11 +124,11 @@ def is_selection(value: object) -> bool:
 
     torch selects it as a number does, and so it is a view; here it is read by a gather, as the number is not known.
     """
-    return isinstance(value, Node) and value.op == "gather" and all(map(_is_one_number, value.inputs[1:]))
+    return isinstance(value, Node) and value.kind is GATHER and all(map(_is_one_number, value.inputs[1:]))
 
 
 def _is_one_number(node: Node) -> bool:
-    while node.op == "view" and node.attrs[0] in ("unsqueeze", "expand"):
+    while node.kind is VIEW and node.attrs[0] in ("unsqueeze", "expand"):
         node = node.inputs[0]
     return not node.shape
 
@@ -135,7 +137,7 @@ def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
     """The views and selections that lead from ``base`` to ``value``; None where others do."""
     found: list[Node] = []
     while value is not base:
-        if value.op != "view" and not is_selection(value):
+        if value.kind is not VIEW and not is_selection(value):
             return None
         found.append(value)
         value = value.inputs[0]
@@ -160,7 +162,8 @@ def _is_writable(steps: Sequence[Node], memory: Memory, is_view: bool) -> bool:
     if is_view:
         return all(step.attrs[0] != "expand" for step in steps)
     is_row_major = memory.is_row_major
-    for attrs in (step.attrs if step.op == "view" else ("gather",) for step in steps):
+    for step in steps:
+        attrs: Any = step.attrs if step.kind is VIEW else (GATHER.name,)
         if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):
             return False
         keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach") or attrs[:2] == ("slice", 0)
@@ -176,7 +179,7 @@ def _moved(trace: Trace, base: Node, steps: Sequence[Node]) -> Node:
 
 def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> Node:
     """``base`` with the view of it that ``steps`` lead to replaced by ``value``."""
-    first = next((n for n, step in enumerate(steps) if step.op == "gather" or step.attrs[0] == "reshape"), None)
+    first = next((n for n, step in enumerate(steps) if step.kind is GATHER or step.attrs[0] == "reshape"), None)
     if not steps:
         return value
     if first is None:
@@ -185,13 +188,13 @@ def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> No
     before, step, after = steps[:first], steps[first], steps[first + 1 :]
     source = _moved(trace, base, before)
     whole = _written(trace, _moved(trace, source, (step,)), after, value)
-    if step.op == "gather":
+    if step.kind is GATHER:
         return _written(trace, base, before, scattered(trace, source, whole, step.inputs[1:], step.attrs))
     return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, source.shape, ("reshape",)))
 
 
 def memory_of(node: Node) -> Node:
     """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
-    while node.op == "view" or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
+    while node.kind is VIEW or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
         node = node.inputs[0]
     return node

@@ -59,5 +59,5 @@ def test_a_node_tells_its_operations_and_the_dimensions_it_varies_along(seed: in
     _, nodes = _random_nodes(seed)
     for node in nodes:
         order = topological([node])
-        assert node.operations == {each.op for each in order}
+        assert node.kinds == {each.kind for each in order}
         assert varying_dims(node) == varying(order)[id(node)]

@@ -30,7 +30,7 @@ from jitgen.errors import JitgenError
 from jitgen.families import registry
 from jitgen.ir import graph as graphs
 from jitgen.ir.scans import PLACES, SCANS
-from jitgen.ir.scatters import KINDS
+from jitgen.ir.scatters import SCATTERS
 from jitgen.ir.sorts import SORTS
 from jitgen.lowering import Lowered
 from jitgen.pipeline import BuiltKernel
@@ -217,7 +217,7 @@ def _other_operation(entry: Any, choose: random.Random) -> None:
         node["attrs"] = [choose.choice(SORTS), dim, not descending, choose.choice((start, 0, 1, 2))]
         node["dtype"] = "int64" if node["attrs"][0] == "indices" else node["dtype"]
     elif node["op"] == "scatter":
-        node["attrs"][0] = choose.choice(list(KINDS))
+        node["attrs"][0] = choose.choice(list(SCATTERS))
         choose.shuffle(node["attrs"][1])
     elif node["op"] == "gather":
         choose.shuffle(node["attrs"])

@@ -26,7 +26,7 @@ from jitgen.compilers import host
 from jitgen.deploy import expression_schema, manifest, manifest_schema, node_schema, row_variants
 from jitgen.gradients import plan
 from jitgen.ir import graph, ops, symbols
-from jitgen.ir.custom_gradients import CUSTOM_GRADIENT
+from jitgen.ir.nodes import CUSTOM_GRADIENT
 from jitgen.quant.formats import FORMATS
 
 Content = dict[str, Any]
@@ -63,7 +63,7 @@ def test_what_was_recorded_is_accepted(name: str, samples: dict[str, Content]) -
 
 def test_the_samples_have_every_operation(samples: dict[str, Content]) -> None:
     nodes = [n for content in samples.values() for entry in content["entries"] for n in entry["graph"]["nodes"]]
-    assert {n["op"] for n in nodes} >= node_schema.NODES.keys() - ops.OPS.keys()
+    assert {n["op"] for n in nodes} >= {kind.name for kind in node_schema.CHECKS} - ops.OPS.keys()
     assert {n["attrs"][0] for n in nodes if n["op"] == "view"} == node_schema.VIEWS.keys()
     assert {n["attrs"][0] for n in nodes if n["op"] == "dequantize"} <= FORMATS.keys()
 
@@ -93,13 +93,7 @@ def test_what_was_recorded_is_built(name: str, samples: dict[str, Content], tmp_
     torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*arguments), equal_nan=True)
 
 
-def test_the_table_covers_what_graphs_are_made_of() -> None:
-    _, table, _ = re.split(r"^=+  =+$", graph.__doc__ or "", flags=re.MULTILINE)
-    listed = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
-    # Of a graph that is differentiated. Its forward and its backward, which are what is lowered and so what a manifest
-    # records, have the value instead; ``test_marks_for_gradients_are_not_recorded``.
-    listed.remove(CUSTOM_GRADIENT)
-    assert listed | ops.OPS.keys() == node_schema.NODES.keys()
+def test_the_table_covers_what_expressions_are_made_of() -> None:
     assert expression_schema.OPERATORS.keys() == symbols._EVALUATE.keys()
 
 
@@ -143,10 +137,10 @@ def test_marks_for_gradients_are_not_recorded(
     monkeypatch.setattr(plan, "_active", lambda of, wanted: (differentiated.append(of), active(of, wanted))[1])
     with jitgen.record(tmp_path / "specs.json"):
         call(jitgen.jit(_marked), torch.randn(6, 20, requires_grad=True))
-    assert any(node.op == CUSTOM_GRADIENT for of in differentiated for node in graph.topological(of.outputs))
+    assert any(node.kind is CUSTOM_GRADIENT for of in differentiated for node in graph.topological(of.outputs))
     nodes = [node for entry in manifest_schema.read(tmp_path / "specs.json") for node in entry["graph"]["nodes"]]
     assert nodes
-    assert {node["op"] for node in nodes} <= node_schema.NODES.keys()
+    assert {node["op"] for node in nodes} <= {kind.name for kind in node_schema.CHECKS}
     assert {node["attrs"][0] for node in nodes if node["op"] == "view"} <= node_schema.VIEWS.keys()
 
 

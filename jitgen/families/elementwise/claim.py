@@ -17,11 +17,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.nodes import CAT, GATHER, INPUT, SCATTER, VIEW
 from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.scatters import scatter_store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import BARRIERS, Mover, NotViewable, Strided, contiguous_strides
+from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 
 NAME = "elementwise"
@@ -58,7 +59,7 @@ def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node]
     groups: dict[Shape, list[Store]] = {}
     updates: list[Store] = []
     for index, node in enumerate(results):
-        if node.op == "scatter":
+        if node.kind is SCATTER:
             updates.append(scatter_store(index, node, mover))
         else:
             groups.setdefault(node.shape, []).append(Store(index, node))
@@ -123,9 +124,9 @@ def _leaves(stores: Sequence[Store]) -> list[Node]:
         node = stack.pop()
         if id(node) not in seen:
             seen[id(node)] = node
-            if node.op not in ("input", "view"):
+            if node.kind not in (INPUT, VIEW):
                 stack.extend(node.inputs)
-    return [node for node in seen.values() if node.op in ("input", "view")]
+    return [node for node in seen.values() if node.kind in (INPUT, VIEW)]
 
 
 def _without_one_concatenation(
@@ -136,26 +137,26 @@ def _without_one_concatenation(
     nodes = topological(node for store in region.stores for node in store.sources)
     inside = _reached_without_views(region)
     for node in nodes:
-        if node.op == "cat" and id(node) in inside:
+        if node.kind is CAT and id(node) in inside:
             return _divided_at(region, node, mover)
     viewed = _viewed(nodes, inside)
     for node in viewed:
         source = node.inputs[0]
-        if node.attrs[0] == "reshape" and source.op != "view":
+        if node.attrs[0] == "reshape" and source.kind is not VIEW:
             reshaped = _reshaped(region, source.shape, mover)
             # Another gather, one that reads ``node`` among them, may stop the reshape: then it would be the next to ask
             # for its own shape, and neither would ever be reached.
             if _viewed_count(reshaped) < len(viewed) and _is_writable(reshaped, results, mover):
                 return [reshaped]
-        temporary = materialize(under_views(node))
-        return [_substitute(region, under_views(node), temporary, mover)]
+        temporary = materialize(node.under_views)
+        return [_substitute(region, node.under_views, temporary, mover)]
     return None
 
 
 def _viewed(nodes: Sequence[Node], inside: Container[int]) -> list[Node]:
     """The views of concatenations and gathers among ``nodes``, those of a region, that are ``inside`` it."""
-    views = (node for node in nodes if node.op == "view" and id(node) in inside)
-    return [node for node in views if under_views(node).op in ("cat", "gather")]
+    views = (node for node in nodes if node.kind is VIEW and id(node) in inside)
+    return [node for node in views if node.under_views.kind in (CAT, GATHER)]
 
 
 def _viewed_count(region: Region) -> int:
@@ -183,7 +184,7 @@ def _reached_without_views(region: Region) -> set[int]:
         node = stack.pop()
         if id(node) not in reached:
             reached.add(id(node))
-            if node.op not in ("cat", "view"):
+            if node.kind not in (CAT, VIEW):
                 stack.extend(node.inputs)
     return reached
 
@@ -212,7 +213,7 @@ def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo:
     stack = [node]
     while stack:
         top = stack[-1]
-        pointwise = top.op not in ("const", "scalar", *BARRIERS)
+        pointwise = top.kind.is_pointwise
         waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
         if waiting:
             stack.extend(waiting)
@@ -220,7 +221,7 @@ def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo:
         stack.pop()
         if id(top) in memo:
             continue
-        if top.op in ("const", "scalar"):
+        if top.kind.is_number:
             memo[id(top)] = top
         elif not pointwise:
             memo[id(top)] = mover.slice(top, dim, start, length)

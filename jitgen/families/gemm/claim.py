@@ -26,17 +26,14 @@ from jitgen.families.family import Claim, Partition
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.ir import symbols
-from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.body import Body, Contraction
-from jitgen.ir.graph import Node, operations_of, topological, under_views
+from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, INPUT, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
-_IN_MEMORY = ("reduce", "cat", "scan", "sort", "gather", "scatter")
-"""What an epilogue reads from memory only."""
-_NOT_IN_PROLOGUE = (*_IN_MEMORY, "contract")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Prologue:
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Contraction regions for those of ``values`` that end in an epilogue; the others are left without products."""
-    if "contract" not in operations_of(values):
+    if CONTRACT not in kinds_of(values):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
     unflattened = [Store(position, node) for position, node in enumerate(values)]
@@ -161,8 +158,8 @@ def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materi
 def _kind(product: Node) -> tuple[Any, ...]:
     """What the products of one region have in common."""
     x, weight = product.inputs
-    base = under_views(weight)
-    return x, base.attrs if base.op == "dequantize" else (), product.attrs
+    base = weight.under_views
+    return x, base.attrs if base.kind is DEQUANTIZE else (), product.attrs
 
 
 # ---------------------------------------------------------------------------------------------- operands of a region
@@ -174,16 +171,16 @@ def _with_operands_in_memory(
     """``region`` reading only tensors: reductions, scans and concatenations in its epilogue become temporaries, and so
     do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
-    for node in topological((store.value for store in region.stores), leaves={"contract"}):
-        if node.op in _IN_MEMORY:
-            memo[id(node)] = materialize(node)
-        elif node.op == "contract":
+    for node in topological((store.value for store in region.stores), leaves={CONTRACT}):
+        if node.kind is CONTRACT:
             x = node.inputs[0]
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            x = x if fused or under_views(x).op == "input" else _in_its_order(x, partition, materialize)
+            x = x if fused or x.is_in_memory else _in_its_order(x, partition, materialize)
             operands = (x, _weight_in_memory(node, partition, materialize))
             memo[id(node)] = mover.builder.like(node, operands)
+        elif node.kind.reads_others:
+            memo[id(node)] = materialize(node)
         else:
             children = [memo[id(child)] for child in node.inputs]
             same = all(a is b for a, b in zip(children, node.inputs, strict=True))
@@ -195,11 +192,11 @@ def _with_operands_in_memory(
 def _prologue(product: Node, results: set[int]) -> Prologue | None:
     """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
     x, (*_, rows, columns) = product.inputs[0], product.shape
-    if under_views(x).op == "input" or not x.operations.isdisjoint(_NOT_IN_PROLOGUE):
+    if x.is_in_memory or any(kind.reads_others for kind in x.kinds):
         return None
-    weight = under_views(product.inputs[1])
-    format = weight.attrs[0] if weight.op == "dequantize" else None
-    operations = tuple(node.op for node in topological([x]) if is_pointwise(node))
+    weight = product.inputs[1].under_views
+    format = weight.attrs[0] if weight.kind is DEQUANTIZE else None
+    operations = tuple(node.op for node in topological([x]) if node.kind.is_pointwise)
     return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
 
 
@@ -213,7 +210,7 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     last = len(node.shape) - 1
     if partition.device.is_gpu or last < 1:
         return materialize(node)
-    leaves = [leaf for leaf in topological([node], leaves={"view"}) if under_views(leaf).op in ("input", "contract")]
+    leaves = [leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in (INPUT, CONTRACT)]
     leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
     strides = [memory.strides for leaf in leaves if (memory := partition.strides(leaf)) is not None]
     strides = [each for each in strides if 0 not in each[-2:]]
@@ -232,11 +229,11 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
             has computed of such a weight is a tensor like any other.
     """
     node = base = product.inputs[1]
-    while base.op == "view" and base.attrs[:2] == ("slice", 0):
+    while base.kind is VIEW and base.attrs[:2] == ("slice", 0):
         base = base.inputs[0]
-    if base.op == "dequantize" or under_views(node).op == "input":
+    if base.kind is DEQUANTIZE or node.is_in_memory:
         return node
-    if any(child.op == "dequantize" for child in topological([node], leaves={"contract"})):
+    if any(child.kind is DEQUANTIZE for child in topological([node], leaves={CONTRACT})):
         where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
             "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from jitgen.families.gemm.matrices import batch_rank, inverse_attrs
-from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import CONTRACT, VIEW
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
 
@@ -51,14 +51,14 @@ def without_hidden_products(
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """The node to materialize because of the first hidden product; None where no product is hidden."""
-    order = topological(roots, leaves={"contract"})
+    order = topological(roots, leaves={CONTRACT})
     users: dict[int, list[Node]] = {id(node): [] for node in order}
     for node in order:
-        if node.op != "contract":
+        if node.kind is not CONTRACT:
             for child in node.inputs:
                 users[id(child)].append(node)
     for product in order:
-        if product.op == "contract" and not _is_followed_by_epilogue(product, users, flat):
+        if product.kind is CONTRACT and not _is_followed_by_epilogue(product, users, flat):
             return _last_value_of_all_paths(product, order, users, {id(root) for root in roots}, flat)
     return None
 
@@ -73,7 +73,7 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
         seen.add(id(node))
         if flat and (node.shape != product.shape or len(node.shape) != batch_rank(product) + 2):
             return False
-        if not (node is product or is_pointwise(node) or _is_undone(node, flat)):
+        if not (node is product or node.kind.is_pointwise or _is_undone(node, flat)):
             return False
         stack.extend(users[id(node)])
     return True
@@ -81,7 +81,7 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
 
 def _is_undone(node: Node, flat: bool) -> bool:
     """Whether ``node`` is a view that flattening undoes, so that an epilogue may have it between its operations."""
-    return node.op == "view" and not flat and inverse_attrs(node.attrs) is not None
+    return node.kind is VIEW and not flat and inverse_attrs(node.attrs) is not None
 
 
 def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int], flat: bool) -> Node:
@@ -105,7 +105,7 @@ def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users,
         if not _is_epilogue_between(reached, following, users, flat) or {id(following)} == results:
             break
         reached = following
-        if is_pointwise(reached):
+        if reached.kind.is_pointwise:
             chosen = reached
     return chosen
 
@@ -136,7 +136,7 @@ def _is_epilogue_between(start: Node, end: Node, users: Users, flat: bool) -> bo
         seen.add(id(node))
         if flat and node.shape != start.shape:
             return False
-        if not (node is start or is_pointwise(node) or _is_undone(node, flat)):
+        if not (node is start or node.kind.is_pointwise or _is_undone(node, flat)):
             return False
         if node is not end:
             stack.extend(users[id(node)])

@@ -13,6 +13,7 @@ from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.views import Mover
 
@@ -27,7 +28,7 @@ def reduce_integer_products(values: Sequence[Node], partition: Partition) -> Seq
         return values
     memo: dict[int, Node] = {}
     for node in topological(values):
-        if node.op == "contract" and node.attrs[1] not in FLOATS and not _has_mainloop(node, partition.mover):
+        if node.kind is CONTRACT and node.attrs[1] not in FLOATS and not _has_mainloop(node, partition.mover):
             x, weight = (partition.mover.substituted(operand, memo) for operand in node.inputs)
             memo[id(node)] = _sum_of_products(node, x, weight, partition.mover)
     return [partition.mover.substituted(value, memo) for value in values] if memo else values

@@ -13,7 +13,8 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
-from jitgen.ir.graph import Node, under_views
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CONTRACT, VIEW
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover
 
@@ -28,7 +29,7 @@ def batch_rank(product: Node) -> int:
 
 def products_of(root: Node) -> list[Node]:
     """The products that ``root`` is computed from by pointwise operations alone."""
-    return list(at_own_coordinates(root, "contract"))
+    return list(at_own_coordinates(root, CONTRACT))
 
 
 def flattened(result: int, node: Node, mover: Mover) -> Store:
@@ -78,8 +79,8 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
 
 def _view_of_product(root: Node) -> Node | None:
     """The first view of a product that is reached from ``root`` through pointwise nodes."""
-    views = at_own_coordinates(root, "view")
-    return next((view for view in views if under_views(view).op == "contract"), None)
+    views = at_own_coordinates(root, VIEW)
+    return next((view for view in views if view.under_views.kind is CONTRACT), None)
 
 
 def _inverse(view: Node) -> Movement | None:

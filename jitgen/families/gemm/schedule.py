@@ -22,6 +22,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Graph, topological
+from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.program import Decision, Kernel
 from jitgen.spec import Target
 
@@ -191,7 +192,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     and K: the second operand is then no weight of a fixed size."""
     found = []
     for product in topological(graph.results):
-        if product.op == "contract":
+        if product.kind is CONTRACT:
             batch = len(axes(product.attrs[0]).batch)
             found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
             if batch:

@@ -32,6 +32,7 @@ from jitgen.families.reduction.schedule import (
 )
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.nodes import REDUCE
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
@@ -39,7 +40,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     the length of a row."""
     found = []
     for node in topological(graph.results):
-        if node.op == "reduce":
+        if node.kind is REDUCE:
             shape, reduced = node.inputs[0].shape, node.attrs[1]
             elements = symbols.product(shape[dim] for dim in reduced)
             length = symbols.evaluate(elements, environment)

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir.analysis import one_of, rewritten, unrounded, varying
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import INPUT, REDUCE, VIEW
 from jitgen.ir.regions import Region, Store, row_axes
-from jitgen.ir.views import BARRIERS, Mover
+from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
-_IN_MEMORY = ("cat", "gather", "scatter")
-"""What a row region reads from memory only."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(results)
     for position, node in enumerate(results):
-        if "reduce" not in node.operations:
+        if REDUCE not in node.kinds:
             continue
         rows, store = _as_rows(position, node, mover, materialize)
         if rows is None or store is None:
@@ -55,7 +54,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             gathered.setdefault(rows, []).append(store)
             rest[position] = None
     for position, node in enumerate(results):
-        if rest[position] is not None and "reduce" not in node.operations and node.op not in _IN_MEMORY:
+        if rest[position] is not None and REDUCE not in node.kinds and not node.kind.reads_elsewhere:
             rows = _rows_read_with(node, gathered)
             if rows is not None:
                 gathered[rows].append(Store(position, node))
@@ -75,7 +74,7 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
 def _elements_read(region: Region) -> set[int]:
     """The identities of the tensors, seen through their views, that a region reads element by element."""
     nodes = topological(store.value for store in region.stores)
-    return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
+    return {id(node) for node in nodes if node.is_in_memory and node.shape == region.shape}
 
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
@@ -113,9 +112,9 @@ def _outermost(node: Node) -> Iterator[Node]:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if each.op == "reduce":
+        if each.kind is REDUCE:
             yield each
-        elif each.op not in _IN_MEMORY:
+        elif not each.kind.reads_elsewhere:
             stack.extend(reversed(each.inputs))
 
 
@@ -132,26 +131,26 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
         return rebuilt
 
     def materialize_foreign(node: Node, rebuilt: Node) -> Node:
-        if node.op in _IN_MEMORY or _is_foreign(node, rows):
+        if node.kind.reads_elsewhere or _is_foreign(node, rows):
             return materialize(rebuilt)
-        if node.op == "view" and "reduce" in rebuilt.operations:
+        if node.kind is VIEW and REDUCE in rebuilt.kinds:
             source = rebuilt.inputs[0]
             if not (node.attrs[0] == "expand" and source.shape == rows.reduced_shape and node.shape == rows.shape):
                 return mover.builder.like(rebuilt, [materialize(source)])
         return rebuilt
 
     result = rewritten(rewritten(root, mover, materialize_operands), mover, materialize_foreign)
-    return result if "reduce" in result.operations else None
+    return result if REDUCE in result.kinds else None
 
 
 def _is_over(node: Node, rows: _Rows) -> bool:
     """Whether ``node`` is a reduction of ``rows``."""
-    return node.op == "reduce" and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
+    return node.kind is REDUCE and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
 
 
 def _is_foreign(node: Node, rows: _Rows) -> bool:
     """Whether ``node`` is a reduction of other rows."""
-    return node.op == "reduce" and not _is_over(node, rows)
+    return node.kind is REDUCE and not _is_over(node, rows)
 
 
 def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
@@ -163,7 +162,7 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
     order = topological([root])
     reduced: set[int] = set()
     for node in order:
-        if node.op == "reduce" or any(id(child) in reduced for child in node.inputs):
+        if node.kind is REDUCE or any(id(child) in reduced for child in node.inputs):
             reduced.add(id(node))
     varying_dims = varying(order)
     materialized: dict[int, Node] = {}
@@ -172,11 +171,11 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
         if id(node) not in needed or id(node) not in reduced:
             continue
         uniform = [dim for dim, size in enumerate(node.shape) if size != 1 and dim not in varying_dims[id(node)]]
-        if node.op == "reduce":
+        if node.kind is REDUCE:
             materialized[id(node)] = node
-        elif node.op not in BARRIERS and uniform:
+        elif node.kind.commutes and uniform:
             materialized[id(node)] = one_of(node, uniform, mover)
-        elif node.op == "view" and node.attrs[0] == "expand" and node.inputs[0].op not in BARRIERS:
+        elif node.kind is VIEW and node.attrs[0] == "expand" and node.inputs[0].kind.commutes:
             materialized[id(node)] = node.inputs[0]
         else:
             needed.update(map(id, node.inputs))
@@ -187,7 +186,7 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
         elif id(node) in materialized:
             one = _from_memory(materialized[id(node)], mover, materialize)
             read[id(node)] = one if one.shape == node.shape else mover.move(one, ("expand",), node.shape)
-        elif node.op == "view":
+        elif node.kind is VIEW:
             read[id(node)] = mover.move(read[id(node.inputs[0])], node.attrs, node.shape)
         else:
             read[id(node)] = mover.builder.like(node, [read[id(child)] for child in node.inputs])
@@ -196,7 +195,7 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
 
 def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
     """``node`` read from a temporary; what is no reduction is stored unrounded, in the dtype it is computed in."""
-    if node.op == "reduce" or node.dtype not in ("float16", "bfloat16"):
+    if node.kind is REDUCE or node.dtype not in ("float16", "bfloat16"):
         return materialize(node)
     return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
 
@@ -211,8 +210,8 @@ def are_columns(node: Node) -> bool:
 def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
     """The rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same, and a
     tensor is read by both."""
-    leaves = {id(each) for each in topological([node]) if each.op in ("input", "view")}
-    if not node.operations.isdisjoint(_IN_MEMORY):
+    leaves = {id(each) for each in topological([node]) if each.kind in (INPUT, VIEW)}
+    if any(kind.reads_elsewhere for kind in node.kinds):
         return None
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)

@@ -18,9 +18,10 @@ from dataclasses import replace
 
 from jitgen.families.family import Partition
 from jitgen.ir.analysis import one_of, varies
-from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import INPUT, IOTA
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.views import BARRIERS, Strided
+from jitgen.ir.views import Strided
 
 Order = tuple[int, ...]
 """Dimensions of a row, the outermost in memory first; without those that have a size of 1."""
@@ -56,7 +57,7 @@ def _leaves(root: Node) -> Iterator[Node]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if under_views(node).op in ("input", "iota"):
+        if node.under_views.kind in (INPUT, IOTA):
             yield node
         else:
             stack.extend(node.inputs)
@@ -104,9 +105,9 @@ def _with_copies(store: Store, uneven: Collection[int], order: Order, partition:
         known = {copied[id(child)] for child in node.inputs}
         if id(node) in leaves:
             memo[id(node)], copied[id(node)] = node, id(node) in uneven
-        elif under_views(node).op in ("const", "scalar"):
+        elif node.under_views.kind.is_number:
             memo[id(node)], copied[id(node)] = node, None
-        elif node.op not in BARRIERS and False not in known:
+        elif node.kind.commutes and False not in known:
             memo[id(node)], copied[id(node)] = node, True if True in known else None
         else:
             children = [_copy(c, order, partition) if copied[id(c)] else memo[id(c)] for c in node.inputs]

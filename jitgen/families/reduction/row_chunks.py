@@ -29,7 +29,8 @@ from jitgen.families.reduction.claim import Materialize, are_columns, without_re
 from jitgen.families.reduction.schedule import blocks_per_row
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten, unrounded
-from jitgen.ir.graph import Node, Shape, operations_of, topological
+from jitgen.ir.graph import Node, Shape, kinds_of, topological
+from jitgen.ir.nodes import CONST, INPUT, REDUCE, VIEW
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
@@ -72,9 +73,9 @@ def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[No
         return list(values)
     mover, materialize = partition.mover, partition.materialize
     blocks = blocks_per_row(partition.device)
-    reduced = [node.inputs[0] for node in topological(values) if node.op == "reduce"]
+    reduced = [node.inputs[0] for node in topological(values) if node.kind is REDUCE]
     needed_again = any(value.shape == node.shape for value in values for node in reduced)
-    is_dependent = "reduce" in operations_of(reduced)
+    is_dependent = REDUCE in kinds_of(reduced)
     if not blocks and (needed_again or not is_dependent):
         return list(values)
     if blocks == 1:
@@ -84,12 +85,12 @@ def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[No
         most_rows = 0 if needed_again or is_dependent else CHUNKED_ROWS
 
     def change(node: Node, rebuilt: Node) -> Node:
-        if node.op != "reduce":
+        if node.kind is not REDUCE:
             return rebuilt
         count = _chunk_count(node, needed_again, most_rows, mover, blocks)
         return _ChunkedReduction(node, rebuilt, count, mover, materialize).result() if count > 1 else rebuilt
 
-    return [rewritten(value, mover, change) if "reduce" in value.operations else value for value in values]
+    return [rewritten(value, mover, change) if REDUCE in value.kinds else value for value in values]
 
 
 def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, blocks: int) -> int:
@@ -122,7 +123,7 @@ def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, b
 
 def widest_bytes(node: Node) -> int:
     """Bytes of the widest element that ``node`` is computed from."""
-    return max((DTYPES[source.dtype].itemsize for source in topological([node]) if source.op == "input"), default=1)
+    return max((DTYPES[source.dtype].itemsize for source in topological([node]) if source.kind is INPUT), default=1)
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class _ChunkedReduction:
 
     def _make(self, op: str, *operands: Node, dtype: str | None = None) -> Node:
         """``op`` of operands of one shape, numbers among them."""
-        like = next(node for node in operands if node.op not in ("const", "scalar"))
+        like = next(node for node in operands if not node.kind.is_number)
         return self.builder.make(op, operands, dtype or like.dtype, like.shape, (), self.source.location)
 
     def _reduce(self, kind: str, node: Node, axis: int, dtype: str | None = None) -> Node:
@@ -321,7 +322,7 @@ class _ChunkedReduction:
                 return None
             condition, otherwise = subtrahend.inputs[0], _under_expand(subtrahend.inputs[2])
             is_guard = condition.op == "lt" and condition.inputs[0].op == "abs"
-            if not is_guard or condition.inputs[0].inputs[0] is not subtrahend.inputs[1] or otherwise.op != "const":
+            if not is_guard or condition.inputs[0].inputs[0] is not subtrahend.inputs[1] or otherwise.kind is not CONST:
                 return None
             if not _is_number(condition.inputs[1], math.inf) or not math.isfinite(otherwise.attrs[0]):
                 return None
@@ -354,13 +355,13 @@ class _ChunkedReduction:
     def _is_reduction(self, node: Node, kind: str, value: Node) -> bool:
         """Whether ``node`` is, for every element, ``kind`` of its row of ``value``."""
         node = _under_expand(node)
-        return node.op == "reduce" and node.attrs == (kind, self.dims) and node.inputs[0] is value
+        return node.kind is REDUCE and node.attrs == (kind, self.dims) and node.inputs[0] is value
 
 
 def _under_expand(node: Node) -> Node:
-    return node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+    return node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
 
 
 def _is_number(node: Node, value: object) -> bool:
     node = _under_expand(node)
-    return node.op in ("const", "scalar") and bool(node.attrs[0] == value)
+    return node.kind.is_number and bool(node.attrs[0] == value)

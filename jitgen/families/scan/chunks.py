@@ -21,6 +21,7 @@ from jitgen.families.scan.schedule import CPU_SHORT_ROW
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Graph, topological
+from jitgen.ir.nodes import SCAN
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.scans import PLACES, carry_dtype
 from jitgen.kernel.operands import WARP, Call
@@ -45,7 +46,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     """The number of rows of each scan of ``graph``, and where the number of chunks of a row changes on a GPU."""
     found = []
     for node in topological(graph.results):
-        if node.op == "scan":
+        if node.kind is SCAN:
             scanned = node.attrs[1]
             columns = scanned != len(node.shape) - 1
             length = symbols.evaluate(node.shape[scanned], environment)

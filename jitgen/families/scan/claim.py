@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.analysis import at_own_coordinates, rewritten
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.nodes import SCAN
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scans import EXTREMA
 from jitgen.ir.views import Mover
@@ -25,7 +26,6 @@ NAME = "scan"
 MAX_STORES, MAX_STATES = 16, 5
 """Results of one region, and states that are carried along its rows, at most; more become further regions, which read
 the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of 48."""
-_NOT_POINTWISE = ("scan", "reduce", "cat", "gather", "scatter", "contract")
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
-        if "scan" not in node.operations:
+        if SCAN not in node.kinds:
             continue
-        scan = next(at_own_coordinates(node, "scan"), None)
+        scan = next(at_own_coordinates(node, SCAN), None)
         value = None
         if scan is not None:
             rows = _rows_of(scan)
@@ -82,7 +82,7 @@ def _is_one_region(stores: Sequence[Store]) -> bool:
 
 def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
     """What the scans under ``roots`` carry along the row: an extremum and its index are one state."""
-    scans = [node for node in topological(roots) if node.op == "scan"]
+    scans = [node for node in topological(roots) if node.kind is SCAN]
     return list(dict.fromkeys((EXTREMA.get(scan.attrs[0], scan.attrs[0]), id(scan.inputs[0])) for scan in scans))
 
 
@@ -98,7 +98,7 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
 def _elements_read(region: Region) -> set[int]:
     """The tensors, seen through their views, that are read element by element."""
     nodes = topological(store.value for store in region.stores)
-    return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
+    return {id(node) for node in nodes if node.is_in_memory and node.shape == region.shape}
 
 
 def _rows_of(scan: Node) -> _Rows:
@@ -107,18 +107,18 @@ def _rows_of(scan: Node) -> _Rows:
 
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
-    own = {id(scan) for scan in at_own_coordinates(root, "scan") if _rows_of(scan) == rows}
+    own = {id(scan) for scan in at_own_coordinates(root, SCAN) if _rows_of(scan) == rows}
     for node in topological([root]):
         # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
-        if not is_pointwise(node):
-            own -= {id(read) for read in topological(node.inputs) if read.op == "scan"}
-    selected = _states(scan for scan in at_own_coordinates(root, "scan") if id(scan) in own)[:MAX_STATES]
-    own = {id(scan) for scan in at_own_coordinates(root, "scan") if id(scan) in own and _states([scan])[0] in selected}
+        if not node.kind.is_pointwise:
+            own -= {id(read) for read in topological(node.inputs) if read.kind is SCAN}
+    selected = _states(scan for scan in at_own_coordinates(root, SCAN) if id(scan) in own)[:MAX_STATES]
+    own = {id(scan) for scan in at_own_coordinates(root, SCAN) if id(scan) in own and _states([scan])[0] in selected}
     if not own:
         return None
 
     def change(node: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if node.op in _NOT_POINTWISE and id(node) not in own else rebuilt
+        return partition.materialize(rebuilt) if node.kind.reads_others and id(node) not in own else rebuilt
 
     return rewritten(root, partition.mover, change)
 
@@ -127,7 +127,7 @@ def _without_scans(root: Node, partition: Partition) -> Node:
     """``root`` with every scan read from a temporary."""
     memo: dict[int, Node] = {}
     for node in topological([root]):
-        if node.op == "scan" and id(node) not in memo:
+        if node.kind is SCAN and id(node) not in memo:
             memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
     return partition.mover.substituted(root, memo)
 
@@ -135,9 +135,9 @@ def _without_scans(root: Node, partition: Partition) -> Node:
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
     """The rows whose kernel can compute a pointwise result without reading more: of its shape, and with a tensor in
     common."""
-    if not node.operations.isdisjoint(_NOT_POINTWISE):
+    if any(kind.reads_others for kind in node.kinds):
         return None
-    leaves = {id(leaf) for leaf in topological([node]) if under_views(leaf).op == "input"}
+    leaves = {id(leaf) for leaf in topological([node]) if leaf.is_in_memory}
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)
         if node.shape == rows.shape and any(id(leaf) in leaves for leaf in read):

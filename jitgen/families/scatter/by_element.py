@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
 from jitgen.ir.program import Decision
-from jitgen.ir.scatters import KINDS, combination
+from jitgen.ir.scatters import SCATTERS, combination
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
 
@@ -105,7 +105,7 @@ def by_element(node: Node, mover: Mover) -> Node:
 
     def spread(source: Node) -> Node:
         """``source``, along coordinates and walked dimensions, for every element and every value."""
-        if source.op in ("const", "scalar"):
+        if source.kind.is_number:
             return source
         order = (*(coordinate for coordinate in coordinates if coordinate >= 0), *walked)
         source = mover.move(source, ("permute", order), tuple(source.shape[dim] for dim in order))
@@ -128,7 +128,7 @@ def by_element(node: Node, mover: Mover) -> Node:
         chosen = same if chosen is None else pointwise("bitwise_and", chosen, same)
     assert chosen is not None
     values = spread(value)
-    if KINDS[kind] is not None:
+    if SCATTERS[kind] is not None:
         return _combined(kind, base, chosen, values, pointwise, reduced, mover)
     position: Node = mover.builder.const(0, "int64")
     step: Any = 1

@@ -18,6 +18,7 @@ from jitgen.families.scatter import by_element
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import GATHER
 from jitgen.ir.program import Decision
 from jitgen.ir.scatters import LEFT_OUT
 
@@ -73,7 +74,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     def of_pairs(index: Node, order: Sequence[int]) -> Node:
         """An index of one value of each pair; ``order`` are the pairs' dimensions as that value has them."""
         index = _squeezed(one_of(index, others, mover), others, mover)
-        if "gather" in index.operations:
+        if GATHER in index.kinds:
             index = partition.materialize(index)  # which is looked up once for each value, and not for each pair
         for number in range(count):
             index = mover.move(index, ("unsqueeze", rank + number), (*index.shape, 1))
@@ -98,7 +99,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
 
     later = make("gt", (position(range(rank, rank + count)), position([kept.index(d) for d in walked])), "bool", shape)
     for index in indices:
-        if index.op not in ("const", "scalar"):
+        if not index.kind.is_number:
             same = make("eq", (of_pairs(index, first_order), of_pairs(index, second_order)), "bool", shape)
             later = make("bitwise_and", (later, same), "bool", shape)
     dims = tuple(range(rank, rank + count))

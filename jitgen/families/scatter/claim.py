@@ -14,14 +14,12 @@ from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Node, operations_of, topological
+from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.nodes import CAT, REDUCE, SCAN, SCATTER, SORT
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scatters import in_order
-from jitgen.ir.views import BARRIERS
 
 NAME = "scatter"
-_LEAVES = ("input", "view", "iota")
-"""Barriers that a kernel reads as they are: what is under a view is in memory, or is materialized below it."""
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -29,12 +27,12 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
-        update = _pointwise_update(node, len(values) == 1, partition) if node.op == "scatter" else None
+        update = _pointwise_update(node, len(values) == 1, partition) if node.kind is SCATTER else None
         if update is not None:
             rest.append(update)
-        elif node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
+        elif node.kind is SCATTER and not partition.decide(NAME, question(node)).fused:
             rest.append(without_scatters(by_element(node, partition.mover), partition))
-        elif node.op == "scatter":
+        elif node.kind is SCATTER:
             regions.append(_region(position, node, partition))
             rest.append(None if partition.is_updated(node) else without_scatters(node.inputs[0], partition))
         else:
@@ -52,7 +50,7 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
 
     distinct: Node | None = node
     if not is_distinct(node, partition):
-        is_one_kernel = is_alone and "cat" not in operations_of(node.inputs[1:])
+        is_one_kernel = is_alone and CAT not in kinds_of(node.inputs[1:])
         is_walked = is_one_kernel and not partition.device.is_gpu
         distinct = None if is_walked else with_last_values(node, partition, NAME)
     if distinct is None:
@@ -61,18 +59,18 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     found = []
     for source in sources:
         source = without_scatters(source, partition)
-        is_pointwise = source.operations.isdisjoint(("reduce", "scan", "sort"))
+        is_pointwise = source.kinds.isdisjoint((REDUCE, SCAN, SORT))
         found.append(source if is_pointwise else partition.materialize(source))
     return partition.mover.builder.like(node, (base, *found))
 
 
 def without_scatters(root: Node, partition: Partition) -> Node:
     """``root`` with every scatter read from a temporary."""
-    if "scatter" not in root.operations:
+    if SCATTER not in root.kinds:
         return root
     memo: dict[int, Node] = {}
     for node in topological([root]):
-        if node.op == "scatter" and id(node) not in memo:
+        if node.kind is SCATTER and id(node) not in memo:
             memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
     return partition.mover.substituted(root, memo)
 
@@ -97,6 +95,6 @@ def _pointwise(root: Node, partition: Partition) -> Node:
     """``root`` with all that is no pointwise operation materialized."""
 
     def change(node: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if node.op in BARRIERS and node.op not in _LEAVES else rebuilt
+        return partition.materialize(rebuilt) if node.kind.reads_others else rebuilt
 
     return rewritten(root, partition.mover, change)

@@ -17,6 +17,7 @@ from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varying_dims
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST, IOTA, VIEW
 from jitgen.ir.symbols import Size
 
 
@@ -50,7 +51,7 @@ def _is_injective(index: Node, dim: int, size: Size, partition: Partition) -> bo
         condition, wrapped, plain = index.inputs
         if condition.op == "lt" and wrapped.op == "add" and wrapped.inputs[0] is plain is condition.inputs[0]:
             inner = _uncast(plain)
-            if inner.op == "remainder" and inner.inputs[1].op in ("const", "scalar"):  # by a size: none is negative
+            if inner.op == "remainder" and inner.inputs[1].kind.is_number:  # by a size: none is negative
                 return _is_injective(inner, dim, size, partition)
             return _is_consecutive(plain, dim) and _is_at_most(size, wrapped.inputs[1], partition)
     return False
@@ -64,12 +65,12 @@ def _is_consecutive(node: Node, dim: int) -> bool:
             return _is_consecutive(left, dim)
         return node.op == "add" and not _varies(left, dim) and _is_consecutive(right, dim)
     chain: list[Node] = []
-    while node.op == "view":
+    while node.kind is VIEW:
         chain.append(node)
         node = node.inputs[0]
     # Any views but a reshape keep an iota's steps alike, and they are no zeros where it varies.
     plain = not any(view.attrs[0] == "reshape" for view in chain)
-    return node.op == "iota" and plain and _steps_are_one(chain) and _varies(chain[0] if chain else node, dim)
+    return node.kind is IOTA and plain and _steps_are_one(chain) and _varies(chain[0] if chain else node, dim)
 
 
 def _steps_are_one(chain: Sequence[Node]) -> bool:
@@ -82,13 +83,13 @@ def _varies(node: Node, dim: int) -> bool:
 
 def _uncast(node: Node) -> Node:
     """``node`` before a cast from one integer to a wider one, which keeps values apart."""
-    while node.op == "cast" and node.dtype == "int64" and node.inputs[0].dtype in ("int32", "int64"):
+    while node.kind is CAST and node.dtype == "int64" and node.inputs[0].dtype in ("int32", "int64"):
         node = node.inputs[0]
     return node
 
 
 def _is_at_most(size: Size, bound: Node, partition: Partition) -> bool:
     """Whether ``size`` is no more than the number ``bound``, which then is a guard."""
-    if bound.op not in ("const", "scalar"):
+    if not bound.kind.is_number:
         return False
     return partition.mover.decide(symbols.compare("le", size, bound.attrs[0]))

@@ -14,11 +14,10 @@ from typing import Any
 from jitgen.families.family import Claim, Partition
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
 
 NAME = "sort"
-_IN_MEMORY = ("sort", "scan", "reduce", "cat", "contract", "gather", "scatter")
-"""Operations whose results a row is read from."""
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -26,10 +25,10 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
-        if node.op == "sort":
+        if node.kind is SORT:
             regions.append(_region(node, position, partition))
             rest[position] = None
-        elif "sort" in node.operations:
+        elif SORT in node.kinds:
             rest[position] = _without_sorts(node, partition)
     return Claim(_joined(regions), rest)
 
@@ -72,7 +71,7 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
         node = partition.mover.move(node, attrs, shape)
 
     def change(original: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if original.op in _IN_MEMORY else rebuilt
+        return partition.materialize(rebuilt) if original.kind.reads_others else rebuilt
 
     operand = rewritten(node.inputs[0], partition.mover, change)
     node = partition.mover.builder.like(node, [operand])
@@ -83,6 +82,6 @@ def _without_sorts(root: Node, partition: Partition) -> Node:
     """``root`` with every sort read from a temporary."""
     memo: dict[int, Node] = {}
     for node in topological([root]):
-        if node.op == "sort" and id(node) not in memo:
+        if node.kind is SORT and id(node) not in memo:
             memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
     return partition.mover.substituted(root, memo)

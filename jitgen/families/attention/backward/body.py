@@ -18,6 +18,7 @@ from jitgen.families.attention.rule.bounds import reachable
 from jitgen.families.attention.rule.views import last_two
 from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import REDUCE
 from jitgen.ir.regions import Region
 from jitgen.ir.symbols import Expr
 
@@ -37,7 +38,7 @@ class _ResultBuilder(BodyBuilder):
         return super().lower(region, result_buffer)
 
     def _lower(self, node: Node) -> int:
-        if node.op == "reduce":
+        if node.kind is REDUCE:
             return self._positions[id(node.inputs[0])]
         return super()._lower(node)
 

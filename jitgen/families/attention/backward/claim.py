@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, operations_of
+from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import CONTRACT, EXP
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region
 
@@ -94,7 +95,7 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
 
 def may_have_streamed(values: Sequence[Node]) -> bool:
     """A test that imports nothing: whether ``values`` have an exponential and a product."""
-    return operations_of(values) >= {"contract", "exp"}
+    return kinds_of(values) >= {CONTRACT, EXP}
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

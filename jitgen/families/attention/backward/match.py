@@ -20,11 +20,12 @@ from typing import Any
 from jitgen.families.attention.rule.heads import with_split
 from jitgen.families.attention.rule.region import stops
 from jitgen.families.attention.rule.views import last_two
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
+from jitgen.ir.analysis import at_own_coordinates, rewritten
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
 
@@ -52,14 +53,14 @@ def is_plain(product: Node) -> bool:
 
 def matched(result: Node, index: Index) -> Streamed | None:
     """``result``, a node of ``index``, as a product with a function of other products; None where it is none."""
-    if result.op != "contract" or not is_plain(result):
+    if result.kind is not CONTRACT or not is_plain(result):
         return None
     function = result.inputs[0]
-    inner = [node for node in at_own_coordinates(function, "contract") if node.shape == function.shape]
+    inner = [node for node in at_own_coordinates(function, CONTRACT) if node.shape == function.shape]
     if not inner or not all(map(is_plain, inner)):
         return None
-    powers = [node for node in topological([function], leaves={"contract"}) if node.op == "exp"]
-    behind = {id(node) for power in powers for node in at_own_coordinates(power, "contract")}
+    powers = [node for node in topological([function], leaves={CONTRACT}) if node.op == "exp"]
+    behind = {id(node) for power in powers for node in at_own_coordinates(power, CONTRACT)}
     if not any(id(node) in behind for node in inner):
         return None
     read = stops([function], [*map(id, inner)])
@@ -82,7 +83,7 @@ def _is_forward(gradient: Streamed) -> bool:
 
 def _has_own_rows(stop: Node) -> bool:
     """Whether ``stop`` is a sum or a maximum over rows as such products have them."""
-    if stop.op != "reduce":
+    if stop.kind is not REDUCE:
         return False
     (operand,) = stop.inputs
     return _is_function(operand) or (stop.attrs[0] == "max" and bool(_products_behind(operand)))
@@ -90,14 +91,14 @@ def _has_own_rows(stop: Node) -> bool:
 
 def results_of(stores: Sequence[Store]) -> list[Node]:
     """The product R of each of ``stores``: the outermost one that it is computed from."""
-    return [next(n for n in reversed(topological([store.value])) if n.op == "contract") for store in stores]
+    return [next(n for n in reversed(topological([store.value])) if n.kind is CONTRACT) for store in stores]
 
 
 def tile_products(stores: Sequence[Store]) -> list[Node]:
     """The products T that the results ``stores`` are computed from, each once."""
     results = set(map(id, results_of(stores)))
     nodes = topological([store.value for store in stores])
-    return [node for node in nodes if node.op == "contract" and id(node) not in results]
+    return [node for node in nodes if node.kind is CONTRACT and id(node) not in results]
 
 
 def has_streamed(values: Sequence[Node]) -> bool:
@@ -107,13 +108,13 @@ def has_streamed(values: Sequence[Node]) -> bool:
 
 def _is_backward(node: Node) -> bool:
     """Whether ``node`` is a product with a function that reads no values of its own rows."""
-    if node.op != "contract":
+    if node.kind is not CONTRACT:
         return False
     functions = [child for child in node.inputs if _is_function(child)]
     if len(functions) != 1 or not is_plain(node):
         return False
     behind, inner = _inside(functions[0]), _products_behind(functions[0])
-    if any(_has_own_rows(stop) for stop in behind if stop.op == "reduce"):
+    if any(_has_own_rows(stop) for stop in behind if stop.kind is REDUCE):
         return False
     return len(inner) > 1 or linear_in(functions[0]) is None
 
@@ -127,10 +128,10 @@ def _is_function(node: Node) -> bool:
         if (id(top), inside) in seen:
             continue
         seen.add((id(top), inside))
-        if top.op == "contract":
+        if top.kind is CONTRACT:
             if inside:
                 return True
-        elif is_pointwise(top) or top.op == "view":
+        elif top.kind.is_pointwise or top.kind is VIEW:
             stack.extend((child, inside or top.op == "exp") for child in top.inputs)
     return False
 
@@ -168,14 +169,14 @@ class _Orient:
                 self.tiles.update(id(each) for child in functions for each in _products_behind(child))
 
     def rewrite(self, node: Node, rebuilt: Node) -> Node:
-        if rebuilt.op == "view":
+        if rebuilt.kind is VIEW:
             return self._view(rebuilt)
-        if node.op == "contract" and id(node) in self.tiles:
+        if node.kind is CONTRACT and id(node) in self.tiles:
             self.tiles.add(id(rebuilt))
             left, right = rebuilt.inputs
             if _is_function(right) and not _is_function(left):
                 return self.mover.move(self._swapped(rebuilt), last_two(len(rebuilt.shape)), rebuilt.shape)
-        if rebuilt.op == "cast" and rebuilt.inputs[0].op == "cast":
+        if rebuilt.kind is CAST and rebuilt.inputs[0].kind is CAST:
             return self._without_round_trip(rebuilt)
         return rebuilt
 
@@ -194,7 +195,7 @@ class _Orient:
                 return found
         moved = self.mover.move(source, view.attrs, view.shape)
         # What the movement went through may now be a view of a product.
-        return moved if moved.op == "view" or moved is source else self._again(moved)
+        return moved if moved.kind is VIEW or moved is source else self._again(moved)
 
     def _of_product(self, product: Node, view: Node) -> Node | None:
         """``view`` of ``product`` as a product; None where it is none."""
@@ -251,12 +252,12 @@ def _inside(function: Node) -> list[Node]:
         if id(node) not in seen:
             seen.add(id(node))
             found.append(node)
-            if is_pointwise(node) or node.op == "view":
+            if node.kind.is_pointwise or node.kind is VIEW:
                 stack.extend(node.inputs)
     return found
 
 
 def _products_behind(function: Node) -> list[Node]:
     """The products among these, except those that read quantised weights."""
-    products = [node for node in _inside(function) if node.op == "contract" and is_plain(node)]
-    return [node for node in products if "dequantize" not in node.operations]
+    products = [node for node in _inside(function) if node.kind is CONTRACT and is_plain(node)]
+    return [node for node in products if DEQUANTIZE not in node.kinds]

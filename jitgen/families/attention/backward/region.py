@@ -11,6 +11,7 @@ from jitgen.families.attention.rule.views import undone
 from jitgen.families.family import Partition
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAST, REDUCE
 from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
 
@@ -40,10 +41,10 @@ def end_of(gradient: Streamed, index: Index) -> Node:
     node = gradient.result
     while len(index.users[node]) == 1 and node not in index.roots:
         (user,) = index.users[node]
-        if user.op == "reduce":
+        if user.kind is REDUCE:
             kind, dims = user.attrs
             return user if kind == "sum" and max(dims) < len(user.shape) - 2 else gradient.result
-        if user.op != "cast":
+        if user.kind is not CAST:
             break
         node = user
     return gradient.result
@@ -84,7 +85,7 @@ class _Builder(RegionBuilder):
         for store in stores:
             end = self._end(store.value)
             memo: dict[int, Node] = {}
-            if end.op == "reduce":
+            if end.kind is REDUCE:
                 dims = self._split_dims(end.attrs[1])
                 summed.update(dims)
                 shape = tuple(1 if dim in dims else size for dim, size in enumerate(result.shape))
@@ -106,7 +107,7 @@ class _Builder(RegionBuilder):
     def _end(self, value: Node) -> Node:
         """What ``store_of`` found ``value`` to be computed from: the result, or its sum over the lead."""
         index, result = Index([value]), self.gradient.result
-        return next((node for node in index.order if node.op == "reduce" and index.depends(node, result)), result)
+        return next((node for node in index.order if node.kind is REDUCE and index.depends(node, result)), result)
 
     def _split_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
         """``dims`` of the lead as dimensions of the split one."""

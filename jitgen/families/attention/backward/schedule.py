@@ -12,7 +12,7 @@ from jitgen.families.attention.backward.layout import results_of
 from jitgen.families.attention.rule.blocks import MMA_SYNC_ROWS, block_of, most_rows
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, topological, under_views
+from jitgen.ir.graph import Builder, Graph, topological
 from jitgen.ir.index import Index
 from jitgen.ir.views import Mover
 
@@ -109,7 +109,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         if not decide(fusion_of(gradient).at(environment), device).fused:
             continue
         computed = {id(gradient.result), *map(id, gradient.products)}
-        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        inside = [each for each in topological(graph.results) if id(images[id(each)].under_views) in computed]
         *lead, rows, streamed = gradient.function.shape
         found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
         found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from jitgen.families.attention.rule.body import TileBuilder
 from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
-from jitgen.ir.graph import Node, Shape, under_views
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import REDUCE
 from jitgen.ir.regions import Region
 from jitgen.ir.symbols import Expr
 
@@ -29,10 +30,10 @@ class _ResultBuilder(BodyBuilder):
     """Lowers results; row values are reductions without arguments."""
 
     def _awaited(self, node: Node) -> Sequence[Node]:
-        return () if node.op == "reduce" else super()._awaited(node)
+        return () if node.kind is REDUCE else super()._awaited(node)
 
     def _lower(self, node: Node) -> int:
-        if node.op == "reduce":
+        if node.kind is REDUCE:
             return self._emit(Instruction("reduce", (), compute_dtype(node.dtype), node.attrs[0], node.location))
         return super()._lower(node)
 
@@ -73,7 +74,7 @@ class _ElementBuilder(BodyBuilder):
 def _computed(role: str, node: Node, parent: BodyBuilder) -> tuple[Instruction, ...]:
     """The instructions of an element of keys or values; none where these are a tensor. What they read becomes operands
     of the kind ``key_source`` or ``value_source``."""
-    if under_views(node).op == "input":
+    if node.is_in_memory:
         return ()
     elements = _ElementBuilder(parent, f"{role}_source")
     found = elements.value(node)

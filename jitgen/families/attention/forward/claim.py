@@ -24,10 +24,10 @@ from jitgen.families.attention.forward.match import Attention, matched, obstacle
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.exponentials import exponential_behind
-from jitgen.ir.graph import Node, operations_of, topological
+from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.index import Index, Reach
+from jitgen.ir.nodes import CONTRACT, EXP, EXP2
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
@@ -121,10 +121,10 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
 
 def has_exponentials(values: Sequence[Node]) -> bool:
     """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
-    operations = operations_of(values)
-    if "contract" not in operations or operations.isdisjoint(("exp", "exp2")):
+    kinds = kinds_of(values)
+    if CONTRACT not in kinds or kinds.isdisjoint((EXP, EXP2)):
         return False
-    return any(node.op == "contract" and exponential_behind(node.inputs[0]) for node in topological(values))
+    return any(node.kind is CONTRACT and exponential_behind(node.inputs[0]) for node in topological(values))
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -185,8 +185,8 @@ def fusion_of(attention: Attention, index: Index, mover: Mover) -> Fusion:
         attention.result.shape[-1],
         attention.product.inputs[0].shape[-1],
     )
-    inner = topological([attention.scores], leaves={"contract"})
-    operations = tuple(each.op for each in inner if is_pointwise(each))
+    inner = topological([attention.scores], leaves={CONTRACT})
+    operations = tuple(each.op for each in inner if each.kind.is_pointwise)
     dtypes = (attention.product.inputs[1].dtype, attention.result.inputs[1].dtype)
     return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
@@ -237,7 +237,7 @@ def _row_store(position: int, value: Node, attention: Attention, index: Index, m
         if id(node) in seen or attention.is_row_reduction(node):
             continue
         seen.add(id(node))
-        if not is_pointwise(node) and node in reach:
+        if not node.kind.is_pointwise and node in reach:
             return None
         stack.extend(node.inputs)
     return Store(position, value, movements)

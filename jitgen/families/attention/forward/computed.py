@@ -12,9 +12,10 @@ What is computed pointwise of one tensor of keys and of values that are the same
 from __future__ import annotations
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import is_pointwise, rewritten, varying, varying_dims
+from jitgen.ir.analysis import rewritten, varying, varying_dims
 from jitgen.ir.gathers import gathered_dims
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.nodes import GATHER, INPUT, IOTA, VIEW
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.kernel.operands import item_size
@@ -37,37 +38,39 @@ def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
             if id(child) not in reached:
                 reached[id(child)] = child
                 stack.append(child)
-    leaves = [each for each in reached.values() if not _computed_from(each) and each.op not in ("const", "scalar")]
-    gathers = [each for each in reached.values() if each.op == "gather"]
-    if any(under_views(each).op not in ("input", "iota") for each in leaves):
+    leaves = [each for each in reached.values() if not _computed_from(each) and not each.kind.is_number]
+    gathers = [each for each in reached.values() if each.kind is GATHER]
+    if any(each.under_views.kind not in (INPUT, IOTA) for each in leaves):
         return None
     if any(inner in varied[id(index)] for gather in gathers for index in gather.inputs[1:]):
         return None
     loaded = [each for each in (*leaves, *gathers) if inner in varied[id(each)]]
-    narrow = all(under_views(each).op != "iota" and item_size(each.dtype) <= item_size(node.dtype) for each in loaded)
-    few = sum(is_pointwise(each) for each in reached.values()) <= MOST_OPERATIONS
+    narrow = all(
+        each.under_views.kind is not IOTA and item_size(each.dtype) <= item_size(node.dtype) for each in loaded
+    )
+    few = sum(each.kind.is_pointwise for each in reached.values()) <= MOST_OPERATIONS
     return node if len(loaded) == 1 and narrow and few else None
 
 
 def _computed_from(node: Node) -> tuple[Node, ...]:
     """What a kernel computes an element of ``node`` from; none where it is loaded."""
-    if node.op == "gather":
+    if node.kind is GATHER:
         return node.inputs[1:]
-    return node.inputs if is_pointwise(node) else ()
+    return node.inputs if node.kind.is_pointwise else ()
 
 
 def with_computed_pages(root: Node, mover: Mover) -> Node:
     """``root`` where reshapes that merge what an index chooses with positions are gathers with computed indices."""
 
     def change(node: Node, rebuilt: Node) -> Node:
-        if rebuilt.op != "view":
+        if rebuilt.kind is not VIEW:
             return rebuilt
         (source,) = rebuilt.inputs
-        if source.op == "gather" and rebuilt.attrs[0] == "reshape":
+        if source.kind is GATHER and rebuilt.attrs[0] == "reshape":
             return _merged(source, rebuilt.shape, mover) or rebuilt
         return mover.move(source, rebuilt.attrs, rebuilt.shape)
 
-    if "gather" not in root.operations:
+    if GATHER not in root.kinds:
         return root
     return rewritten(root, mover, change)
 
@@ -128,14 +131,14 @@ def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shap
         return None
     memo: dict[int, Node] = {}
     for node in order:
-        if node.op in ("const", "scalar"):
+        if node.kind.is_number:
             memo[id(node)] = node
-        elif is_pointwise(node):
+        elif node.kind.is_pointwise:
             children = [memo.get(id(child)) for child in node.inputs]
             if any(child is None for child in children):
                 return None
             memo[id(node)] = mover.builder.like(node, [c for c in children if c is not None], shape)
-        elif under_views(node).op == "input" and len(node.shape) == len(root.shape):
+        elif node.is_in_memory and len(node.shape) == len(root.shape):
             memo[id(node)] = _looked_up(node, block, place, chosen[block], shape, varied[id(node)], mover)
     return memo.get(id(root))
 

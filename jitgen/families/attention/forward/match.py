@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise, varies
+from jitgen.ir.analysis import at_own_coordinates, varies
+from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
-from jitgen.ir.graph import ROUNDED, Node, topological
+from jitgen.ir.graph import Node, topological
 from jitgen.ir.index import Index, Reach
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
 _IN_SUMS = ("cat", "sub", "exp", "cast")
@@ -63,12 +65,12 @@ class Attention:
 
 def is_copy(node: Node) -> bool:
     """Whether ``node`` is its operand in memory of its own."""
-    return node.op == "cast" and node.dtype == node.inputs[0].dtype and node.attrs != ROUNDED
+    return node.kind is CAST and node.dtype == node.inputs[0].dtype and node.attrs != ROUNDED
 
 
 def matched(result: Node) -> Attention | None:
     """The attention that the product ``result`` is the last step of; None where it is none."""
-    if result.op != "contract" or len(axes(result.attrs[0]).contracted) != 1:
+    if result.kind is not CONTRACT or len(axes(result.attrs[0]).contracted) != 1:
         return None
     probabilities = result.inputs[0]
     power = linear_in(probabilities) if exponential_behind(probabilities) else None
@@ -78,14 +80,14 @@ def matched(result: Node) -> Attention | None:
     last = len(power.shape) - 1
     if scores.op == "sub" and not varies(scores.inputs[1], (last,)):
         scores, base = scores.inputs
-    found = [node for node in at_own_coordinates(scores, "contract") if node.shape == scores.shape]
+    found = [node for node in at_own_coordinates(scores, CONTRACT) if node.shape == scores.shape]
     return Attention(result, probabilities, power, scores, base, found[0]) if found else None
 
 
 def is_maximum(node: Node, scores: Node) -> bool:
     """Whether ``node`` is the maximum of each row of ``scores``, spread over it."""
-    source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-    return source.op == "reduce" and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
+    source = node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
+    return source.kind is REDUCE and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
 
 
 def row_sources(roots: Sequence[Node]) -> list[Node]:
@@ -96,7 +98,7 @@ def row_sources(roots: Sequence[Node]) -> list[Node]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "reduce":
+        if node.kind is REDUCE:
             found.append(node)
         else:
             stack.extend(node.inputs)
@@ -111,10 +113,10 @@ def spread_rows(root: Node, attention: Attention) -> list[Node]:
         if id(node) in seen or node is attention.result:
             continue
         seen.add(id(node))
-        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-        if node.shape == attention.result.shape and source.op == "reduce" and attention.is_row_reduction(source):
+        source = node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
+        if node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source):
             found.append(node)
-        elif is_pointwise(node):
+        elif node.kind.is_pointwise:
             stack.extend(node.inputs)
     return found
 
@@ -123,7 +125,7 @@ def row_reductions(attention: Attention, index: Index) -> list[Node]:
     """The maxima and sums of rows (``is_row_reduction``) in ``index``."""
     between = index.reached([attention.scores], lambda node: node is not attention.scores and node.op not in _IN_SUMS)
     users = {user for node in between for user in index.users[node]}
-    return [user for user in users if user.op == "reduce" and attention.is_row_reduction(user)]
+    return [user for user in users if user.kind is REDUCE and attention.is_row_reduction(user)]
 
 
 def beside(node: Node, attention: Attention) -> list[Node] | None:
@@ -134,7 +136,7 @@ def beside(node: Node, attention: Attention) -> list[Node] | None:
     if node is attention.scores:
         return []
     if (
-        node.op != "cat"
+        node.kind is not CAT
         or node.attrs != (attention.last,)
         or sum(each is attention.scores for each in node.inputs) != 1
     ):
@@ -148,7 +150,7 @@ def maxima(reduction: Node, attention: Attention) -> list[Node] | None:
     """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
     return (
         beside(reduction.inputs[0], attention)
-        if reduction.op == "reduce" and reduction.attrs == ("max", (attention.last,))
+        if reduction.kind is REDUCE and reduction.attrs == ("max", (attention.last,))
         else None
     )
 
@@ -163,7 +165,7 @@ class Sum:
 
 def sums(reduction: Node, attention: Attention) -> Sum | None:
     """``reduction`` as such a sum; None where it is something else."""
-    if reduction.op != "reduce" or reduction.attrs != ("sum", (attention.last,)):
+    if reduction.kind is not REDUCE or reduction.attrs != ("sum", (attention.last,)):
         return None
     power = without_casts(reduction.inputs[0])
     if power.op != "exp":
@@ -178,7 +180,7 @@ def sums(reduction: Node, attention: Attention) -> Sum | None:
 
 def without_casts(node: Node) -> Node:
     """``node`` before casts between floating dtypes, in whose place a kernel keeps the compute dtype."""
-    while node.op == "cast" and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point:
+    while node.kind is CAST and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point:
         node = node.inputs[0]
     return node
 

@@ -9,6 +9,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 
@@ -46,7 +47,7 @@ class Reading:
 
 def is_widening(node: Node) -> bool:
     """Whether ``node`` has the numbers of its operand, codes, in more bytes."""
-    return node.op == "cast" and item_size(node.inputs[0].dtype) < item_size(node.dtype)
+    return node.kind is CAST and item_size(node.inputs[0].dtype) < item_size(node.dtype)
 
 
 def reads_computed(question: Reading, device: Device) -> Decision:

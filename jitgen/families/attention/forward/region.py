@@ -19,13 +19,14 @@ from jitgen.families.attention.forward.match import (
     sums,
 )
 from jitgen.families.attention.rule.heads import shared_heads, split_shape
-from jitgen.families.attention.rule.region import STOPS, RegionBuilder, stops
+from jitgen.families.attention.rule.region import RegionBuilder, stops
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import linear_operand
-from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.nodes import CAST, GATHER, INPUT, VIEW
 from jitgen.ir.regions import Axis, Region, Stage, Store
 
 STAGES = (
@@ -95,10 +96,10 @@ class _Builder(RegionBuilder):
             inner, outer = {id(attention.result): self.result}, {id(self.over_split(self.result)): shares}
             for number, node in enumerate(spread_rows(store.value, attention)):
                 inner[id(node)] = self._placeholder(node.dtype, attention.result.shape, -5 - number)
-                source = node.inputs[0] if node.op == "view" else node
+                source = node.inputs[0] if node.kind is VIEW else node
                 outer[id(self.over_split(inner[id(node)]))] = self._spread(source, values, weighted)
             value = self._in_place(store.value, inner, outer)
-            assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
+            assert not any(node.kind is INPUT and node.attrs[0] < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self.over_split(self._row(store.value)), dict(values))
@@ -185,7 +186,7 @@ class _Builder(RegionBuilder):
         while node is not attention.power:
             operand = linear_operand(node, last)
             assert operand is not None
-            if node.op != "cast":
+            if node.kind is not CAST:
                 steps.append((node, operand))
             node = operand
         one = self.mover.builder.const(1.0, self.dtype)
@@ -202,11 +203,11 @@ class _Builder(RegionBuilder):
 
     def _spread(self, value: Node, values: dict[int, Node], like: Node) -> Node:
         """``value``, one of a row, as an operand of what has the shape of ``like``."""
-        if value.op in ("const", "scalar"):
+        if value.kind.is_number:
             return value
         if value.shape != self.row_max.shape:
             value = one_of(value, [self.attention.last], self.mover)
-            if value.op in ("const", "scalar"):
+            if value.kind.is_number:
                 return value
         row = self.mover.substituted(self.over_split(self._row(value)), dict(values))
         return self.mover.move(row, ("expand",), like.shape)
@@ -231,14 +232,14 @@ class _Builder(RegionBuilder):
 
         varied = varying_dims(computed)
         sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
-        compact = any(node.op == "gather" or is_widening(node) for node in topological([computed]))
+        compact = any(node.kind is GATHER or is_widening(node) for node in topological([computed]))
         question = Reading(what, self.attention.scores.shape[-2], sharing, computed.shape[inner], compact)
         return self.partition.decide("attention", question).fused
 
     def _query(self) -> Node:
         """The query, a tensor or computed pointwise of tensors."""
         query = self.query
-        if not query.operations.isdisjoint(STOPS):
+        if any(kind.reads_others for kind in query.kinds):
             query = self.partition.materialize(query)
         return self.over_split(query)
 
@@ -247,7 +248,7 @@ class _Builder(RegionBuilder):
         computes them."""
         copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
         operand = self.over_split(self.mover.substituted(operand, copies))
-        if under_views(operand).op == "input":
+        if operand.is_in_memory:
             return operand
         from jitgen.families.attention.forward.computed import in_kernel
 

@@ -14,9 +14,9 @@ from jitgen.families.attention.forward.match import matched, row_sources, row_va
 from jitgen.families.attention.rule.blocks import block_of, most_rows
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
-from jitgen.ir.analysis import is_pointwise
-from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
+from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import VIEW
 from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
@@ -148,7 +148,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         *lead, rows, keys = attention.scores.shape
         ends, of_keys, of_tasks = _ends(device)
         computed = {id(each) for each in (attention.result, attention.product, *row_sources(row_values(attention)))}
-        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        inside = [each for each in topological(graph.results) if id(images[id(each)].under_views) in computed]
         found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
         found.append(SizeBuckets(keys, of_keys))
         shared = _heads_that_share(attention.product.inputs[1], lead, keys, environment)
@@ -161,7 +161,7 @@ def _heads_that_share(key: Node, lead: Sequence[Any], keys: Any, environment: Ma
     sizes, node = [], key
     while True:
         sizes.append(symbols.evaluate(symbols.product(node.shape), environment))
-        if node.op != "view" and not is_pointwise(node):
+        if node.kind is not VIEW and not node.kind.is_pointwise:
             break
         node = max(node.inputs, key=lambda each: symbols.evaluate(symbols.product(each.shape), environment))
     repeated = math.prod(symbols.evaluate(size, environment) for size in (*lead, keys, key.shape[-1]))

@@ -14,7 +14,8 @@ from jitgen.families.attention.rule.heads import same_sizes
 from jitgen.ir.analysis import one_of, varies
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import SELECTION, exponential_behind, linear_operand
-from jitgen.ir.graph import Node, under_views
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAT
 from jitgen.ir.patterns import (
     ZERO,
     Rewrite,
@@ -73,7 +74,7 @@ def _reduction_of_regrouped(rewriter: Rewriter, node: Node, reduction: Node, x: 
 
 def _maximum_less_row_value(rewriter: Rewriter, node: Node, x: Node, y: Node) -> Node:
     maximum = rewriter.make("reduce", (x,), node.dtype, node.shape, node.attrs, node.location)
-    row = y if y.op in ("const", "scalar") else one_of(y, _last(y), rewriter.mover)
+    row = y if y.kind.is_number else one_of(y, _last(y), rewriter.mover)
     return rewriter.step(rewriter.make("sub", (maximum, row), node.dtype, node.shape))
 
 
@@ -140,9 +141,7 @@ def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, v
 
 def _of_key(value: Node, row: int, like: Node, mover: Mover) -> Node:
     """``value``, the same for all rows, as an operand of what has the shape of ``like``: (lead..., E, N)."""
-    return (
-        value if value.op in ("const", "scalar") else mover.move(one_of(value, [row], mover), ("expand",), like.shape)
-    )
+    return value if value.kind.is_number else mover.move(one_of(value, [row], mover), ("expand",), like.shape)
 
 
 def _takes_factors(values: Node, factors: Sequence[Node]) -> bool:
@@ -150,7 +149,7 @@ def _takes_factors(values: Node, factors: Sequence[Node]) -> bool:
     are selections, or ``values`` are codes of fewer bits, whose products with their scales are what they stand for."""
     if values.dtype != "float16" or all(factor.op == "where" for factor in factors):
         return True
-    return is_widening(under_views(values))
+    return is_widening(values.under_views)
 
 
 # ----------------------------------------------------------------------------------------------------------- conditions
@@ -163,7 +162,7 @@ def _regroups_rows(rewriter: Rewriter, node: Node, reduction: Node, rows: Node) 
 def _sums_its_powers(rewriter: Rewriter, exponent: Node, logarithm: Node, scores: Node, keys: Node) -> bool:
     """Whether ``keys``, whose powers are summed, are ``scores``, or these and others beside them."""
     last = _last(exponent)
-    together = keys.op == "cat" and keys.attrs == last and any(piece is scores for piece in keys.inputs)
+    together = keys.kind is CAT and keys.attrs == last and any(piece is scores for piece in keys.inputs)
     return (keys is scores or together) and not varies(logarithm, last) and varies(exponent, last)
 
 

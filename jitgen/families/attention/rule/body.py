@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitgen.ir.body import BodyBuilder
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST
 
 
 class TileBuilder(BodyBuilder):
@@ -16,4 +17,4 @@ class TileBuilder(BodyBuilder):
 
     def _sees_rounded(self, node: Node, dtype: str) -> bool:
         """As ever, but for casts: the scores of one attention are one function, whose softmax may be in float32."""
-        return node.op != "cast" and super()._sees_rounded(node, dtype)
+        return node.kind is not CAST and super()._sees_rounded(node, dtype)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
 from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import BARRIERS, Mover
+from jitgen.ir.views import Mover
 
 Split = tuple[int, tuple[Size, Size]]
 """A dimension, and the sizes of the two that take its place."""
@@ -22,13 +23,13 @@ Split = tuple[int, tuple[Size, Size]]
 def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split | None:
     """The dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another one."""
     for view in topological(operands):
-        source = view.inputs[0] if view.op == "view" and view.attrs[0] == "reshape" else None
-        if source is None or source.op not in ("view", "gather") or len(view.shape) != len(lead) + 2:
+        source = view.inputs[0] if view.kind is VIEW and view.attrs[0] == "reshape" else None
+        if source is None or source.kind not in (VIEW, GATHER) or len(view.shape) != len(lead) + 2:
             continue
-        if source.op == "view" and source.attrs[0] != "expand":
+        if source.kind is VIEW and source.attrs[0] != "expand":
             continue
         for dim in range(len(lead)):
-            if source.op == "gather" and varies(source, (dim,)) and varies(source, (dim + 1,)):
+            if source.kind is GATHER and varies(source, (dim,)) and varies(source, (dim + 1,)):
                 continue
             sizes = source.shape[dim : dim + 2]
             whole = (*view.shape[:dim], *sizes, *view.shape[dim + 1 :])
@@ -53,11 +54,11 @@ def split_shape(shape: Shape, split: Split | None) -> Shape:
 
 def with_split(node: Node, split: Split | None, mover: Mover) -> Node:
     """``node`` in the shape ``split_shape`` gives, without a reshape wherever a view can be seen through."""
-    if split is None or node.op in ("const", "scalar"):
+    if split is None or node.kind.is_number:
         return node
     dim, _ = split
     shape = split_shape(node.shape, split)
-    if node.op == "view":
+    if node.kind is VIEW:
         (source,), (kind, *parameters) = node.inputs, node.attrs
         if kind == "reshape" and same_sizes(source.shape, shape, mover):
             return source
@@ -75,6 +76,6 @@ def with_split(node: Node, split: Split | None, mover: Mover) -> Node:
         if kind == "unsqueeze" and parameters[0] != dim:
             inner, outer = dim - (parameters[0] < dim), parameters[0] + (parameters[0] > dim)
             return mover.move(with_split(source, (inner, split[1]), mover), ("unsqueeze", outer), shape)
-    elif node.inputs and node.op not in BARRIERS:
+    elif node.inputs and node.kind.commutes:
         return mover.builder.like(node, [with_split(child, split, mover) for child in node.inputs], shape)
     return mover.move(node, ("reshape",), shape)

@@ -10,23 +10,23 @@ from jitgen.families.attention.rule.views import last_two
 from jitgen.families.family import Partition
 from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape, under_views
-
-STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
-"""Operations that no rule computes: their results are in memory before the kernel, except the products of a tile and
-values of a row."""
+from jitgen.ir.graph import Node, Shape
 
 
 def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
-    """The nodes that ``roots`` read and no rule computes, those with the ids ``known`` and what is behind them left
-    out."""
+    """The nodes that ``roots`` read and no rule computes, because their elements need others. Their values are in
+    memory before the kernel, except the products of a tile and values of a row.
+
+    Args:
+        known: the ids of nodes that are left out, with what is behind them.
+    """
     found, stack, seen = [], list(roots), set(known)
     while stack:
         node = stack.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            found += [node] if node.op in STOPS else []
-            stack.extend(() if node.op in STOPS else node.inputs)
+            found += [node] if node.kind.reads_others else []
+            stack.extend(() if node.kind.reads_others else node.inputs)
     return found
 
 
@@ -55,7 +55,7 @@ class RegionBuilder:
     def in_memory(self, operand: Node, transposed: bool = False) -> Node:
         """``operand`` (lead..., rows, elements), over the split lead, as views of a tensor. What is the same for
         several heads is materialized once. ``transposed``: its rows are the last dimension."""
-        if under_views(operand).op == "input":
+        if operand.is_in_memory:
             return operand
         rank = len(operand.shape)
         swap, rows = last_two(rank), (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])

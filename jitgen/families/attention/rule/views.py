@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise
-from jitgen.ir.graph import Node, under_views
+from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.graph import Node
 from jitgen.ir.index import Index
+from jitgen.ir.nodes import VIEW
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover
 
@@ -23,14 +24,14 @@ def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) ->
         if inverse is None or len(movements) == MOST_MOVEMENTS:
             return None
         value, movements = mover.move(value, *inverse), (*movements, inverse)
-    if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.op)):
+    if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.kind)):
         return None
     stack, seen = [value], {end}
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            if not is_pointwise(node):
+            if not node.kind.is_pointwise:
                 return None
             stack += (child for child in node.inputs if index.depends(child, end))
     return Store(position, value, movements)
@@ -49,10 +50,10 @@ def _view_of(root: Node, end: Node) -> Node | None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.op == "view":
-            if under_views(node) is end:
+        if node.kind is VIEW:
+            if node.under_views is end:
                 return node
-        elif is_pointwise(node):
+        elif node.kind.is_pointwise:
             stack.extend(reversed(node.inputs))
     return None
 

@@ -1,0 +1,131 @@
+"""The attributes of nodes, by name: a named tuple for each kind of node that has several.
+
+``Node.attrs`` is such a tuple, so ``node.attrs.dims`` reads one attribute and ``kind, dims = node.attrs`` all of them.
+It is equal to the plain tuple of its values, and has the same hash and the same canonical form. The rows of
+``ir/nodes.py`` say which kind has which.
+
+A ``cast`` and a ``gather`` have attributes that are no record: a cast has none or one of the marks below (or ``("copy",
+number)``, which tells copies of one value apart), a gather has one coordinate for each dimension of its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jitgen.ir.symbols import Expr, Scalar, Size
+
+if TYPE_CHECKING:
+    from jitgen.ir.graph import Shape
+
+CONTIGUOUS = ("contiguous",)
+CHANNELS_LAST = ("channels_last",)
+"""Attributes of a ``cast`` that say in which order its elements are in memory where it is returned."""
+ROUNDED = ("rounded",)
+"""Attributes of a ``cast`` to the same dtype that rounds."""
+
+
+class NothingAttrs(NamedTuple):
+    """A kind without attributes has these."""
+
+
+class InputAttrs(NamedTuple):
+    number: int
+    """The position of the tensor among the graph's inputs."""
+
+
+class NumberAttrs(NamedTuple):
+    value: bool | int | float | Expr
+    """A Python number of a ``const``, an expression of a ``scalar``."""
+
+
+class AlongAttrs(NamedTuple):
+    dim: int
+
+
+class ReduceAttrs(NamedTuple):
+    kind: str
+    dims: tuple[int, ...]
+    """The dimensions that are reduced, in ascending order; they stay as sizes of 1."""
+
+
+class ScanAttrs(NamedTuple):
+    kind: str
+    dim: int
+    reverse: bool
+
+
+class SortAttrs(NamedTuple):
+    what: str
+    dim: int
+    descending: bool
+    start: Scalar
+    """The rank of the first result; there are as many as the node's shape has."""
+
+
+class ContractAttrs(NamedTuple):
+    equation: str
+    accumulator: str
+    """The dtype of the sum."""
+    precision: str
+    """``"ieee"`` or ``"tf32"``, of float32 operands."""
+
+
+class ScatterAttrs(NamedTuple):
+    kind: str
+    coordinates: tuple[int, ...]
+    movements: tuple[tuple[tuple[Any, ...], Shape], ...]
+    """The view of the base that is written: pairs of a view's attributes and its shape."""
+
+
+class DequantizeAttrs(NamedTuple):
+    format: str
+    group_size: int | None
+    layout: str
+
+
+# --------------------------------------------------------------------------------------------------------------- views
+
+
+class PermuteAttrs(NamedTuple):
+    kind: str
+    order: tuple[int, ...]
+
+
+class SliceAttrs(NamedTuple):
+    kind: str
+    dim: int
+    start: Size
+    step: int
+
+
+class OneDimAttrs(NamedTuple):
+    """``unsqueeze`` and ``squeeze`` have these."""
+
+    kind: str
+    dim: int
+
+
+class ToShapeAttrs(NamedTuple):
+    """``expand`` and ``reshape``, which go to the node's shape, have these; so have marks, which move nothing."""
+
+    kind: str
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "permute": PermuteAttrs,
+    "slice": SliceAttrs,
+    "unsqueeze": OneDimAttrs,
+    "squeeze": OneDimAttrs,
+    "expand": ToShapeAttrs,
+    "reshape": ToShapeAttrs,
+    "detach": ToShapeAttrs,
+    "saved": ToShapeAttrs,
+}
+"""The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``). The last two are marks for
+gradients (``ir/custom_gradients.py``)."""
+
+
+def view(kind: str, *parameters: Any) -> Any:
+    """Names the attributes of a view."""
+    return VIEWS[kind](kind, *parameters)

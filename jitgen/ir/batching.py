@@ -1,0 +1,98 @@
+"""How a node is computed over a batch: a rule for each kind, as in JAX's and PyTorch's own ``vmap``.
+
+A rule takes the batch, the node, its attributes and its operands, of which at least one has the batch as its first
+dimension. It returns the operands and the attributes of the node that takes its place, or None where there is none. An
+attribute that names a dimension counts one more.
+
+Neighbours: the rows of ``ir/nodes.py`` name these rules, ``ir/batched.py`` applies them to a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jitgen.ir.attributes import CHANNELS_LAST
+from jitgen.ir.equations import axes, equation
+from jitgen.ir.symbols import Size
+
+if TYPE_CHECKING:
+    from jitgen.ir.graph import Node
+
+Operand = tuple["Node", bool]
+"""A node, and whether its first dimension is the batch."""
+Replacement = tuple[Sequence["Node"], tuple[Any, ...]] | None
+
+
+class Batch(Protocol):
+    """What a rule knows of the batch."""
+
+    size: Size
+
+    def whole(self, operand: Operand) -> Node:
+        """An operand with the batch as its first dimension."""
+
+    def whole_or_number(self, operand: Operand) -> Node:
+        """The same, except that a number stays one."""
+
+
+def batch_pointwise(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    return [batch.whole_or_number(operand) for operand in operands], () if attrs == CHANNELS_LAST else attrs
+
+
+def batch_stated(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    """``custom_gradient`` nodes."""
+    return [batch.whole(operand) for operand in operands], attrs
+
+
+def moved(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A movement (``ir/views.py``) of what has a dimension before those that it moves."""
+    if attrs[0] == "permute":
+        return "permute", (0, *(dim + 1 for dim in attrs[1]))
+    if attrs[0] in ("slice", "squeeze", "unsqueeze"):
+        return attrs[0], attrs[1] + 1, *attrs[2:]
+    return attrs
+
+
+def batch_view(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    return [operands[0][0]], moved(attrs)
+
+
+def batch_cat(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    return [batch.whole(operand) for operand in operands], (attrs.dim + 1,)
+
+
+def batch_reduce(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    return [operands[0][0]], attrs._replace(dims=tuple(dim + 1 for dim in attrs.dims))
+
+
+def batch_along(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    """Scans and sorts."""
+    return [operands[0][0]], attrs._replace(dim=attrs.dim + 1)
+
+
+def batch_contract(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    """A product whose weight is not batched stays one product with more rows."""
+    named, (x, weight) = axes(attrs.equation), operands
+    if not weight[1] and not named.batch:
+        return [x[0], weight[0]], attrs._replace(equation=equation(0, len(named.rows) + 1))
+    if node.inputs[1].is_weight:
+        return None
+    batches = len(named.batch) + 1
+    return [batch.whole(x), batch.whole(weight)], attrs._replace(equation=equation(batches, len(named.rows)))
+
+
+def batch_gather(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    source, *indices = operands
+    coordinates = tuple(coordinate + (coordinate >= 0) for coordinate in attrs)
+    if source[1]:
+        coordinates = (0, *coordinates)
+    return [source[0], *map(batch.whole_or_number, indices)], coordinates
+
+
+def batch_scatter(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
+    base, value, *indices = operands
+    movements = tuple((moved(movement), (batch.size, *shape)) for movement, shape in attrs.movements)
+    coordinates = (0, *(coordinate + (coordinate >= 0) for coordinate in attrs.coordinates))
+    inputs = [batch.whole(base), batch.whole(value), *map(batch.whole_or_number, indices)]
+    return inputs, (attrs.kind, coordinates, movements)

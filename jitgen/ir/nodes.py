@@ -1,0 +1,252 @@
+"""The node table: a row for each kind of node that a graph may have, and for each operation of ``ir/ops.py``.
+
+A row states what is true of every node of its kind: how many operands it has and where an element of it reads them,
+what its attributes are called, which rule moves a view of it to its operands and which computes it over a batch. Code
+asks the row (``node.kind.reads_elsewhere``) instead of comparing names; a new node is a row here.
+
+What a row cannot say, because it takes more than the IR, is a table of the package that knows it, keyed by the kind:
+derivatives (``gradients/structured.py``) and what a manifest may hold (``deploy/node_schema.py``). A test
+(``tests/unit/test_nodes.py``) fails where one of them misses a kind.
+
+Neighbours: ``ir/attributes.py`` names the attributes, ``ir/moves.py``, ``ir/gathers.py`` and ``ir/batching.py`` have
+the rules, ``ir/graph.py`` the nodes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jitgen.ir import batching, moves
+from jitgen.ir.attributes import (
+    AlongAttrs,
+    ContractAttrs,
+    DequantizeAttrs,
+    InputAttrs,
+    NothingAttrs,
+    NumberAttrs,
+    ReduceAttrs,
+    ScanAttrs,
+    ScatterAttrs,
+    SortAttrs,
+    view,
+)
+from jitgen.ir.gathers import move_gather
+from jitgen.ir.ops import OPS, Op
+
+if TYPE_CHECKING:
+    from jitgen.ir.graph import Node, Shape
+    from jitgen.ir.views import Mover
+
+MANY = 1 << 30
+"""Operands without a limit."""
+
+Move = Callable[["Mover", "Node", tuple[Any, ...], "Shape"], "Node | None"]
+BatchRule = Callable[["batching.Batch", "Node", Any, Any], "batching.Replacement"]
+
+
+class Reads(enum.Enum):
+    """Where an element of a node reads the operands."""
+
+    NOTHING = enum.auto()
+    OWN = enum.auto()
+    """At its own coordinates: the node is pointwise."""
+    FIRST = enum.auto()
+    """It is the first operand's element at its own coordinates; other operands are not read for its value."""
+    MOVED = enum.auto()
+    """At coordinates that follow from its own and the shapes."""
+    ROW = enum.auto()
+    """Along its row, or the row's beginning."""
+    ANYWHERE = enum.auto()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kind:
+    """One kind of node. Kinds are compared by identity.
+
+    Attributes:
+        name: ``Node.op`` of its nodes, as in manifests and request keys.
+        doc: what a node is, in words.
+        operands: the least and the greatest number of them.
+        reads: where an element reads them.
+        attributes: takes a node's attributes by position and names them (``ir/attributes.py``).
+        move: moves a view of a node to its operands; None where every view stays, or where ``commutes``.
+        batch: computes a node over a batch; None where no operand can be batched.
+        is_number: whether it is one number, without dimensions.
+        takes_weights: whether an operand may be a quantised weight, or a view of one.
+        read_whole: whether its value is read as one tensor, whatever it is computed from.
+        is_saved: whether a forward saves the value where the backward reads it, instead of computing it again.
+    """
+
+    name: str
+    doc: str
+    operands: tuple[int, int]
+    reads: Reads
+    attributes: Callable[..., Any] = NothingAttrs
+    move: Move | None = None
+    batch: BatchRule | None = None
+    is_number: bool = False
+    takes_weights: bool = False
+    read_whole: bool = False
+    is_saved: bool = False
+
+    @cached_property
+    def is_pointwise(self) -> bool:
+        """Whether an element is computed from the operands' elements at the same coordinates."""
+        return self.reads is Reads.OWN
+
+    @cached_property
+    def commutes(self) -> bool:
+        """Whether every view of a node is the node over the same view of its operands."""
+        return self.is_number or self.reads in (Reads.OWN, Reads.FIRST)
+
+    @cached_property
+    def reads_elsewhere(self) -> bool:
+        """Whether an element needs operands at other coordinates, and not only its row, or the beginning of it."""
+        return self.reads is Reads.ANYWHERE
+
+    @cached_property
+    def reads_others(self) -> bool:
+        """Whether an element needs operands at other coordinates: along its row, or anywhere."""
+        return self.reads in (Reads.ROW, Reads.ANYWHERE)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _plain(*attributes: Any) -> tuple[Any, ...]:
+    return attributes
+
+
+NO, ONE, TWO = (0, 0), (1, 1), (2, 2)
+
+INPUT = Kind("input", "a tensor input of the graph", NO, Reads.NOTHING, InputAttrs, read_whole=True)
+CONST = Kind("const", "an exact number, rounded where it is used", NO, Reads.NOTHING, NumberAttrs, is_number=True)
+SCALAR = Kind("scalar", "a host scalar known at the call", NO, Reads.NOTHING, NumberAttrs, is_number=True)
+IOTA = Kind("iota", "the index along a dimension, an integer", NO, Reads.NOTHING, AlongAttrs)
+VIEW = Kind(
+    "view",
+    "movement without arithmetic (``ir/views.py``)",
+    ONE,
+    Reads.MOVED,
+    view,
+    batch=batching.batch_view,
+    takes_weights=True,
+    read_whole=True,
+)
+CAT = Kind(
+    "cat",
+    "the operands, one after the other along a dimension",
+    (2, MANY),
+    Reads.ANYWHERE,
+    AlongAttrs,
+    moves.move_cat,
+    batching.batch_cat,
+)
+REDUCE = Kind(
+    "reduce",
+    "the elements along dimensions, which stay as sizes of 1, combined to one; kinds are ``graph.REDUCTIONS``",
+    ONE,
+    Reads.ROW,
+    ReduceAttrs,
+    moves.move_reduce,
+    batching.batch_reduce,
+    is_saved=True,
+)
+CONTRACT = Kind(
+    "contract",
+    "the product of an activation and a weight, whose axes an equation names (``ir/equations.py``)",
+    TWO,
+    Reads.ANYWHERE,
+    ContractAttrs,
+    moves.move_contract,
+    batching.batch_contract,
+    takes_weights=True,
+    read_whole=True,
+    is_saved=True,
+)
+GATHER = Kind(
+    "gather",
+    "the elements of the first operand that integers, the other operands, choose (``ir/gathers.py``)",
+    (2, MANY),
+    Reads.ANYWHERE,
+    _plain,
+    move_gather,
+    batching.batch_gather,
+    is_saved=True,
+)
+SCATTER = Kind(
+    "scatter",
+    "the first operand, of which elements that integers, the operands from the third on, choose are replaced by the "
+    "second one's or combined with them (``ir/scatters.py``)",
+    (2, MANY),
+    Reads.ANYWHERE,
+    ScatterAttrs,
+    batch=batching.batch_scatter,
+    is_saved=True,
+)
+SCAN = Kind(
+    "scan",
+    "at every element, those up to it along a dimension combined (``ir/scans.py``)",
+    ONE,
+    Reads.ROW,
+    ScanAttrs,
+    moves.move_scan,
+    batching.batch_along,
+    read_whole=True,
+    is_saved=True,
+)
+SORT = Kind(
+    "sort",
+    "along a dimension, the elements of some ranks, or their indices (``ir/sorts.py``)",
+    ONE,
+    Reads.ANYWHERE,
+    SortAttrs,
+    moves.move_sort,
+    batching.batch_along,
+    read_whole=True,
+    is_saved=True,
+)
+DEQUANTIZE = Kind(
+    "dequantize",
+    "the weight (N, K) of codes, scales and, for some formats, zero-points; products read it, or views of it",
+    (2, 4),
+    Reads.ANYWHERE,
+    DequantizeAttrs,
+)
+CAST = Kind(
+    "cast",
+    "the operand in the node's dtype, rounded where that is narrower; in the same dtype a copy",
+    ONE,
+    Reads.OWN,
+    _plain,
+    batch=batching.batch_pointwise,
+)
+CUSTOM_GRADIENT = Kind(
+    "custom_gradient",
+    "the first operand, whose gradients the other operands state (``ir/custom_gradients.py``)",
+    (1, MANY),
+    Reads.FIRST,
+    batch=batching.batch_stated,
+)
+
+_LEAVES = (INPUT, CONST, SCALAR, IOTA)
+_COMPUTED = (VIEW, CAT, REDUCE, CONTRACT, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+STRUCTURED = (*_LEAVES, *_COMPUTED)
+"""The kinds that are no operation of ``ir/ops.py``."""
+
+
+def _pointwise(op: Op) -> Kind:
+    doc, operands, batch = op.doc or op.name, (op.arity, op.arity), batching.batch_pointwise
+    return Kind(op.name, doc, operands, Reads.OWN, batch=batch, is_saved=op.name == "philox")
+
+
+KINDS: dict[str, Kind] = {
+    **{kind.name: kind for kind in STRUCTURED},
+    **{name: _pointwise(op) for name, op in OPS.items()},
+}
+"""Every kind by its name."""
+EXP, EXP2, PHILOX = (KINDS[name] for name in ("exp", "exp2", "philox"))
