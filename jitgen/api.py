@@ -18,12 +18,14 @@ from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
 from jitgen.compilers import routes
+from jitgen.deploy import record
 from jitgen.dynamo import stand_ins
 from jitgen.errors import UnsupportedError
 
 __all__ = ["JitFunction", "jit", "linear_operator", "quantized_linear", "traced_call"]
 
 eager_linear.register()
+record.listen()
 followed_as(stand_ins.call)(JitFunction.__call__)
 followed_as(stand_ins.look_up)(JitFunction.__get__)
 if "torch._dynamo.backends.registry" in sys.modules:  # else torch finds the backend by its entry point

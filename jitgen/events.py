@@ -1,9 +1,20 @@
-"""What happens, told to whoever asked: one event for every kernel really compiled."""
+"""What happens, told to whoever subscribed: a kernel was compiled, a call was lowered, the store lacks its kernels.
+
+Who publishes knows nothing of who subscribes: ``deploy/record.py`` writes calls into manifests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from jitgen.ir.graph import Graph
+    from jitgen.ir.views import Memory
+    from jitgen.lowering import Lowered
+
+Event = TypeVar("Event")
 
 
 @dataclass(frozen=True)
@@ -25,20 +36,59 @@ class CompileEvent:
     seconds: float
 
 
-_subscribers: list[Callable[[CompileEvent], None]] = []
+@dataclass(frozen=True)
+class CallEvent:
+    """A call that is new was lowered, or ``lower`` was asked what a call would run.
+
+    Attributes:
+        graph: as it was traced, without what lowering for this machine added.
+        lowered: for this machine.
+        environment: a value for every symbol.
+        memory: of every input.
+        requested: backend, possibly ``"auto"``, and compiler, if one was asked for.
+        leaves, tree: the arguments of a call that is made (``call/arguments.py``).
+        with_leaves: lowers the same call with other leaves; None where the function cannot be traced for them.
+    """
+
+    graph: Graph
+    lowered: Lowered
+    environment: Mapping[str, Any]
+    memory: Sequence[Memory]
+    requested: tuple[str, str | None]
+    leaves: Sequence[Any] = ()
+    tree: Any = None
+    with_leaves: Callable[[Sequence[Any]], CallEvent | None] | None = None
 
 
-def on_compile(callback: Callable[[CompileEvent], None]) -> Callable[[], None]:
-    """Call ``callback(event)`` once for every kernel compiled from now on; returns the function that ends it."""
-    _subscribers.append(callback)
+@dataclass(frozen=True)
+class MissEvent:
+    """The store lacks the kernels of a call, in a process that is not to compile. A subscriber may answer with what
+    would have built them."""
+
+    call: CallEvent
+
+
+_subscribers: dict[type, list[Callable[[Any], Any]]] = {}
+
+
+def subscribe(kind: type[Event], callback: Callable[[Event], Any]) -> Callable[[], None]:
+    """Call ``callback(event)`` for every event of ``kind`` from now on; returns the function that ends it."""
+    callbacks = _subscribers.setdefault(kind, [])
+    callbacks.append(callback)
 
     def unsubscribe() -> None:
-        if callback in _subscribers:
-            _subscribers.remove(callback)
+        if callback in callbacks:
+            callbacks.remove(callback)
 
     return unsubscribe
 
 
-def publish(event: CompileEvent) -> None:
-    for callback in tuple(_subscribers):
-        callback(event)
+def on_compile(callback: Callable[[CompileEvent], None]) -> Callable[[], None]:
+    """Call ``callback(event)`` once for every kernel compiled from now on; returns the function that ends it."""
+    return subscribe(CompileEvent, callback)
+
+
+def publish(event: Any) -> list[Any]:
+    """Tell the subscribers of the event's kind; returns what they answered, without None."""
+    answers = [callback(event) for callback in tuple(_subscribers.get(type(event), ()))]
+    return [answer for answer in answers if answer is not None]

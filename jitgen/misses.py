@@ -143,11 +143,11 @@ _described: dict[tuple[str, str], str] = {}
 """What was said of a miss, by store and key: a program that goes on after a miss may meet it at every call."""
 
 
-def described(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> str:
+def described(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> str:
     """A miss in words, over several lines: what is missing, how the nearest entry differs, and what builds it.
 
     Args:
-        remedy: returns the command that builds it; by default the way to one is described.
+        remedy: returns the command that builds it; without one the way to it is described.
     """
     where = str(store.root), lowered.key
     if where not in _described:
@@ -161,7 +161,7 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str] | None =
             (
                 f"{lowered.graph.name}: no kernel in {store.root} for {lowered}{_legend(str(lowered))}",
                 f"  {found or f'the store has no usable entry of a function called {lowered.graph.name}'}",
-                f"  to build it: {remedy() if remedy else _way(lowered)}",
+                f"  to build it: {(remedy and remedy()) or _way(lowered)}",
                 f"  its request key is {lowered.key}",
             )
         )

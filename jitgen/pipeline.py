@@ -116,7 +116,7 @@ def _lower_partitioned(
     return Lowered(guarded, partitioned, program, route, laid_out, choices, caller_output)
 
 
-def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> tuple[BuiltKernel, ...]:
+def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> tuple[BuiltKernel, ...]:
     """The compiled kernels of ``lowered``: loaded from the store, or built and stored.
 
     Args:

@@ -6,7 +6,7 @@ Imports point downwards::
     keywords         calls with keywords and ``out=``: arguments in order
     lower            the same for specs and for targets that are not here
     dispatch, plan   "same as the last call? launch"; outputs: which ``out=`` a plan accepts
-    resolver         a call that is new: trace, lower, fetch, bind; recording: what it writes into manifests
+    resolver         a call that is new: trace, lower, publish what was lowered (``events``), fetch, bind
     specialization   one trace, and the launchers bound from it
     arguments        leaves and structure; signature: what of them is compared
     table            what calls are looked up in, and how many of them it holds

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from jitgen.call import observers, warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
-from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
+from jitgen.call.signature import NUMBERS, STATIC, Call, check, is_traced
 from jitgen.call.table import LaunchTable, Table
 from jitgen.codegen.python import PythonFunction, block, tuple_text
 from jitgen.errors import RequiresGrad, UnsupportedError
@@ -62,7 +62,6 @@ class Dispatchers:
         key = kinds if tree is None else (tree, kinds)
         dispatcher = self.table.get(key)
         if dispatcher is None:
-            check(self._resolver.name, leaves, host_scalars=True, gradients=True)
             dispatcher = self._make(kinds, tree)
             self.table.put(key, dispatcher)
         return dispatcher
@@ -84,26 +83,20 @@ class Dispatchers:
         self._add_unnested(args, kwargs, dispatcher)
         return dispatcher(*leaves)
 
-    def differentiated(self, leaves: Sequence[Any], tree: Any) -> Any:
-        """The result of a call that computes gradients, with its history; see ``derivative.py``.
+    def derivative(self, call: Call) -> tuple[GradientCall, Any]:
+        """How calls like this one compute gradients, and the result of this one with its history (``derivative.py``).
 
         Raises:
             JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
                 derivative.
         """
-        return self.derivative(leaves, tree)[1]
-
-    def derivative(self, leaves: Sequence[Any], tree: Any) -> tuple[GradientCall, Any]:
-        """How calls like this one compute gradients, and the result of this one."""
         from jitgen.call.derivative import Derivative, GradientCall  # only a program that trains needs it
 
         resolver = self._resolver
-        tensors, numbers = check(resolver.name, leaves, gradients=True)
-        device = tensors[0].device if tensors else torch.device("cpu")
         specialization, captured, environment = resolver.specialize(
-            leaves, tree, tensors, numbers, device, resolver.routing.on_device(device), differentiable=True
+            call, resolver.routing.on_device(call.device), differentiable=True
         )
-        inputs = [*tensors, *captured]
+        inputs = [*call.tensors, *captured]
         refuse_tangents(resolver.name, captured)
         wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
         key = id(specialization), wanted
@@ -121,7 +114,7 @@ class Dispatchers:
             )
             if not is_for_one_call:
                 self._derivatives[key] = derivative
-        result = specialization.returned(derivative(inputs, numbers), environment)
+        result = specialization.returned(derivative(inputs, call.numbers), environment)
         return GradientCall(specialization, derivative, captured), result
 
     @property
@@ -248,13 +241,14 @@ class DispatchState:
         if tracing.get() is None:
             if any(map(is_traced, leaves)):
                 return traced_call(self.resolver, leaves, self.tree)
-            check(self.resolver.name, leaves, host_scalars=True)
+            check(self.resolver.name, leaves, self.tree, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)
 
     def _observed(self, leaves: tuple[Any, ...]) -> Any:
         """A call that a mode of torch's must see."""
         if tracing.get() is not None:
             return self.resolver.inline(leaves, self.tree)
+        check(self.resolver.name, leaves, self.tree, host_scalars=True, gradients=True)
         observers.refuse_recording(self.resolver.name)
         return traced_call(self.resolver, leaves, self.tree)
 
@@ -271,33 +265,35 @@ class DispatchState:
         """
         if observers.are_there():
             return self._observed(leaves)
-        tensors = [leaves[index] for index in self.tensors]
+        name, tensors = self.resolver.name, [leaves[index] for index in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         count = len(tensors)
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
+        have_addresses = all(addresses)
         key = (layout, values, autocast.settings())
         if torch.is_grad_enabled() and (needs_grad or key in self.gradients):
-            known_gradients = self.gradients.fitting(key, leaves) if all(addresses) else None
+            known_gradients = self.gradients.fitting(key, leaves) if have_addresses else None
             if known_gradients is not None:
-                call, captured = known_gradients
-                refuse_tangents(self.resolver.name, (*tensors, *captured))
-                return call([*tensors, *captured], numbers)
+                gradient_call, captured = known_gradients
+                refuse_tangents(name, (*tensors, *captured))
+                return gradient_call([*tensors, *captured], numbers)
             if needs_grad:
-                return self._differentiated(key, leaves)
-        if not all(addresses):
-            check(self.resolver.name, leaves, host_scalars=True)
+                return self._differentiated(key, check(name, leaves, self.tree, gradients=True))
+        known = self.table.fitting(key, leaves)
+        # Without an address a tensor is empty, or has lost its memory.
+        call = None if have_addresses else check(name, leaves, self.tree, host_scalars=True)
+        if known is not None:
+            return self._launched(*known, tensors, values, addresses, numbers)
+        if (scalars := exchanged(leaves)) is not None:
+            return self.dispatchers.find(scalars, self.tree)(*scalars)
+        call = call or check(name, leaves, self.tree)
         try:
-            known = self.table.fitting(key, leaves)
-            if known is None and (scalars := exchanged(leaves)) is not None:
-                return self.dispatchers.find(scalars, self.tree)(*scalars)
-            if known is None:
-                with changes_stay():
-                    known = self.resolver.resolve(leaves, self.tree)
-                    self.table.add(key, known[0])
-                    return self._launched(*known, tensors, values, addresses, numbers)
+            with changes_stay():
+                bound, captured = self.resolver.resolve(call)
+                self.table.add(key, bound)
+                return self._launched(bound, captured, tensors, values, addresses, numbers)
         except RequiresGrad:  # a captured tensor does
-            return self._differentiated(key, leaves)
-        return self._launched(*known, tensors, values, addresses, numbers)
+            return self._differentiated(key, call)
 
     def _launched(
         self,
@@ -314,11 +310,11 @@ class DispatchState:
         self.last = (layout_check(tensors), bound.launch, bound.current(needs_grad), *values)
         return bound.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
-    def _differentiated(self, key: Any, leaves: tuple[Any, ...]) -> Any:
+    def _differentiated(self, key: Any, call: Call) -> Any:
         """A call that computes gradients and is new; it is remembered."""
         with changes_stay():
-            found, result = self.dispatchers.derivative(leaves, self.tree)
-        self.gradients.add(key, found)
+            gradient_call, result = self.dispatchers.derivative(call)
+        self.gradients.add(key, gradient_call)
         return result
 
 

@@ -32,6 +32,7 @@ from jitgen.call.lower import lower
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
+from jitgen.call.signature import check
 from jitgen.call.specialization import Specialization
 from jitgen.codegen.text import function_name
 from jitgen.errors import UnsupportedError
@@ -262,7 +263,7 @@ class JitFunction(Generic[P, R]):
         if out is not None:
             raise TypeError("bind takes the function's arguments; give out= to the plan")
         tokens = [arg.token if weights.is_quantized(arg) else None for arg in args] if tree is not None else []
-        plan = LaunchPlan(self._resolver, leaves, tree, tokens if any(tokens) and not kwargs else ())
+        plan = LaunchPlan(self._resolver, check(self.name, leaves, tree), tokens if any(tokens) and not kwargs else ())
         plan.function = self
         return plan
 

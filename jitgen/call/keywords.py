@@ -17,11 +17,12 @@ import keyword
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitgen.call import observers
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.dispatch import Dispatchers
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
-from jitgen.call.signature import plan_key
+from jitgen.call.signature import check, plan_key
 from jitgen.call.table import Table
 from jitgen.codegen.python import PythonFunction, block, tuple_text
 from jitgen.errors import TraceError
@@ -134,15 +135,17 @@ class Plans:
                 f"{self._resolver.name}: a call with out= within a function that is being traced is not supported; "
                 "return the result, and give out= to the outermost call"
             )
+        observers.refuse_proxies(self._resolver.name)
         leaves, tree, tokens = self._unpack(values)
+        call = check(self._resolver.name, leaves, tree)
         plan = self._table.get(plan_key(leaves, tree, self._resolver.static_numbers))
         if plan is None:
-            plan = LaunchPlan(self._resolver, leaves, tree, tokens or (), self.look_up)
+            plan = LaunchPlan(self._resolver, call, tokens or (), self.look_up)
             # The key is made only now: the trace may have found that it depends on a number.
             self._table.put(plan_key(leaves, tree, self._resolver.static_numbers), plan)
         if tokens is not None:
             self.launch = plan
-        return plan.launch(leaves, out)
+        return plan.run(call, out)
 
 
 class FormPlans(Plans):

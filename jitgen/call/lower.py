@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import lowering
-from jitgen.call import recording
+from jitgen import events, lowering
 from jitgen.call.arguments import Parameters
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, check
+from jitgen.call.signature import Call, check
 from jitgen.call.specialization import memory_of
 from jitgen.errors import RequiresGrad
+from jitgen.events import CallEvent
 from jitgen.ir.views import Memory, Strided
 from jitgen.lowering import Route
 from jitgen.quant import weights
@@ -51,13 +51,13 @@ def lower(
     for spec in specs:
         if isinstance(spec, torch.Tensor):
             check(resolver.name, [spec], gradients=True)
-    numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
     device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
+    call = Call.of(concrete, tree, device)
+
     def specialized(differentiable: bool) -> Any:
-        facts = concrete, tree, tensors, numbers, device, route
-        return resolver.specialize(*facts, target is None, differentiable)
+        return resolver.specialize(call, route, target is None, differentiable)
 
     try:
         found, captured, environment = specialized(needs_grad)
@@ -70,10 +70,9 @@ def lower(
     if needs_grad:
         from jitgen.call.lower_gradients import lower_both
 
-        return lower_both(resolver, found, [*tensors, *captured], numbers, environment, memory, device, route)
+        return lower_both(resolver, found, [*tensors, *captured], call.numbers, environment, memory, device, route)
     lowered = found.lower(environment, memory, ())
-    if recording.active():
-        recording.note(found.traced.graph, lowered, environment, memory, resolver.routing)
+    events.publish(CallEvent(found.traced.graph, lowered, environment, memory, resolver.routing.requested))
     return lowered, None
 
 

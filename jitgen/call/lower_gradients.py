@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from jitgen import lowering, pipeline
-from jitgen.call import recording
+from jitgen import events, lowering, pipeline
 from jitgen.call.derivative import Derivative
 from jitgen.call.resolver import Resolver, ResolverOfBackward
+from jitgen.call.signature import Call
 from jitgen.call.specialization import Specialization
+from jitgen.events import CallEvent
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.views import Memory, Strided
@@ -73,7 +74,7 @@ def lower_both(
     sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
     tensors = [*grads, *kept, *sizes]
     of_backward = ResolverOfBackward(function, replace(resolver.routing, name=name))
-    found, _, around = of_backward.specialize([*tensors, *numbers], None, tensors, numbers, device, route, False)
+    found, _, around = of_backward.specialize(Call.of([*tensors, *numbers], None, device), route, False)
     lies = [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
     return forward, _lowered(of_backward, found.traced.graph, around, lies, route)
 
@@ -82,8 +83,7 @@ def _lowered(
     resolver: Resolver, graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], route: Route
 ) -> lowering.Lowered:
     lowered = pipeline.lower(graph, environment, memory, route)
-    if recording.active():
-        recording.note(graph, lowered, environment, memory, resolver.routing)
+    events.publish(CallEvent(graph, lowered, environment, memory, resolver.routing.requested))
     return lowered
 
 

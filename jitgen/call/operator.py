@@ -26,7 +26,7 @@ import torch
 
 from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.routing import Routing
-from jitgen.call.signature import environment_of, plan_key
+from jitgen.call.signature import check, environment_of, plan_key
 from jitgen.call.table import LIMIT, Table
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -148,7 +148,7 @@ class _Launches:
         key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
         found = self.table.get(key)
         if found is None:
-            found = self.resolver.resolve(leaves, None)[0]
+            found = self.resolver.resolve(check(self.resolver.name, leaves))[0]
             key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
             self.table.put(key, found)
         return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)

@@ -18,7 +18,7 @@ from jitgen.call.outputs import (
 )
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import check, is_object
+from jitgen.call.signature import Call, check, is_object
 from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
@@ -42,12 +42,11 @@ class LaunchPlan:
     def __new__(
         cls,
         resolver: Resolver,
-        leaves: Sequence[Any],
-        tree: Any = None,
+        call: Call,
         tokens: Sequence[Any] = (),
         elsewhere: Callable[[tuple[Any, ...], Any], Any] | None = None,
     ) -> LaunchPlan:
-        """A plan of ``leaves``.
+        """A plan of calls like ``call``, which was checked.
 
         Args:
             tokens: for each argument the token of a quantised weight, whose tensors are leaves, or None; empty where
@@ -55,15 +54,14 @@ class LaunchPlan:
             elsewhere: takes the arguments and ``out`` of a call that the generated ``__call__`` does not launch; by
                 default every fact of that call is checked.
         """
-        check(resolver.name, leaves)
-        found, _ = resolver.resolve(leaves, tree)
-        facts = PlanFacts(leaves, tokens, by_value=bool(resolver.static_numbers))
-        call = plan_text.make_call(resolver.name, facts)
-        made = type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
+        found, _ = resolver.resolve(call)
+        facts = PlanFacts(call.leaves, tokens, by_value=bool(resolver.static_numbers))
+        generated = plan_text.make_call(resolver.name, facts)
+        made = type("LaunchPlan", (LaunchPlan,), {"__call__": generated, "__doc__": LaunchPlan.__doc__})
         plan: LaunchPlan = super().__new__(made)
         if elsewhere is not None:
             plan._elsewhere = elsewhere  # type: ignore[assignment, method-assign]
-        plan._prepare(resolver, found, facts, tree)
+        plan._prepare(resolver, found, facts, call.tree)
         return plan
 
     function: Any = None
@@ -79,7 +77,7 @@ class LaunchPlan:
         self._tokens = tuple(facts.tokens)
         self._bound = tuple(TensorFacts.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in facts.leaves)
         """What it was bound with: the facts alone of tensors, so that their memory can be freed."""
-        self._tensor_indices, self._number_indices = facts.tensors, facts.numbers
+        self._number_indices = facts.numbers
         self._by_value = facts.by_value
         tensors = [facts.leaves[index] for index in facts.tensors]
         self._tensor_facts: list[TensorFacts] = [self._bound[index] for index in facts.tensors]
@@ -149,7 +147,6 @@ class LaunchPlan:
         observers.refuse_proxies(name)
         if len(leaves) != len(self._bound):
             raise TypeError(f"the plan of {name} takes {len(self._bound)} arguments, got {len(leaves)}")
-        tensors = [leaves[index] for index in self._tensor_indices]
         for index, (leaf, bound) in enumerate(zip(leaves, self._bound, strict=True)):
             varies = index in self._number_indices and not self._by_value
             if isinstance(bound, TensorFacts):
@@ -161,20 +158,23 @@ class LaunchPlan:
                     f"argument {index} of the plan of {name} is {leaf!r}, and the plan was bound with "
                     f"{bound!r}; bind again, or call the function itself"
                 )
-        check(name, leaves)
-        if self._last is not None and has_repeated(tensors):
-            self._last = (layout_check(tensors), *self._last[1:])
+        return self.run(check(name, leaves, self._tree), out)
+
+    def run(self, call: Call, out: Any) -> Any:
+        """A call that was checked, and of which ``out`` alone is not as the plan was bound for it."""
+        name = self._resolver.name
+        if self._last is not None and has_repeated(call.tensors):
+            self._last = (layout_check(call.tensors), *self._last[1:])
         if out is None:
             with changes_stay():
-                return self._start(*self._find(leaves, None), leaves, tensors, ())
+                return self._start(*self._find(call, None), call, ())
         outputs = outputs_of(out)
         check_distinct(name, outputs)
-        direct = self._find(leaves, outputs) if self._writes_results() else None
-        if direct and may_be_written(outputs, [*tensors, *direct[1]], direct[0].lowered.laid_out.read_elsewhere):
-            self._start(*direct, leaves, tensors, outputs)
+        direct = self._find(call, outputs) if self._writes_results() else None
+        if direct and may_be_written(outputs, [*call.tensors, *direct[1]], direct[0].lowered.laid_out.read_elsewhere):
+            self._start(*direct, call, outputs)
         else:
-            results = self._start(*self._find(leaves, None), leaves, tensors, ())
-            copy_results(name, results, self._device, outputs)
+            copy_results(name, self._start(*self._find(call, None), call, ()), call.device, outputs)
         return out
 
     def _writes_results(self) -> bool:
@@ -184,22 +184,17 @@ class LaunchPlan:
             return False
         return described_results(self._resolver.name, found.lowered) is not None
 
-    @property
-    def _device(self) -> torch.device:
-        return self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")
-
     def _start(
         self,
-        found: BoundLaunch,
+        bound: BoundLaunch,
         captured: Sequence[torch.Tensor],
-        leaves: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
+        call: Call,
         out: Sequence[torch.Tensor],
     ) -> Any:
-        refuse_tangents(self._resolver.name, (*tensors, *captured, *out))
-        inputs, numbers = [*tensors, *captured], [leaves[index] for index in self._number_indices]
+        inputs = [*call.tensors, *captured]
+        refuse_tangents(self._resolver.name, (*inputs, *out))
         addresses = [tensor.data_ptr() for tensor in inputs]
-        return found.launch(*inputs, *addresses, *numbers, *out, *(tensor.data_ptr() for tensor in out))
+        return bound.launch(*inputs, *addresses, *call.numbers, *out, *(tensor.data_ptr() for tensor in out))
 
     def _check_tensor(self, index: int, tensor: Any, bound: TensorFacts) -> None:
         name = self._resolver.name
@@ -214,22 +209,20 @@ class LaunchPlan:
                 f"the plan was bound for {bound}. Bind again for such arguments, or call the function itself"
             )
 
-    def _find(
-        self, leaves: Sequence[Any], out: Sequence[torch.Tensor] | None
-    ) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
+    def _find(self, call: Call, out: Sequence[torch.Tensor] | None) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
         """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
         key = _key(out)
-        known = self._launches.fitting(key, leaves)
+        known = self._launches.fitting(key, call.leaves)
         if known is None:
             if out is not None:
-                name, lowered = self._resolver.name, self._find(leaves, None)[0].lowered
-                check_outputs(name, described_results(name, lowered) or [], self._device, out)
-            known = self._resolver.resolve(leaves, self._tree, out or ())
+                name, lowered = self._resolver.name, self._find(call, None)[0].lowered
+                check_outputs(name, described_results(name, lowered) or [], call.device, out)
+            known = self._resolver.resolve(call, out or ())
             self._launches.add(key, known[0])
-        self._try_next(known[0], [leaves[index] for index in self._tensor_indices], out)
+        self._try_next(known[0], call.tensors, out)
         return known
 
 

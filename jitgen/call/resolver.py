@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import console
-from jitgen.call import recording
+from jitgen import console, events, pipeline
 from jitgen.call.routing import Routing
 from jitgen.call.signature import (
     NUMBERS,
+    Call,
     at_sizes_of_one,
-    check,
+    environment_of,
     is_object,
     number_symbols,
     same_trace_fact,
@@ -29,6 +29,7 @@ from jitgen.call.signature import (
 )
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import RequiresGrad, UnsupportedError
+from jitgen.events import CallEvent, MissEvent
 from jitgen.forks import Lock
 from jitgen.ir import symbols
 from jitgen.lowering import Lowered, Route
@@ -242,21 +243,17 @@ class Resolver:
         args, kwargs = (leaves, {}) if tree is None else pytree.tree_unflatten(list(leaves), tree)
         return self.function(*args, **kwargs)
 
-    def resolve(
-        self, leaves: Sequence[Any], tree: Any, out: Sequence[torch.Tensor] = ()
-    ) -> tuple[BoundLaunch, list[torch.Tensor]]:
+    def resolve(self, call: Call, out: Sequence[torch.Tensor] = ()) -> tuple[BoundLaunch, list[torch.Tensor]]:
         """The launch of a call, and its captured tensors.
 
         Args:
-            leaves, tree: the arguments (``call/arguments.py``).
+            call: which was checked.
             out: caller-owned outputs.
 
         Raises:
-            JitgenError: what tracing, lowering and compiling raise; UnsupportedError for arguments no kernel takes;
-                RequiresGrad where a captured tensor requires grad.
+            JitgenError: what tracing, lowering and compiling raise; RequiresGrad where a captured tensor requires grad.
         """
-        tensors, numbers = check(self.name, leaves)
-        device = tensors[0].device if tensors else torch.device("cpu")
+        device = call.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
                 f"{self.name}: the first call with such arguments is within the capture of a CUDA graph, where nothing "
@@ -264,40 +261,51 @@ class Resolver:
                 "nothing"
             )
         route = self.routing.on_device(device)
-        specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
+        specialization, captured, environment = self.specialize(call, route)
         if torch.is_grad_enabled() and (path := _asks_gradients(specialization.traced, captured)) is not None:
             raise RequiresGrad(
                 f"{path} requires grad, and neither a plan nor a call with out= computes gradients; call the function "
                 "itself, or this under torch.no_grad()"
             )
         on_cpu = device.type == "cpu"
-        memory = [memory_of(tensor, on_cpu) for tensor in (*tensors, *captured)]
-        wanted = [memory_of(tensor, on_cpu) for tensor in out]
-        lowered = specialization.lower(environment, memory, wanted)
-        if recording.active():
-            recording.note(specialization.traced.graph, lowered, environment, memory, self.routing)
-            with changes_stay(False):
-                recording.note_more_rows(
-                    leaves, tree, route, self.routing, lambda more: self._trace(more, tree, device, route)
-                )
-        graph = specialization.traced.graph
-        kernels = specialization.built(
-            lowered, default_store(), lambda: recording.remedy(graph, lowered, environment, memory, self.routing)
+        memory = [memory_of(tensor, on_cpu) for tensor in (*call.tensors, *captured)]
+        results = [memory_of(tensor, on_cpu) for tensor in out]
+        lowered = specialization.lower(environment, memory, results)
+        event = CallEvent(
+            specialization.traced.graph,
+            lowered,
+            environment,
+            memory,
+            self.routing.requested,
+            call.leaves,
+            call.tree,
+            lambda leaves: self._lowered_with(Call.of(leaves, call.tree, device), route),
         )
-        caller_outputs = frozenset(range(len(wanted)))
-        launch = specialization.bind(lowered, kernels, environment, device, len(numbers), caller_outputs)
+        events.publish(event)
+        kernels = specialization.built(
+            lowered, default_store(), lambda: next(iter(events.publish(MissEvent(event))), None)
+        )
+        caller_outputs = frozenset(range(len(results)))
+        launch = specialization.bind(lowered, kernels, environment, device, len(call.numbers), caller_outputs)
         return BoundLaunch(launch, specialization, lowered, captured), list(captured)
 
+    def _lowered_with(self, call: Call, route: Route) -> CallEvent | None:
+        """A call that is not made; None where the function cannot be traced for it."""
+        with changes_stay(False):
+            try:
+                traced = self._trace(call, route)
+            except Exception:  # the function's own included: the user wrote it for other arguments
+                return None
+            tensors = [*call.tensors, *(found.value for found in traced.captured)]
+            environment = environment_of(tensors, call.numbers)
+            if any(not guard.holds(environment) for guard in traced.graph.guards):
+                return None
+            memory = [memory_of(tensor, True) for tensor in tensors]
+            lowered = pipeline.lower(traced.graph, environment, memory, route)
+            return CallEvent(traced.graph, lowered, environment, memory, self.routing.requested)
+
     def specialize(
-        self,
-        leaves: Sequence[Any],
-        tree: Any,
-        tensors: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        device: torch.device,
-        route: Route,
-        runs: bool = True,
-        differentiable: bool = False,
+        self, call: Call, route: Route, runs: bool = True, differentiable: bool = False
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
 
@@ -305,29 +313,22 @@ class Resolver:
             runs: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
             differentiable: whether gradients are computed.
         """
-        with arguments_are(leaves):
-            return self._specialize(leaves, tree, tensors, numbers, device, route, runs, differentiable)
+        with arguments_are(call.leaves):
+            return self._specialize(call, route, runs, differentiable)
 
     def _specialize(
-        self,
-        leaves: Sequence[Any],
-        tree: Any,
-        tensors: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        device: torch.device,
-        route: Route,
-        runs: bool,
-        differentiable: bool,
+        self, call: Call, route: Route, runs: bool, differentiable: bool
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        key = (route, device, runs, differentiable, tree, trace_key(leaves), autocast.settings())
-        environment = number_symbols(numbers)
+        key = (route, call.device, runs, differentiable, call.tree, trace_key(call.leaves), autocast.settings())
+        tensors = call.tensors
+        environment = number_symbols(call.numbers)
         alike = self._specializations.setdefault(key, [])
         before = tuple(alike)
         count = len(before)
         known = _fitting(before, tensors, environment)
         if known is not None:
             return known
-        traced = self._trace(leaves, tree, device, route, runs, differentiable)
+        traced = self._trace(call, route, runs, differentiable)
         captured = [found.value for found in traced.captured]
         # What is remembered keeps no tensors alive.
         traced = dataclasses.replace(
@@ -352,20 +353,12 @@ class Resolver:
             self._warn_of_traces(alike)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
-    def _trace(
-        self,
-        leaves: Sequence[Any],
-        tree: Any,
-        device: torch.device,
-        route: Route,
-        runs: bool = True,
-        differentiable: bool = False,
-    ) -> Traced:
+    def _trace(self, call: Call, route: Route, runs: bool = True, differentiable: bool = False) -> Traced:
         from jitgen.trace.run import trace  # with the rows, which a function that is only decorated does not need
 
-        numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
-        guards = Guards(number_symbols(numbers))
-        count = iter(range(len(numbers)))
+        leaves, tree = call.leaves, call.tree
+        guards = Guards(number_symbols(call.numbers))
+        count = iter(range(len(call.numbers)))
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         layout = weights.LAYOUTS[route.backend]
@@ -374,7 +367,16 @@ class Resolver:
         ]
         with arguments_are(leaves):
             traced = trace(
-                self.function, self.name, symbolic, structure, guards, device, layout, objects, runs, differentiable
+                self.function,
+                self.name,
+                symbolic,
+                structure,
+                guards,
+                call.device,
+                layout,
+                objects,
+                runs,
+                differentiable,
             )
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
@@ -410,10 +412,9 @@ class ResolverOfGraph(Resolver):
         super().__init__(_called_as_a_graph, routing)
         self._traced = traced
 
-    def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        graph = at_sizes_of_one(self._traced.graph, tensors)
-        if graph is None or not all(map(same_trace_fact, graph.inputs, tensors)):
+    def _trace(self, call: Call, *others: Any) -> Traced:
+        graph = at_sizes_of_one(self._traced.graph, call.tensors)
+        if graph is None or not all(map(same_trace_fact, graph.inputs, call.tensors)):
             raise UnsupportedError(f"{self.name}: a call of another kind than the graph is for")
         return dataclasses.replace(self._traced, graph=graph)
 
@@ -421,8 +422,8 @@ class ResolverOfGraph(Resolver):
 class ResolverOfBackward(Resolver):
     """A resolver of calls of a backward: a function of jitgen's own, whose parts never change. None is looked at."""
 
-    def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
-        return dataclasses.replace(super()._trace(leaves, *others), guards=())
+    def _trace(self, call: Call, *others: Any) -> Traced:
+        return dataclasses.replace(super()._trace(call, *others), guards=())
 
 
 def _called_as_a_graph(*leaves: Any) -> Any:

@@ -46,7 +46,8 @@ class Routing:
         Raises:
             UnsupportedError: the backend does not run there, or this processor cannot run the code.
         """
-        backend = routes.backend_for(self.requested[0], "cuda" if device.type == "cuda" else "cpu")
+        requested, _ = self.requested
+        backend = routes.backend_for(requested, "cuda" if device.type == "cuda" else "cpu")
         compiler = self.compiler or routes.default_compiler(backend)
         chip = None
         if device.type == "cuda":
@@ -66,7 +67,7 @@ class Routing:
                 + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
             )
         routes.check(backend, compiler, target)
-        automatic = self._is_automatic(self.requested[0])
+        automatic = self._is_automatic(requested)
         return Route(backend, compiler, target, chip, self.is_batch_invariant, automatic, _bounds_waits(backend))
 
     def for_target(self, target: Target, backend: str | None) -> Route:

@@ -10,6 +10,7 @@ objects that a function closes over are. Three comparisons follow, from the wide
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,39 +45,62 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, SYMBOLIC)
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one call, as all that resolves it takes them.
+
+    Attributes:
+        leaves, tree: the arguments (``call/arguments.py``).
+        tensors: those leaves.
+        numbers: those leaves, as plain integers and floats.
+        device: where its kernels run.
+    """
+
+    leaves: Sequence[Any]
+    tree: Any
+    tensors: Sequence[torch.Tensor]
+    numbers: Sequence[Any]
+    device: torch.device
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], tree: Any, device: torch.device | None = None) -> Call:
+        """The call of these arguments, which nothing checks; ``device``: by default that of its tensors."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
+        device = device or (common_device(tensors) if tensors else torch.device("cpu"))
+        return cls(leaves, tree, tensors, numbers, device)
+
+
 def check(
-    name: str, leaves: Sequence[Any], host_scalars: bool = False, gradients: bool = False
-) -> tuple[list[torch.Tensor], list[Any]]:
-    """The tensors and the numbers among ``leaves``, after all checks that need no trace.
+    name: str, leaves: Sequence[Any], tree: Any = None, host_scalars: bool = False, gradients: bool = False
+) -> Call:
+    """The call of these arguments, after all checks that need no trace. Every way to a launch that is new passes here
+    once.
 
     Args:
         name: the function's, for messages.
+        leaves, tree: the arguments (``call/arguments.py``).
         host_scalars: whether 0-d CPU tensors may be among CUDA tensors.
         gradients: whether the call computes gradients.
 
     Raises:
         UnsupportedError: tensors that cannot be arguments of one kernel; RequiresGrad where one requires grad.
     """
-    tensors: list[torch.Tensor] = []
-    numbers: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             unreadable = why_unreadable(leaf)
             if unreadable is not None:
                 raise UnsupportedError(f"{name}: {unreadable}")
-            tensors.append(leaf)
-        elif type(leaf) in NUMBERS:
-            numbers.append(base(type(leaf))(leaf))
         elif isinstance(leaf, torch.fx.Proxy):
             raise UnsupportedError(
                 f"{name}: torch.fx.symbolic_trace follows no kernels; use torch.export.export or make_fx, or declare "
                 "the function a leaf with torch.fx.wrap"
             )
-    device = common_device(tensors) if tensors else None
-    for tensor in tensors:
-        if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):
+    call = Call.of(leaves, tree)
+    for tensor in call.tensors:
+        if tensor.device != call.device and not (host_scalars and is_host_scalar(tensor, call.device)):
             raise UnsupportedError(
-                f"{name}: arguments on {device} and {tensor.device}; move them to one device, with .to(device)"
+                f"{name}: arguments on {call.device} and {tensor.device}; move them to one device, with .to(device)"
             )
         if tensor.requires_grad and torch.is_grad_enabled() and not gradients:
             raise RequiresGrad(
@@ -84,9 +108,9 @@ def check(
                 "call the function itself, or this under torch.no_grad()"
             )
         dtype_name(tensor.dtype)
-    if device is not None and device.type not in ("cpu", "cuda"):
-        raise UnsupportedError(f"{name}: tensors on {device}; jitgen runs on cpu and cuda")
-    return tensors, numbers
+    if call.device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"{name}: tensors on {call.device}; jitgen runs on cpu and cuda")
+    return call
 
 
 def trace_key(leaves: Sequence[Any]) -> tuple[Any, ...]:

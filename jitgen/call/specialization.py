@@ -104,7 +104,9 @@ class Specialization:
             self.partitions.append(lowered.partitioned)
         return lowered
 
-    def built(self, lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> tuple[BuiltKernel, ...]:
+    def built(
+        self, lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None
+    ) -> tuple[BuiltKernel, ...]:
         """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute.
 
         Args:

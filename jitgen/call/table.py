@@ -1,18 +1,16 @@
 """What the calls of a function are looked up in: tables that hold no more than so many entries.
 
-Warm calls read a table without a lock, as one ``dict.get``; whatever changes one has the lock. So a reader meets an
-entry as it was or as it is, and what it misses it makes again.
+Threads read and change a table without a lock: each step is one of ``dict`` or ``list``, which Python does at once. So
+a reader meets an entry as it was or as it is, what it misses it makes again, and a table is over its limit by as many
+entries as there are threads that add one at that moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import torch
-
-from jitgen.forks import Lock
 
 LIMIT = 4096
 """Entries of one table. A launch of a small kernel takes 18 kB and 2 ms to make (float32, on a CPU), so a full table of
@@ -23,9 +21,6 @@ ALTERNATIVES = 8
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-
-_changing = Lock()
-"""Held for microseconds, by what adds to a table."""
 
 
 class Table(dict[Key, Value]):
@@ -38,11 +33,13 @@ class Table(dict[Key, Value]):
 
     def put(self, key: Key, value: Value) -> None:
         """Enter ``value`` at ``key``."""
-        with _changing:
-            if len(self) >= LIMIT and key not in self:
-                for oldest in [*islice(self, LIMIT // 2)]:
-                    self.pop(oldest, None)
-            self[key] = value
+        self._make_room(key)
+        self[key] = value
+
+    def _make_room(self, key: Key) -> None:
+        if len(self) >= LIMIT and key not in self:
+            for oldest in list(self)[: LIMIT // 2]:
+                self.pop(oldest, None)
 
 
 class Launch(Protocol):
@@ -54,7 +51,7 @@ class Launch(Protocol):
 AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
 
 
-class LaunchTable(Table[Any, tuple[AnyLaunch, ...]]):
+class LaunchTable(Table[Any, list[AnyLaunch]]):
     """The launches of calls, by what was compared of their arguments; the last ones first where what the function
     captures differs."""
 
@@ -62,8 +59,10 @@ class LaunchTable(Table[Any, tuple[AnyLaunch, ...]]):
 
     def add(self, key: Any, launch: AnyLaunch) -> None:
         """Enter ``launch`` as the first at ``key``."""
-        with _changing:
-            self.put(key, (launch, *self.get(key, ()))[:ALTERNATIVES])
+        self._make_room(key)
+        alike = self.setdefault(key, [])
+        alike.insert(0, launch)
+        del alike[ALTERNATIVES:]
 
     def fitting(self, key: Any, leaves: Sequence[Any]) -> tuple[AnyLaunch, list[torch.Tensor]] | None:
         """The launch of a call with these arguments where what is captured is as it is now, and the captured tensors;

@@ -26,7 +26,7 @@ from jitgen import pipeline
 from jitgen.call.operator import LIBRARY, NAMES, Program, call_operator, operator_of, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, environment_of, sizes_of_one
+from jitgen.call.signature import NUMBERS, Call, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.call.table import LIMIT
 from jitgen.errors import TraceError, UnsupportedError
@@ -61,10 +61,8 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     needs_grad = torch.is_grad_enabled()
     with _no_tracing():
         stand_ins = {id(leaf): _described(leaf) for leaf in leaves}  # one tensor has one
-        described = [stand_ins[id(leaf)] for leaf in leaves]
-        shapes = [leaf for leaf in described if isinstance(leaf, torch.Tensor)]
-        hints = [leaf for leaf in described if type(leaf) in NUMBERS]
-        found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
+        described = Call.of([stand_ins[id(leaf)] for leaf in leaves], tree, device)
+        found, captured, _ = resolver.specialize(described, route, False, needs_grad)
     inputs = with_fakes([*tensors, *captured])
     refuse_tangents(resolver.name, captured)
     changes = found.traced.changes

@@ -1,21 +1,30 @@
-"""Recording which specialisations a program meets, into a manifest (``manifest``)."""
+"""Recording which specialisations a program meets, into a manifest (``manifest``).
+
+Calls are events (``events.py``), to which ``listen`` subscribes: what is new is noted where a manifest is being
+recorded, and what may not be compiled in a manifest of the store, which the error of such a call names.
+"""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
 import os
+import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jitgen import scratch, settings
-from jitgen.errors import CacheError
+from jitgen import console, events, scratch, settings
+from jitgen.errors import CacheError, CacheWarning, UnsupportedError
+from jitgen.events import CallEvent, MissEvent
 from jitgen.forks import Lock
-from jitgen.store import notice
+from jitgen.store import layout, notice
+from jitgen.store.default import default_store
 
 Entry = Mapping[str, Any]
 """An entry of a manifest, as JSON."""
@@ -24,6 +33,8 @@ INTERVAL_SECONDS = 2.0
 """Seconds after which what a process has met is written, so that little is lost where a signal ends it."""
 PATIENCE_SECONDS = 30.0
 """Seconds to wait for another process that writes the same file."""
+MISSED_SECONDS = 86400.0
+"""The age, in seconds, from which a manifest of misses is not added to: what is missed no more need not be built."""
 
 
 @dataclass(eq=False)
@@ -94,18 +105,84 @@ _lock = Lock()
 _recorders: list[Recorder] = []
 
 
-def recording() -> bool:
-    """Whether a manifest is being recorded: specialisations are then told to ``note``."""
+@cache
+def listen() -> None:
+    """Hear of every call from now on. A second time does nothing."""
+    events.subscribe(CallEvent, note_call)
+    events.subscribe(MissEvent, remedy)
+
+
+def note_call(call: CallEvent) -> None:
+    """Add a call to every manifest being recorded, and what it would be with two rows where it has one: a trace of a
+    size of 1 is for that size alone."""
+    if not _is_recording():
+        return
+    _note(call)
+    if call.with_leaves is None:
+        return
+    from jitgen.deploy import row_variants  # only a program that records needs it
+
+    for enlarged in row_variants.enlarged(call.leaves, call.tree):
+        larger = call.with_leaves(enlarged)
+        if larger is not None:
+            _note(larger)
+
+
+def remedy(miss: MissEvent) -> str:
+    """The command that builds what a call misses. Its manifest has everything that was missed of late."""
+    path, first = settings.get("JITGEN_RECORD"), ""
+    if not path:
+        try:
+            entry = _entry_of(miss.call)
+        except UnsupportedError as error:
+            return f"it, which cannot be prewarmed: {error}"
+        path = _missed(entry)
+        if path is None:
+            path, first = "specs.json", "run this program with JITGEN_RECORD=specs.json, and then "
+    return f"{first}jitgen prewarm {shlex.quote(path)} --target {miss.call.lowered.route.target}"
+
+
+def _missed(entry: Entry) -> str | None:
+    """Adds ``entry`` to the store's manifest of misses, and returns its path; None where the store cannot be written.
+    A manifest that was last written ``MISSED_SECONDS`` ago is begun anew."""
+    from jitgen.deploy import manifest
+
+    store = default_store()
+    path = layout.missed_path(store.root)
+    if not store.writable:
+        return None
+    try:
+        with store.writing():
+            if path.exists() and path.stat().st_mtime < time.time() - MISSED_SECONDS:
+                path.unlink(missing_ok=True)
+            manifest.write(path, {manifest.identity_of(entry): entry}, patience=1.0)
+    except CacheError:
+        return None
+    return str(path)
+
+
+def _is_recording() -> bool:
     path = settings.get("JITGEN_RECORD")
     if path and not any(recorder.path == path for recorder in _recorders):
         _start(path)
     return bool(_recorders)
 
 
-def note(entry: Entry) -> None:
-    """Add ``entry`` to every manifest being recorded."""
+def _entry_of(call: CallEvent) -> Entry:
     from jitgen.deploy import manifest
 
+    return manifest.entry_of(call.graph, call.lowered, call.environment, call.memory, call.requested)
+
+
+def _note(call: CallEvent) -> None:
+    """Add a call to every manifest being recorded."""
+    from jitgen.deploy import manifest
+
+    try:
+        entry = _entry_of(call)
+    except UnsupportedError as error:
+        console.warn(f"a call is not recorded: {error}", CacheWarning, stacklevel=2)
+        return
     identity = manifest.identity_of(entry)
     with _lock:
         for recorder in _recorders:
@@ -125,6 +202,7 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         CacheError: at the end of the context, where the manifest cannot be written.
     """
+    listen()
     recorder = _start(os.fspath(path))
     try:
         yield

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen import console, settings
 from jitgen.codegen.python import PythonFunction
+from jitgen.deploy import record
 from jitgen.dynamo import checkpoint, cut
 from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
 from jitgen.dynamo.program import Program, called, hint, program_of, value_of, with_values
@@ -34,6 +35,8 @@ from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
 from jitgen.quant import weights
 from jitgen.runtime.overlap import SharedMemoryError
 from jitgen.spec import TensorSpec
+
+record.listen()
 
 UNCOUNTED = (cut.SIZES, cut.ITEMS, cut.VIEWS)
 """Reasons of nodes that compute no elements."""

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from jitgen.call.operator import Program, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
+from jitgen.call.signature import Call
 from jitgen.errors import UnsupportedError
 from jitgen.export.table import Use
 from jitgen.quant import weights
@@ -158,7 +159,7 @@ def _linear_in(node: fx.Node, size: OpenSize) -> Found:
     first, *rest = tensors(size.values[-1])
     arguments = (first, Stored(converted, wanted), *rest[len(converted) :])
     leaves, tree = pytree.tree_flatten((arguments, {}))
-    traced, _, _ = resolver.specialize(leaves, tree, leaves, [], device, route, runs=False)
+    traced, _, _ = resolver.specialize(Call.of(leaves, tree, device), route, runs=False)
     program = Program(traced.traced.graph, "", *resolver.routing.requested, resolver.routing.is_batch_invariant)
     return Found(node, nodes, Use(program, tensors, ()), (now, wanted))
 

@@ -99,7 +99,7 @@ def test_threads_see_a_table_that_is_always_full(monkeypatch: pytest.MonkeyPatch
     for thread in threads:
         thread.join()
     assert not failures
-    assert len(calls) <= 4
+    assert len(calls) <= 4 + len(threads)
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

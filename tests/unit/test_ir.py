@@ -371,6 +371,12 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def test_calls_know_of_no_deployment() -> None:
+    """Recording subscribes to the events of calls."""
+    for path in sorted((ROOT / "jitgen" / "call").rglob("*.py")):
+        assert not imports(path) & {"deploy", "export", "dynamo"}, path
+
+
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_point_one_way(package: str) -> None:
     place = ROOT / "jitgen" / package

@@ -160,11 +160,11 @@ def test_a_first_call_under_capture_names_prewarm(monkeypatch: pytest.MonkeyPatc
 
     from jitgen.call.resolver import Resolver
     from jitgen.call.routing import Routing
+    from jitgen.call.signature import Call
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr("jitgen.call.resolver.check", lambda name, leaves, **options: (list(leaves), []))
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(3, 4, device="cuda")
     resolver = Resolver(lambda x: x + 1, Routing("shifted", None, None))
     with pytest.raises(jitgen.UnsupportedError, match=r"capture of a CUDA graph.*prewarm"):
-        resolver.resolve([x], None)
+        resolver.resolve(Call.of([x], None))

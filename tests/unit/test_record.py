@@ -18,8 +18,10 @@ import pytest
 import torch
 
 import jitgen
+from jitgen import events
 from jitgen.deploy import manifest_schema, record
 from jitgen.errors import CacheError, CacheWarning
+from jitgen.events import CallEvent, MissEvent
 from jitgen.store import notice
 
 forked = multiprocessing.get_context("fork")
@@ -133,3 +135,41 @@ def test_a_context_leaves_nothing_behind(tmp_path: Path) -> None:
     assert manifest_samples.recorded(tmp_path / f"{name}.json", make())["entries"]
     assert record._recorders == []
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"]
+
+
+def test_calls_are_events() -> None:
+    """A call that is new is one event, whoever listens; one that is known is none."""
+    heard: list[CallEvent] = []
+    unsubscribe = events.subscribe(CallEvent, heard.append)
+    function = jitgen.jit(lambda x, scale: torch.relu(x) * scale)
+    try:
+        row = torch.randn(1, 5)
+        assert torch.equal(function(row, 2.5), torch.relu(row) * 2.5)
+        function(torch.randn(1, 5), 1.5)
+        assert len(heard) == 1
+        assert heard[0].environment["a0"] == 2.5
+        function.lower(X, 2.5)
+        assert len(heard) == 2
+    finally:
+        unsubscribe()
+    function(torch.randn(7, 5), 2.5)
+    assert len(heard) == 2
+    call, lowered = heard
+    assert (call.leaves[0] is row, call.requested[1], lowered.with_leaves) == (True, None, None)
+    assert call.with_leaves is not None
+    larger = call.with_leaves([X, 2.5])
+    assert larger is not None
+    assert larger.environment["s0_0"] == 3
+    assert larger.graph.inputs[0].shape != call.graph.inputs[0].shape
+    assert call.with_leaves([torch.randn(2, 2), "no number"]) is None
+
+
+def test_a_miss_asks_for_what_would_have_built_it() -> None:
+    missed: list[str] = []
+    unsubscribe = events.subscribe(MissEvent, lambda miss: missed.append(miss.call.graph.name))
+    try:
+        with jitgen.strict(), pytest.raises(jitgen.CacheMissError, match="to build it: jitgen prewarm"):
+            jitgen.jit(lambda x: torch.relu(x) * 3.25)(X)
+    finally:
+        unsubscribe()
+    assert missed == ["<lambda>"]
