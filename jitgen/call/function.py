@@ -68,6 +68,7 @@ class JitFunction(Generic[P, R]):
     # All JitFunctions of one method and instance share one __dict__; __wrapped__ refers to the instance.
     __slots__ = ("__dict__", "__weakref__", "__wrapped__")
     __wrapped__: Callable[..., Any]
+    _resolver_class: type[Resolver] = Resolver
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class JitFunction(Generic[P, R]):
         self.name: str = function_name(name or getattr(function, "__name__", type(function).__name__))
         functools.update_wrapper(self, function)
         self._parameters = Parameters(function)
-        self._resolver = Resolver(function, Routing(self.name, backend, compiler, batch_invariant))
+        self._resolver = self._resolver_class(function, Routing(self.name, backend, compiler, batch_invariant))
         self._dispatchers = Dispatchers(self._resolver, self._parameters)
         self._by_types = self._dispatchers.table
         """The same dict: a warm call has no time for another attribute."""

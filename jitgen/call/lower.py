@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +42,7 @@ def lower(
         TraceError, UnsupportedError: as a call would.
     """
     route = _route(resolver.routing, (args, kwargs), target, backend)
-    layout = weights.LAYOUTS[route.backend]
-    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)
-    sizes = _Sizes()
-    # Leaves as a call has them, where a spec is a tensor without memory.
-    concrete = [sizes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
+    leaves, concrete, tree = _described(parameters, args, kwargs, route)
     tensors = [leaf for leaf in concrete if isinstance(leaf, torch.Tensor)]
     specs = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorSpec))]
     for spec in specs:
@@ -74,6 +71,34 @@ def lower(
     lowered = found.lower(environment, memory, ())
     events.publish(CallEvent(found.traced.graph, lowered, environment, memory, resolver.routing.requested))
     return lowered, None
+
+
+def specialize(
+    resolver: Resolver, parameters: Parameters, args: tuple[Any, ...], device: torch.device, differentiable: bool
+) -> None:
+    """Trace what a call with these arguments on ``device`` needs, so that it is there when the call is made.
+
+    Args:
+        args: tensors, ``TensorSpec``s, and whatever else a call takes.
+        differentiable: whether the call is to compute gradients.
+
+    Raises:
+        TraceError, UnsupportedError: as a call would.
+    """
+    route = resolver.routing.on_device(device)
+    _, concrete, tree = _described(parameters, args, {}, route)
+    resolver.specialize(Call.of(concrete, tree, device), route, differentiable=differentiable)
+
+
+def _described(
+    parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], route: Route
+) -> tuple[Sequence[Any], list[Any], Any]:
+    """The leaves of the arguments; the same as a call has them, where a spec is a tensor without memory; and their
+    structure."""
+    layout = weights.LAYOUTS[route.backend]
+    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)
+    sizes = _Sizes()
+    return leaves, [sizes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves], tree
 
 
 def _route(routing: Routing, arguments: Any, target: str | Target | None, backend: str | None) -> Route:

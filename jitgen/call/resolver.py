@@ -37,7 +37,7 @@ from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
-from jitgen.trace.captured import MISSING, argument, arguments_are, call_leaves, same_value, together
+from jitgen.trace.captured import MISSING, Captured, argument, arguments_are, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.journal import changes_stay
@@ -354,8 +354,6 @@ class Resolver:
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(self, call: Call, route: Route, runs: bool = True, differentiable: bool = False) -> Traced:
-        from jitgen.trace.run import trace  # with the rows, which a function that is only decorated does not need
-
         leaves, tree = call.leaves, call.tree
         guards = Guards(number_symbols(call.numbers))
         count = iter(range(len(call.numbers)))
@@ -366,21 +364,16 @@ class Resolver:
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
         with arguments_are(leaves):
-            traced = trace(
-                self.function,
-                self.name,
-                symbolic,
-                structure,
-                guards,
-                call.device,
-                layout,
-                objects,
-                runs,
-                differentiable,
-            )
+            traced = self._run(symbolic, structure, guards, call.device, layout, objects, runs, differentiable)
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return dataclasses.replace(traced, follows_arguments=traced.follows_arguments or bool(objects))
+
+    def _run(self, *arguments: Any) -> Traced:
+        """One run of the function on what stands for its arguments; see ``trace/run.py``."""
+        from jitgen.trace.run import trace  # with the rows, which a function that is only decorated does not need
+
+        return trace(self.function, self.name, *arguments)
 
     def _warn_of_traces(self, alike: Sequence[Specialization]) -> None:
         """Warn of calls that are traced again and again, with what has changed since the trace before the last."""
@@ -419,8 +412,29 @@ class ResolverOfGraph(Resolver):
         return dataclasses.replace(self._traced, graph=graph)
 
 
-class ResolverOfBackward(Resolver):
-    """A resolver of calls of a backward: a function of jitgen's own, whose parts never change. None is looked at."""
+class ImportingResolver(Resolver):
+    """A resolver of calls of a function of jitgen's own, which does nothing but call torch functions."""
+
+    def _run(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        guards: Guards,
+        device: torch.device,
+        layout: str,
+        objects: Sequence[Captured],
+        runs: bool,
+        differentiable: bool,
+    ) -> Traced:
+        from jitgen.trace.importing import imported  # as in the other
+
+        if objects:
+            raise UnsupportedError(f"{self.name}: {objects[0].path} is neither a tensor nor a number")
+        return imported(self.function, self.name, leaves, tree, guards, device, layout, differentiable)
+
+
+class ResolverOfBackward(ImportingResolver):
+    """A resolver of calls of a backward, whose parts never change. None is looked at."""
 
     def _trace(self, call: Call, *others: Any) -> Traced:
         return dataclasses.replace(super()._trace(call, *others), guards=())

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
 from jitgen.call.operator import LIBRARY, NAMES, Program, call_operator, operator_of, parsed
-from jitgen.call.resolver import Resolver
+from jitgen.call.resolver import ImportingResolver, Resolver
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, Call, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
@@ -108,7 +108,7 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     from jitgen.call.derivative import Derivative
 
     def backward_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        resolver = Resolver(function, replace(routing, name=name))
+        resolver = ImportingResolver(function, replace(routing, name=name))
         return lambda *leaves: call(resolver, leaves, None)
 
     def forward_of(traced: Any) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,20 +28,17 @@ from jitgen.codegen.python import PythonFunction
 from jitgen.deploy import record
 from jitgen.dynamo import checkpoint, cut
 from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
-from jitgen.dynamo.program import Program, called, hint, program_of, value_of, with_values
+from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
 from jitgen.dynamo.region import inline, region
 from jitgen.dynamo.updates import updates, written
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
 from jitgen.quant import weights
 from jitgen.runtime.overlap import SharedMemoryError
-from jitgen.spec import TensorSpec
 
 record.listen()
 
 UNCOUNTED = (cut.SIZES, cut.ITEMS, cut.VIEWS)
 """Reasons of nodes that compute no elements."""
-MAX_ATTEMPTS = 64
-"""Nodes of one graph that are tried and turn out to be none that a kernel computes; then the rest stays with torch."""
 
 
 @dataclass
@@ -237,22 +234,7 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
     # Where all of it does, decorated functions are operators, which a policy may choose.
     aliasing = Aliasing(module.graph, inline(module) if stays_with_torch is None else ())
     rejected: dict[fx.Node, str] = dict.fromkeys(module.graph.nodes, stays_with_torch) if stays_with_torch else {}
-    for _ in range(MAX_ATTEMPTS):
-        parts = [
-            part for segment in cut.segments(module.graph, rejected, aliasing) for part in _parts(segment, aliasing)
-        ]
-        found = {
-            part.segment: failure
-            for part in parts
-            if part.program is not None and (failure := part.conflict or _tried(part))
-        }
-        if not found:
-            break
-        rejected.update(found.values())
-    else:
-        for part in parts:
-            if part.segment in found:
-                part.program, (_, part.segment.reason) = None, found[part.segment]
+    parts = list(_steps(module.graph.nodes, rejected, aliasing))
     for part in parts:
         if checkpoint.is_checkpoint(part.segment.nodes[0]):
             inner = checkpoint.graph_of(part.segment.nodes[0])
@@ -260,6 +242,28 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
             part.checkpointed = _compiled_graph(inner, reason)
     _note_overwritten(parts, aliasing)
     return CompiledGraph(module, parts)
+
+
+def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Aliasing) -> Iterator[Part]:
+    """The steps of ``nodes``. A run in which there turn out to be nodes that no kernel can compute is cut at these, and
+    no other is made again.
+
+    Args:
+        rejected: such nodes, each with the reason; more are added.
+    """
+    stack = [iter(cut.segments(nodes, rejected, aliasing))]
+    while stack:
+        segment = next(stack[-1], None)
+        if segment is None:
+            stack.pop()
+            continue
+        parts = _parts(segment, aliasing)
+        refused = {node: reason for part in parts for node, reason in _refused(part).items()}
+        if refused:
+            rejected.update(refused)
+            stack.append(iter(cut.segments(segment.nodes, rejected, aliasing)))
+        else:
+            yield from parts
 
 
 def _parts(segment: cut.Segment, aliasing: Aliasing) -> list[Part]:
@@ -270,8 +274,8 @@ def _parts(segment: cut.Segment, aliasing: Aliasing) -> list[Part]:
     parts = []
     if found.live:
         inputs = cut.inputs_of(found.live)
-        graph = cut.extracted(found.live, inputs, found.outputs)
-        program = program_of(graph, _name(segment), claims(inputs, found, aliasing))
+        facts = claims(inputs, found, aliasing)
+        program = program_of(inputs, found.live, tuple(found.outputs), _name(segment), facts)
         parts = [Part(segment, found.live, inputs, found.outputs, program, conflict=conflict(found, aliasing))]
     if found.views:
         same = {node: other for node, other in found.views.items() if other is not None}
@@ -306,40 +310,15 @@ def _name(segment: cut.Segment) -> str:
     return "model"
 
 
-def _tried(part: Part) -> tuple[fx.Node, str] | None:
-    """The node of ``part`` that cannot be in its program, and why; None where all can."""
-    program = part.program
-    assert program is not None
-    if not program.tried:
-        program.tried = True
-        specs = [_spec(value_of(node)) for node in part.inputs]
-        if not any(spec is None for spec in specs):
-            with torch.no_grad(), suppress(JitgenError):
-                program.function.lower(*specs)
-    if program.failed is None:
-        return None
-    number, reason = program.failed
-    return part.nodes[number - len(part.inputs)], reason
-
-
-def _spec(value: Any) -> Any:
-    """What a trace is tried with, in place of what Dynamo knows of a value; None where that cannot be."""
-    if weights.is_quantized(value):
-        token = value.token
-        return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
-    if isinstance(value, torch.Tensor):
-        if type(value).__name__ != "FakeTensor" and type(value) not in (torch.Tensor, torch.nn.Parameter):
-            return None
-        sizes, strides = _hints(value.shape), _hints(value.stride())
-        return None if sizes is None or strides is None else TensorSpec(sizes, value.dtype, strides=strides)
-    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return hint(value)
-    return None if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
-
-
-def _hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
-    found = [size for size in map(hint, sizes) if size is not None]
-    return tuple(found) if len(found) == len(sizes) else None
+def _refused(part: Part) -> dict[fx.Node, str]:
+    """The nodes of ``part`` that cannot be in its program, each with the reason."""
+    if part.program is None:
+        return {}
+    if part.conflict is not None:
+        return dict([part.conflict])
+    values = (*part.inputs, *part.nodes)
+    found = part.program.refused(list(map(value_of, values)))
+    return {values[number]: reason for number, reason in found.items()}
 
 
 def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]:

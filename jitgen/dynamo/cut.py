@@ -115,8 +115,8 @@ def layer_of(node: fx.Node) -> str:
     return ""
 
 
-def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str], aliasing: Aliasing) -> list[Segment]:
-    """The calls of ``graph`` in runs.
+def segments(nodes: Iterable[fx.Node], rejected: Mapping[fx.Node, str], aliasing: Aliasing) -> list[Segment]:
+    """The calls among ``nodes`` in runs.
 
     Args:
         rejected: nodes that no kernel can compute, as was found by trying, each with the reason.
@@ -132,14 +132,14 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str], aliasing: Aliasin
         current = Segment()
         inside.clear()
 
-    for node in graph.nodes:
+    for node in nodes:
         if not is_call(node) or getattr(node.target, "__name__", "") in _IGNORED:
             continue
         if is_size(node) and not inside.intersection(node.all_input_nodes):
             done.append(Segment([node], SIZES))
             continue
         reason = rejected.get(node) or rejection(node) or aliasing.refusal(node)
-        source = node.args[0] if picks_an_item(node) else None
+        source: Any = node.args[0] if picks_an_item(node) else None
         if source is not None and source not in inside:
             is_graph = is_checkpoint(source) or source.target is region
             reason = ITEMS if is_graph else "an item of what torch computed"
@@ -175,16 +175,3 @@ def outputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """The values of ``nodes`` that are read elsewhere."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]
-
-
-def extracted(nodes: Sequence[fx.Node], inputs: Iterable[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
-    """``nodes`` as a graph of ``inputs``, which returns a tuple of ``outputs``."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in inputs:
-        copies[node] = graph.placeholder(f"input{len(copies)}")
-        copies[node].meta = {"example_value": value_of(node)}
-    for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in outputs))
-    return graph

@@ -1,9 +1,10 @@
-"""``Program``: a graph of torch.fx that runs as a decorated function.
+"""``Program``: calls of a graph of torch.fx that run as a decorated function.
 
-Dynamo makes graphs of whole models, of which many consist of the same layers. Graphs that are equal but for the names
-of their nodes are one program: it is traced once, and its kernels are compiled once.
+Dynamo makes graphs of whole models, of which many consist of the same layers. Runs of calls that are equal but for the
+names of their nodes are one program: it is recognised before anything is made of it, then imported once, and its
+kernels are compiled once.
 
-Neighbours: ``region.py`` and ``backend.py`` make programs of graphs; ``jitgen.call`` runs them.
+Neighbours: ``region.py`` and ``backend.py`` make programs; ``jitgen.call`` runs them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen.call.function import JitFunction
+from jitgen.call.lower import specialize
+from jitgen.call.resolver import ImportingResolver
 from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.quant import weights
-from jitgen.trace.proxy import TensorProxy
+from jitgen.spec import TensorSpec
+from jitgen.trace.importing import further_input
+from jitgen.trace.proxy import TensorProxy, untraceable
 
 
 @dataclass(frozen=True)
@@ -89,29 +95,58 @@ def _apart(tensor: Any) -> Any:
     return tensor.clone() if len(tensor.memory.proxies) > 1 else tensor
 
 
+class _ProgramFunction(JitFunction[..., Any]):
+    """The decorated function of a program, whose graph is imported instead of traced."""
+
+    __slots__ = ()
+    _resolver_class = ImportingResolver
+
+    def specialize(self, specs: Sequence[Any], device: torch.device, differentiable: bool) -> None:
+        """Import the graph for a call with these arguments; see ``call/lower.py``."""
+        specialize(self._resolver, self._parameters, tuple(specs), device, differentiable)
+
+
 class Program:
-    """A graph of torch calls, run by generated kernels.
+    """Calls of torch functions, run by generated kernels.
 
     Attributes:
-        function: the decorated function: of the graph's placeholders, in their order.
+        function: the decorated function of its inputs, in their order.
         claims: what it keeps to where it is a piece of a graph of Dynamo's.
-        tried: whether a trace was tried, before any call.
-        failed: the number of the node at which the last trace failed, and why.
     """
 
     def __init__(self, graph: fx.Graph, name: str, claims: Claims | None = None):
-        self.graph = _bare(graph)
+        """``graph``: of placeholders, calls, and the output."""
+        self.graph = graph
         self.claims = claims
-        self.tried = False
-        self.failed: tuple[int, str] | None = None
-        self.function = JitFunction(self.run, name=name)
+        self.function = _ProgramFunction(self.run, name=name)
+        self._refused: dict[int, str] | None = None
+        self._known: Sequence[Any] | None = None
 
     def __call__(self, *leaves: Any) -> Any:
         results = self.function(*leaves)
         return results if self.claims is None else self.claims.restored(results)
 
+    def refused(self, known: Sequence[Any]) -> Mapping[int, str]:
+        """The calls that no kernel can compute, by their numbers in the graph, each with the reason. One pass tells
+        all: what reads the result of such a call gets a tensor that stands for it.
+
+        Args:
+            known: what Dynamo knows of the values of the graph.
+        """
+        if self._refused is None:
+            self._refused = {}
+            specs = [spec_of(value) for value in known[: len(self.graph.find_nodes(op="placeholder"))]]
+            if all(spec is not None for spec in specs):
+                self._known = known
+                try:
+                    with suppress(JitgenError):
+                        self.function.specialize(specs, _device_of(known), _needs_grad(known))
+                finally:
+                    self._known = None
+        return self._refused
+
     def run(self, *leaves: Any) -> Any:
-        """The graph, node by node: what is traced."""
+        """The calls, one by one."""
         rest = iter(leaves)
         values: dict[fx.Node, Any] = {}
         for number, node in enumerate(self.graph.nodes):
@@ -119,24 +154,69 @@ class Program:
                 values[node] = next(rest)
                 continue
             if node.op == "output":
-                results: Any = with_values(node.args[0], values)
-                return results if self.claims is None else self.claims.returned(results, leaves)
+                break
             try:
                 value = called(node, values)
-                values[node] = value if self.claims is None else self.claims.checked(number, value, [*values.values()])
-            except JitgenError as error:
-                self.failed = number, str(error).strip().splitlines()[0]
-                raise
-        raise AssertionError("a graph without an output")
+                if self.claims is not None and not (self._known is not None and self._refused):
+                    value = self.claims.checked(number, value, [*values.values()])
+            except (JitgenError, TypeError, RuntimeError) as error:
+                if self._known is None:
+                    raise
+                value = self._refuse(number, error)
+            values[node] = value
+        if self._known is not None and self._refused:
+            raise UnsupportedError(next(iter(self._refused.values())))
+        results: Any = with_values(node.args[0], values)
+        return results if self.claims is None else self.claims.returned(results, leaves)
+
+    def _refuse(self, number: int, error: Exception) -> Any:
+        """Note why call ``number`` is refused; what stands for its value."""
+        assert self._known is not None
+        assert self._refused is not None
+        said = untraceable(error) or str(error).strip() or type(error).__name__
+        self._refused[number] = said.splitlines()[0]
+        with torch._C.DisableTorchFunction():
+            return pytree.tree_map(_stand_in, self._known[number])
 
 
-def _bare(graph: fx.Graph) -> fx.Graph:
-    """A copy of ``graph`` without what Dynamo knows of its nodes, tensors among that."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    for node in copied.nodes:
-        node.meta = {}
-    return copied
+def _stand_in(value: Any) -> Any:
+    """What a graph that is imported gets in place of a value that torch computes."""
+    if not isinstance(value, torch.Tensor):
+        return hint(value) if isinstance(value, torch.SymInt) else value
+    sizes, strides = hints(value.shape), hints(value.stride())
+    assert sizes is not None, "what elements decide is in no program"
+    assert strides is not None
+    return further_input(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+
+
+def spec_of(value: Any) -> Any:
+    """What an import is tried with, in place of what Dynamo knows of a value; None where that cannot be."""
+    if weights.is_quantized(value):
+        token = value.token
+        return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
+    if isinstance(value, torch.Tensor):
+        if type(value).__name__ != "FakeTensor" and type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        sizes, strides = hints(value.shape), hints(value.stride())
+        return None if sizes is None or strides is None else TensorSpec(sizes, value.dtype, strides=strides)
+    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+        return hint(value)
+    return None if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+
+
+def _device_of(values: Sequence[Any]) -> torch.device:
+    """The device of a program's call, which a tensor without dimensions on the CPU does not decide."""
+    devices = [tensor.device for tensor in _tensors(values)]
+    on_gpu = (device for device in devices if device.type == "cuda" and torch.cuda.is_available())
+    return next(on_gpu, torch.device("cpu"))
+
+
+def _needs_grad(values: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values))
 
 
 def with_values(argument: Any, values: Mapping[fx.Node, Any]) -> Any:
@@ -164,9 +244,14 @@ def called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     raise AssertionError(f"a program has no {node.op}")
 
 
-def identity(graph: fx.Graph) -> tuple[Any, ...] | None:
-    """What equal graphs have in common, whatever their nodes are called; None where an argument has no identity."""
-    number = {node: index for index, node in enumerate(graph.nodes)}
+def identity(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> tuple[Any, ...] | None:
+    """What equal runs of calls have in common, whatever their nodes are called; None where an argument has no identity.
+
+    Args:
+        inputs: what ``nodes`` read from elsewhere.
+        result: a structure of nodes, which is returned.
+    """
+    number = {node: index for index, node in enumerate((*inputs, *nodes))}
 
     def entered(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -181,12 +266,9 @@ def identity(graph: fx.Graph) -> tuple[Any, ...] | None:
         return type(value), repr(value) if isinstance(value, float) else value
 
     try:
-        return tuple(
-            ("placeholder", _kind(value_of(node)))
-            if node.op == "placeholder"
-            else (node.op, node.target, entered(node.args), entered(node.kwargs))
-            for node in graph.nodes
-        )
+        kinds = tuple(_kind(value_of(node)) for node in inputs)
+        calls = tuple((node.op, node.target, entered(node.args), entered(node.kwargs)) for node in nodes)
+        return kinds, calls, entered(result)
     except TypeError:
         return None
 
@@ -206,17 +288,31 @@ MAX_PROGRAMS = 512
 """Programs remembered for graphs to come; a table that is full is emptied."""
 
 
-def program_of(graph: fx.Graph, name: str, claims: Claims | None = None) -> Program:
-    """The program of ``graph``, whose nodes are placeholders, calls of torch functions and methods, and the output."""
-    found = identity(graph)
+def program_of(
+    inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any, name: str, claims: Claims | None = None
+) -> Program:
+    """The program of ``nodes``, calls of torch functions and methods; see ``identity``."""
+    found = identity(inputs, nodes, result)
     if found is None:
-        return Program(graph, name, claims)
+        return Program(_graph(inputs, nodes, result), name, claims)
     key = found, claims
     if key not in _programs:
         if len(_programs) >= MAX_PROGRAMS:
             _programs.clear()
-        _programs[key] = Program(graph, name, claims)
+        _programs[key] = Program(_graph(inputs, nodes, result), name, claims)
     return _programs[key]
+
+
+def _graph(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> fx.Graph:
+    """A graph of copies, without what Dynamo knows of the nodes, tensors among that."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"input{index}") for index, node in enumerate(inputs)}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(fx.map_arg(result, copies.__getitem__))
+    for node in graph.nodes:
+        node.meta = {}
+    return graph
 
 
 def is_call(node: fx.Node) -> bool:
@@ -243,3 +339,9 @@ def hint(size: Any) -> int | None:
     """The size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
     found = size.node.hint if isinstance(size, torch.SymInt) else size
     return None if found is None else int(found)
+
+
+def hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
+    """The sizes for which Dynamo traces; None where elements decide one."""
+    found = [size for size in map(hint, sizes) if size is not None]
+    return tuple(found) if len(found) == len(sizes) else None

@@ -60,5 +60,9 @@ def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:
 def _lifted(module: fx.GraphModule) -> Any:
     found = module.meta.get("jitgen_program")
     if found is None:
-        found = module.meta["jitgen_program"] = program_of(module.graph, module.meta.get("name", "region"))
+        graph = module.graph
+        nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        result = graph.output_node().args[0]
+        found = program_of(graph.find_nodes(op="placeholder"), nodes, result, module.meta.get("name", "region"))
+        module.meta["jitgen_program"] = found
     return found

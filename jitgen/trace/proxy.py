@@ -131,6 +131,14 @@ def _install_inplace_operators() -> None:
 _install_inplace_operators()
 
 
+def untraceable(error: Exception) -> str | None:
+    """What ``error`` says, in a user's words, where a function of torch's in C raised it because it got a proxy: most
+    name its type, the jiterator says that it is no Tensor. None for any other error."""
+    said = str(error)
+    is_about_proxies = TensorProxy.__name__ in said or "tuple is not a Tensor" in said
+    return said.replace(TensorProxy.__name__, "Tensor") if is_about_proxies else None
+
+
 _SAMPLE = torch.empty(0)
 _isinstance = builtins.isinstance
 

@@ -13,26 +13,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jitgen.errors import TraceError
-from jitgen.ir.graph import Graph, Node
-from jitgen.quant import weights
 from jitgen.trace import escapes, journal, keeping, modes
-from jitgen.trace.captured import (
-    MISSING,
-    Captured,
-    call_leaves,
-    default_dtype_guard,
-    matmul_precision_guard,
-    same_value,
-)
+from jitgen.trace.boundary import entered, graph_of, returned, settings_guards
+from jitgen.trace.captured import MISSING, Captured, call_leaves, same_value
 from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.guards import Guards, tracing
-from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.journal import Change
 from jitgen.trace.location import quote, raised_at
 from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mentions import line_of_change
-from jitgen.trace.numbers import unwrap, wrap
-from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.proxy import proxies_are_tensors, untraceable
 from jitgen.trace.stand_ins import stand_ins
 from jitgen.trace.traced import Output, Traced
 from jitgen.trace.tracer import InterceptFunctions, Trace
@@ -159,30 +149,15 @@ def _run(
     """Run the function of ``state``; see ``trace`` and ``_run_once``."""
     guards = state.guards
     known = {id(found.value): found.value for found in state.captures.tensors} if _asks_identity(state) else None
-    arguments, keywords = pytree.tree_unflatten(
-        [
-            _tensor(state, leaf, position, known)
-            if isinstance(leaf, torch.Tensor)
-            else state.host_scalar(leaf)
-            if isinstance(leaf, SymbolicScalar)
-            else wrap(unwrap(leaf), guards)  # of its own, which must not outlive the trace
-            for position, leaf in enumerate(leaves)
-        ],
-        tree,
-    )
-    arguments, keywords = pytree.tree_map(
-        lambda leaf: state.quantized.argument(leaf) if weights.is_unpacked(leaf) else leaf,
-        (arguments, keywords),
-        is_leaf=weights.is_unpacked,
-    )
+    arguments, keywords = entered(state, leaves, tree, known)
     before = pytree.tree_flatten((arguments, keywords))
     token = tracing.set(guards)
     try:
         with modes.kept(state.name, state.captures.mentioned), _as_in_eager_torch(state), InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
     except (TypeError, RuntimeError) as error:
-        # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
-        if TensorProxy.__name__ not in str(error) and "tuple is not a Tensor" not in str(error):
+        why = untraceable(error)
+        if why is None:
             raise
         autograd_function = _autograd_function_of(error)
         if autograd_function is not None:
@@ -192,7 +167,6 @@ def _run(
                 "  call it outside of the decorated function, or write its forward with torch functions, of which "
                 "jitgen derives the gradients"
             ) from error
-        why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(
             f"{state.name}: a function that a trace cannot follow was called with a tensor: {why}"
             f"{quote(raised_at(error))}\n"
@@ -202,38 +176,22 @@ def _run(
     finally:
         tracing.reset(token)
     _refuse_changed_arguments(state, (arguments, keywords), *before)
-    # pytree takes a torch.Size for a tuple.
-    flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
-    outputs: list[Node] = []
-    returned: list[Output] = []
-    positions: dict[int, int] = {}
-    for leaf in flat:
-        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
-            leaf = state.captured_proxy(leaf)
-        if isinstance(leaf, TensorProxy):
-            positions.setdefault(id(leaf), len(outputs))
-            returned.append(Output(len(outputs)))
-            outputs.append(state.returned(leaf))
-        else:
-            returned.append(Output(None, keeping.number(leaf)))
+    left = returned(state, result)
     changes = state.captures.journal.changed()
-    described, kept = keeping.described(state, changes, (arguments, keywords), outputs, positions)
-    graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    described, kept = keeping.described(state, changes, (arguments, keywords), left.outputs, left.positions)
+    graph = graph_of(state, left.outputs)
     state.captures.settle()
     captured_guards = list(state.captures.guards)
     if known is not None:
         captured_guards.append(_identities([found.read for found in state.captures.tensors]))
-    if guards.default_dtype is not None:
-        captured_guards.append(default_dtype_guard(guards.default_dtype))
-    if guards.matmul_precision is not None:
-        captured_guards.append(matmul_precision_guard(guards.matmul_precision))
+    captured_guards += settings_guards(guards)
     # The trace has refused each that is used while gradients are enabled.
     needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
     under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
     traced = Traced(
         graph,
-        tuple(returned),
-        result_tree,
+        tuple(left.leaves),
+        left.tree,
         tuple(state.captured),
         tuple(captured_guards),
         under_no_grad,
@@ -244,18 +202,6 @@ def _run(
 
 def _asks_identity(state: Trace) -> bool:
     return state.captures.asks_identity or state.guards.asks_identity
-
-
-def _tensor(state: Trace, tensor: torch.Tensor, position: int, known: dict[int, Any] | None) -> Any:
-    """What the function gets for an argument.
-
-    Args:
-        position: of the argument among the leaves of the call.
-        known: where the function compares by ``is``, what it gets for tensors so far, by their ids: for one tensor
-            always the same object, and for one that it also reaches by name that one.
-    """
-    proxy = state.input(tensor, position)
-    return proxy if known is None else known.setdefault(id(tensor), proxy)
 
 
 def _identities(captured: Sequence[Callable[[], Any]]) -> Captured:

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.dynamo import backend
+from jitgen.dynamo import backend, program
 from jitgen.dynamo.program import Program
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
@@ -151,20 +151,31 @@ def test_running_statistics_are_read_after_their_update(norm: Any) -> None:
     torch.testing.assert_close(torch.compile(trained, backend="jitgen")(norm, x), trained(other, x))
 
 
-def test_what_still_fails_after_many_attempts_stays_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "MAX_ATTEMPTS", 2)
+def test_one_import_tells_all_that_no_kernel_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports, specialize = list[Any](), program.specialize
+    monkeypatch.setattr(program, "specialize", lambda *args: imports.append(args) or specialize(*args))
+    refused, called = list[torch.fx.Node](), program.called
+
+    def refusing(node: torch.fx.Node, values: Any) -> Any:
+        if node.target is operator.add:
+            refused.append(node)
+            raise jitgen.UnsupportedError("no")
+        return called(node, values)
+
+    monkeypatch.setattr(program, "called", refusing)  # torch itself calls these nodes elsewhere
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(4):
-            x = torch.tanh(x) + 1
+        for step in range(70):
+            x = torch.tanh(x) + 1 if step % 2 else x * x
         return x
 
-    monkeypatch.setattr(
-        backend, "_tried", lambda part: next(((n, "no") for n in part.segment.nodes if n.target is operator.add), None)
-    )
     x = torch.randn(5)
-    torch.testing.assert_close(torch.compile(function, backend="jitgen")(x), function(x))
-    assert [node.reason for node in jitgen.report().nodes if node.function == "add"] == ["no"] * 4
+    compiled = torch.compile(function, backend="jitgen")
+    torch.testing.assert_close(compiled(x), function(x))
+    reasons = {node.function: node.reason for node in jitgen.report(compiled).nodes}
+    assert (reasons["add"], reasons["tanh"], reasons["mul"]) == ("no", None, None)
+    assert len(refused) == 35, "no refusal has the others looked at again"
+    assert len(imports) <= 3, "the whole, and what is left of it, each once"
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])

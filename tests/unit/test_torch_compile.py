@@ -363,11 +363,11 @@ def test_an_exported_program_runs_and_trains_with_one_row() -> None:
 
 
 def test_the_backward_of_an_exported_program_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitgen.trace import run
+    from jitgen.trace import importing
 
     program = _exported(partly_detached, torch.randn(3, 4))
-    traced, trace = list[str](), run.trace
-    monkeypatch.setattr(run, "trace", lambda *args: traced.append(args[1]) or trace(*args))
+    traced, imported = list[str](), importing.imported
+    monkeypatch.setattr(importing, "imported", lambda *args: traced.append(args[1]) or imported(*args))
     for _ in range(3):
         program(torch.randn(5, 4, requires_grad=True))[0].sum().backward()
     assert traced == ["partly_detached_backward"]

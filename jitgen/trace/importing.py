@@ -1,0 +1,83 @@
+"""``imported``: a graph of functions that are jitgen's own, such as a graph of Dynamo's and a derivative.
+
+Such a function calls torch functions of its arguments and returns what they give. It reads nothing by name, changes no
+object and keeps no tensor, so nothing is done here of what ``run.py`` does for a user's function: no names are
+followed, no changes are looked for, no look-ups are reported. Each call is a row that makes nodes, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen.errors import TraceError
+from jitgen.trace.boundary import entered, graph_of, returned, settings_guards
+from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.proxy import TensorProxy, proxies_are_tensors, untraceable
+from jitgen.trace.traced import Traced
+from jitgen.trace.tracer import InterceptFunctions, Trace
+
+_in_progress: ContextVar[Trace | None] = ContextVar("in_progress", default=None)
+"""The import in progress in this thread."""
+
+
+def imported(
+    function: Callable[..., Any],
+    name: str,
+    leaves: Sequence[Any],
+    tree: pytree.TreeSpec,
+    guards: Guards,
+    device: torch.device,
+    layout: str = "portable",
+    differentiable: bool = False,
+) -> Traced:
+    """The graph of ``function``.
+
+    Args:
+        leaves, tree, guards, device, layout, differentiable: as of ``run.trace``.
+
+    Raises:
+        JitgenError: what the row of a call raises.
+    """
+    trace = Trace(_captures_nothing, name, guards, device, layout, differentiable=differentiable)
+    guards.given.clear()  # of the caller's own numbers
+    args, kwargs = entered(trace, leaves, tree)
+    tokens = tracing.set(guards), _in_progress.set(trace)
+    try:
+        with proxies_are_tensors(), InterceptFunctions(trace):
+            result = function(*args, **kwargs)
+    except (TypeError, RuntimeError) as error:
+        why = untraceable(error)
+        if why is None:
+            raise
+        raise TraceError(f"{name}: {why}") from error
+    finally:
+        tracing.reset(tokens[0])
+        _in_progress.reset(tokens[1])
+    found = returned(trace, result)
+    captures = trace.captures
+    traced = Traced(
+        graph_of(trace, found.outputs),
+        tuple(found.leaves),
+        found.tree,
+        (),
+        (*captures.guards, *settings_guards(guards)),
+        follows_arguments=captures.follows_arguments,
+    )
+    trace.forget_tensors()
+    return traced
+
+
+def further_input(tensor: torch.Tensor) -> TensorProxy:
+    """A proxy for a tensor that the function of the import in progress gets besides its arguments."""
+    trace = _in_progress.get()
+    assert trace is not None, "no import is in progress"
+    return trace.input(tensor, len(trace.inputs))
+
+
+def _captures_nothing() -> None:
+    """The function whose names are followed: none."""
