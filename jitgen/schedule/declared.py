@@ -3,9 +3,11 @@
 ::
 
     @dataclass(frozen=True)
-    class Stream(Schedule):
+    class Stream(DeclaredSchedule):
         sentence = ("tiles of {block_m} x {block_n}", "stages", "wide")
+        config = ("tokens", "rows", "depth")
 
+        tokens: int
         stages: int = field(metadata=about("{} stages", member="depth"))
         wide: bool = field(default=False, metadata=about("64-bit indices"))
 
@@ -13,8 +15,9 @@
         def block_n(self) -> int: ...
 
 The key of a schedule is its class and its fields, and measured rows (``tuned.py``) name it by these. ``str`` says it in
-words, for people, in the order of ``sentence``. A rule makes schedules, a model estimates their time, and a template
-reads them, all of the one class.
+words, for people, in the order of ``sentence``. ``members`` is what the ``struct Config`` of its mainloop has, in the
+order of ``config``. A rule makes schedules, a model estimates their time, and a template reads them, all of the one
+class.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ class About:
 
     Attributes:
         words: of the sentence, ``{}`` being the number; empty where it is not said.
-        least: the least number that is said. A boolean is said where it is true.
-        member: its name in the ``struct Config``; empty where the mainloop does not read it.
+        least: the least number that is said. A boolean is said where it is true, text where there is any.
+        member: its name in the ``struct Config``, where that is not its own.
     """
 
     words: str = ""
@@ -79,15 +82,18 @@ class Member(NamedTuple):
     value: str
 
 
-class Schedule:
+class DeclaredSchedule:
     """The base of schedules, which are frozen dataclasses.
 
     Attributes:
         sentence: what is said, in order: the name of a field or property with words, or words that always are, with
             names of numbers in braces. A name that a class lacks is left out there, so that classes share a sentence.
+        config: the members of the ``struct Config`` of the mainloop, in order: names of fields and properties, or of
+            ``facts`` of a kernel.
     """
 
     sentence: ClassVar[tuple[str, ...]] = ()
+    config: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
         """The schedule in words, for people; ``repr`` tells any two schedules apart."""
@@ -104,22 +110,28 @@ class Schedule:
             return item.format(**{name: getattr(self, name) for name in names})
         about = self._declared.get(item)
         value = getattr(self, item) if about is not None else 0
-        if about is None or not (value if isinstance(value, bool) else value >= about.least):
+        if about is None or not (value if isinstance(value, (bool, str)) else value >= about.least):
             return ""
         return about.words.format(value)
 
-    def members(self, **facts: bool | int) -> list[Member]:
-        """Returns the members of the ``struct Config`` that this schedule stands for.
+    def members(self, **facts: bool | int | str) -> list[Member]:
+        """Returns the members of the ``struct Config`` of this schedule's mainloop.
 
         Args:
-            facts: of the kernel rather than of its schedule; they come last.
+            facts: members that the kernel decides rather than its schedule. Text is an enumerator, such as
+                ``jitgen::Along::k``.
         """
-        names = {about.member: getattr(self, name) for name, about in self._declared.items() if about.member}
-        return [member(name, value) for name, value in (names | facts).items()]
+        assert facts.keys() <= set(self.config), f"{sorted(facts)} are not all members of {self.config}"
+        names = {about.member: name for name, about in self._declared.items() if about.member}
+        return [
+            _member(name, facts[name] if name in facts else getattr(self, names.get(name, name)))
+            for name in self.config
+        ]
 
 
-def member(name: str, value: bool | int) -> Member:
-    """Returns a member whose type is that of ``value``."""
+def _member(name: str, value: bool | int | str) -> Member:
+    if isinstance(value, str):
+        return Member(value.rpartition("::")[0], name, value)
     return Member("bool", name, str(value).lower()) if isinstance(value, bool) else Member("int", name, str(value))
 
 

@@ -132,7 +132,19 @@ struct Epilogue0 {
     }
   }
 };
-using Config0 = jitgen::MmaConfig<1, 8, 2, 1, 8, 1, 4, 4, 1, false>;
+
+struct Config0 {
+  static constexpr int contractions = 1;
+  static constexpr int tokens = 8;
+  static constexpr int row_tiles = 2;
+  static constexpr int warps_n = 1;
+  static constexpr int warps_k = 8;
+  static constexpr int cluster = 1;
+  static constexpr int depth = 4;
+  static constexpr int window = 4;
+  static constexpr int width = 1;
+  static constexpr bool sums = false;
+};
 using Weight0 = jitgen::DenseRows<jitgen::bfloat16, false>;
 constexpr int tokens = 8;  // of a block: rows of x
 constexpr int rows = 32;  // and of a weight

@@ -42,6 +42,8 @@ struct Config {
   using Element = jitgen::bfloat16;
   static constexpr bool transposed = false;
   static constexpr bool trimmed = true;
+  static constexpr bool pingpong = false;
+  static constexpr int ranges = 1;
   static constexpr int contractions = 1;
   static constexpr int regions = 1;
   static constexpr int down = 2;
@@ -69,6 +71,8 @@ struct Config_1 {
   using Element = jitgen::bfloat16;
   static constexpr bool transposed = false;
   static constexpr bool trimmed = true;
+  static constexpr bool pingpong = false;
+  static constexpr int ranges = 1;
   static constexpr int contractions = 1;
   static constexpr int regions = 1;
   static constexpr int down = 2;

@@ -33,7 +33,19 @@ struct Epilogue0 {
     }
   }
 };
-using Config0 = jitgen::MmaConfig<2, 1, 1, 1, 8, 1, 2, 8, 1, true>;
+
+struct Config0 {
+  static constexpr int contractions = 2;
+  static constexpr int tokens = 1;
+  static constexpr int row_tiles = 1;
+  static constexpr int warps_n = 1;
+  static constexpr int warps_k = 8;
+  static constexpr int cluster = 1;
+  static constexpr int depth = 2;
+  static constexpr int window = 8;
+  static constexpr int width = 1;
+  static constexpr bool sums = true;
+};
 using Weight0 = jitgen::QuantWeight<jitgen::bfloat16, 4, false, jitgen::bfloat16, 128>;
 constexpr int tokens = 1;  // of a block: rows of x
 constexpr int rows = 16;  // and of a weight

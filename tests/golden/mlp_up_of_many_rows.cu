@@ -37,6 +37,7 @@ struct Epilogue0 {
 using Weight = jitgen::QuantWeight<jitgen::bfloat16, 4, false, jitgen::bfloat16, 128>;
 struct Config {
   static constexpr bool trimmed = true;
+  static constexpr int ranges = 1;
   static constexpr int contractions = 2;
   static constexpr int regions = 1;
   static constexpr int tokens = 128;
@@ -64,6 +65,7 @@ jitgen_mlp_up(const __grid_constant__ jitgen::TensorMap map0, const __grid_const
 
 struct Config_1 {
   static constexpr bool trimmed = true;
+  static constexpr int ranges = 1;
   static constexpr int contractions = 2;
   static constexpr int regions = 1;
   static constexpr int tokens = 112;

@@ -1,22 +1,39 @@
-"""Schedules as declared values: their words, and that every word that a class declares is said."""
+"""Schedules as declared values: their words, their ``struct Config``, and what is part of their key."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
 
-from jitgen.families.gemm.mainloops import SCHEDULES, MmaRows, Simt, WgmmaDense, WgmmaQuantized
+from jitgen._data import data_directory
+from jitgen.families.attention.backward import wgmma as backward_wgmma
+from jitgen.families.attention.forward import wgmma
+from jitgen.families.attention.forward.decode import DecodeSchedule
+from jitgen.families.gemm.mainloops import (
+    SCHEDULES,
+    Dense,
+    MmaColumns,
+    MmaQuantized,
+    MmaRows,
+    Simt,
+    Stream,
+    StreamOuter,
+    WgmmaDense,
+    WgmmaQuantized,
+)
 from jitgen.ir.program import plain
-from jitgen.schedule.declared import Schedule, about, declared, derived
+from jitgen.schedule.declared import DeclaredSchedule, about, declared, derived
 
 
 @dataclass(frozen=True)
-class Example(Schedule):
+class Example(DeclaredSchedule):
     sentence = ("tiles of {rows} x {columns}", "stages", "splits", "absent", "wide")
+    config = ("rows", "depth", "masked", "wide", "columns", "along")
     rows: int
-    stages: int = field(metadata=about("{} stages"))
+    stages: int = field(metadata=about("{} stages", member="depth"))
     splits: int = field(default=0, metadata=about("{} splits", least=1))
     wide: bool = field(default=False, metadata=about("64-bit indices"))
 
@@ -71,3 +88,49 @@ def test_every_field_is_part_of_the_key(schedule: Any) -> None:
         assert plain(other) != plain(schedule), each.name
         assert other != schedule
     assert plain(replace(schedule)) == plain(schedule)
+
+
+def test_members_follow_the_config_of_the_mainloop() -> None:
+    members = Example(8, 3, wide=True).members(masked=False, along="jitgen::Along::k")
+    assert [" ".join(each) for each in members] == [
+        "int rows 8",
+        "int depth 3",
+        "bool masked false",
+        "bool wide true",
+        "int columns 16",
+        "jitgen::Along along jitgen::Along::k",
+    ]
+
+
+def test_a_fact_comes_before_a_number_of_the_schedule() -> None:
+    (rows, *_) = Example(8, 3).members(rows=2, masked=True, along="jitgen::Along::k")
+    assert rows == ("int", "rows", "2")
+
+
+def test_members_are_complete_and_no_others() -> None:
+    with pytest.raises(AttributeError, match="masked"):
+        Example(8, 3).members(along="jitgen::Along::k")
+    with pytest.raises(AssertionError, match="unread"):
+        Example(8, 3).members(masked=True, along="jitgen::Along::k", unread=1)
+
+
+HEADERS = [
+    *((each, "gemm/include/jitgen/gemm_mma.cuh") for each in (MmaQuantized, MmaRows, MmaColumns)),
+    *((each, "gemm/include/jitgen/gemm_stream.cuh") for each in (Stream, StreamOuter)),
+    (Dense, "gemm/include/jitgen/gemm_dense.cuh"),
+    (Simt, "gemm/include/jitgen/gemm_simt.cuh"),
+    (WgmmaQuantized, "gemm/include/jitgen/gemm_wgmma_quantized.cuh"),
+    (WgmmaDense, "gemm/include/jitgen/gemm_wgmma_dense.cuh"),
+    (wgmma.WgmmaSchedule, "attention/include/jitgen/attention_wgmma.cuh"),
+    (DecodeSchedule, "attention/include/jitgen/attention_decode.cuh"),
+    (backward_wgmma.WgmmaSchedule, "attention_backward/include/jitgen/attention_backward.cuh"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "header"), HEADERS, ids=lambda each: getattr(each, "__name__", each))
+def test_a_header_documents_the_members_that_a_schedule_has(schedule: Any, header: str) -> None:
+    text = (data_directory("templates") / header).read_text()
+    struct = text[text.index("//   struct Config {") : text.index("//   };")]
+    found = re.findall(r"static constexpr [\w:]+ ([^;]+);", struct)
+    names = [name.partition("=")[0].strip() for each in found for name in each.split(",")]
+    assert sorted(names) == sorted(schedule.config)

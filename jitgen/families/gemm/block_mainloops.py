@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from jitgen.kernel.operands import WARP
-from jitgen.schedule.declared import Schedule, about, derived
+from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 CHUNK = 64
 """Extent of K in a chunk of the mainloops on tensor cores: 128 bytes of 16-bit elements."""
@@ -43,7 +43,7 @@ class _Tile(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMainloop(Schedule):
+class BlockMainloop(DeclaredSchedule):
     """What the cuda mainloops without tensor maps have in common: one tile for each block, or cluster of blocks.
 
     Attributes:
@@ -61,12 +61,12 @@ class BlockMainloop(Schedule):
     dependent_launch: ClassVar[bool] = True
     """Whether the mainloop is made for programmatic dependent launch. It then waits for the preceding kernel of the
     stream only before it reads what that kernel may have written; until then it fetches weights or initialises."""
-    contractions: int = field(default=1, metadata=about(member="contractions"))
+    contractions: int = 1
     scalar_bytes: int = 4
     cluster_k_splits: int = field(default=1, metadata=about("{} blocks of a cluster share K", member="cluster"))
     wide: bool = field(default=False, metadata=about("64-bit indices"))
 
-    @derived(member="width")
+    @property
     def width(self: _Tile) -> int:
         """Columns that one call of the epilogue computes: up to eight, as long as every thread has a call to make."""
         width = 1
@@ -105,10 +105,14 @@ class MmaMainloop(BlockMainloop):
         stages: chunks along K that a group of warps has in flight.
     """
 
-    tokens: int = field(metadata=about(member="tokens"))
-    row_tiles: int = field(metadata=about(member="row_tiles"))
-    warps_n: int = field(metadata=about(member="warps_n"))
-    warps_k: int = field(metadata=about(member="warps_k"))
+    config = (
+        *("contractions", "tokens", "row_tiles", "warps_n", "warps_k", "cluster", "depth", "window", "width"),
+        "sums",
+    )
+    tokens: int
+    row_tiles: int
+    warps_n: int
+    warps_k: int
     stages: int = field(metadata=about("{} stages", member="depth"))
 
     @property
@@ -127,7 +131,7 @@ class MmaMainloop(BlockMainloop):
     def warps(self) -> int:
         return self.warps_n * self.warps_k
 
-    @derived(member="window")
+    @property
     def window(self) -> int:
         """Chunks of x that are staged together."""
         return _window(self.stages, self.tokens * CHUNK_BYTES)
@@ -184,37 +188,48 @@ class Dense(BlockMainloop):
 
     path: ClassVar[str] = "dense"
     dependent_launch: ClassVar[bool] = False
+    config = (
+        *("contractions", "warp_tokens", "row_tiles", "warps_m", "warps_n", "warps_k", "cluster", "stages", "width"),
+        *("x_along", "w_along", "w_vector"),
+    )
     block_m: int
     block_n: int
     warps: int = field(metadata=about("{} warps a block"))
-    warps_k: int = field(metadata=about(member="warps_k"))
-    stages: int = field(metadata=about("{} stages", member="stages"))
+    warps_k: int
+    stages: int = field(metadata=about("{} stages"))
 
     @property
     def block_k(self) -> int:
         return CHUNK * self.warps_k
 
-    @derived(member="token_tiles")
-    def token_tiles(self) -> int:
+    @property
+    def warp_tokens(self) -> int:
         """A warp's tokens, in eights."""
         return min(4, _eights(self.block_m))
 
-    @derived(member="row_tiles")
+    @property
     def row_tiles(self) -> int:
         """A warp's rows of a weight, in units of 16."""
         return self.block_n // (16 * self.warps_n)
 
-    @derived(member="warps_m")
+    @property
     def warps_m(self) -> int:
-        return _eights(self.block_m) // self.token_tiles
+        return _eights(self.block_m) // self.warp_tokens
 
-    @derived(member="warps_n")
+    @property
     def warps_n(self) -> int:
         return self.warps // (self.warps_m * self.warps_k)
 
     @property
     def stage_bytes(self) -> int:
         return self.stages * self.warps_k * (self.block_m + self.contractions * self.block_n) * CHUNK_BYTES
+
+
+_STREAM = (
+    *("contractions", "tokens", "run", "warps_n", "warps_k", "cluster", "depth", "window", "width"),
+    *("along_k", "vector"),
+)
+"""The members of the ``Config`` of ``gemm_stream.cuh``."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +245,13 @@ class Stream(BlockMainloop):
     """
 
     path: ClassVar[str] = "stream"
-    tokens: int = field(metadata=about(member="tokens"))
+    config = _STREAM
+    along_k: ClassVar[bool] = True
+    tokens: int
     lane_rows: int = field(metadata=about(member="run"))
-    vector: int = field(metadata=about("{} products or loads at once", member="vector"))
-    warps_n: int = field(metadata=about(member="warps_n"))
-    warps_k: int = field(metadata=about(member="warps_k"))
+    vector: int = field(metadata=about("{} products or loads at once"))
+    warps_n: int
+    warps_k: int
     stages: int = field(metadata=about("{} stages", member="depth"))
 
     @property
@@ -253,7 +270,7 @@ class Stream(BlockMainloop):
     def warps(self) -> int:
         return self.warps_n * self.warps_k
 
-    @derived(member="window")
+    @property
     def window(self) -> int:
         """Tiles whose x is staged together."""
         return _window(self.stages, self.tokens * WARP * self.vector * self.scalar_bytes)
@@ -276,9 +293,11 @@ class StreamOuter(BlockMainloop):
     """
 
     path: ClassVar[str] = "stream_outer"
-    tokens: int = field(metadata=about(member="tokens"))
+    config = _STREAM
+    along_k: ClassVar[bool] = False
+    tokens: int
     lane_k: int = field(metadata=about(member="run"))
-    vector: int = field(metadata=about("{} products or loads at once", member="vector"))
+    vector: int = field(metadata=about("{} products or loads at once"))
     warps: int = field(metadata=about("{} warps a block", member="warps_k"))
 
     @property
@@ -293,7 +312,7 @@ class StreamOuter(BlockMainloop):
     def block_k(self) -> int:
         return self.lane_k * self.warps
 
-    @derived(member="warps_n")
+    @property
     def warps_n(self) -> int:
         return 1
 
@@ -306,7 +325,7 @@ class StreamOuter(BlockMainloop):
         """The mainloop loads one tile ahead by itself."""
         return 1
 
-    @derived(member="window")
+    @property
     def window(self) -> int:
         """Tiles whose x is staged together."""
         return _window(self.stages, self.tokens * self.lane_k * self.scalar_bytes)
@@ -327,6 +346,7 @@ class Simt(BlockMainloop):
     """
 
     path: ClassVar[str] = "simt"
+    config = ("contractions", "tokens", "rows", "depth", "token_run", "row_run", "cluster", "width")
     dependent_launch: ClassVar[bool] = False
     warps_k: ClassVar[int] = 1
     block_m: int = field(metadata=about(member="tokens"))
@@ -338,12 +358,12 @@ class Simt(BlockMainloop):
     def stages(self) -> int:
         return 2
 
-    @derived(member="token_run")
+    @property
     def token_run(self) -> int:
         """A thread's tokens."""
         return self.block_m * self.block_n // (self.warps * WARP * self.row_run)
 
-    @derived(member="row_run")
+    @property
     def row_run(self) -> int:
         """A thread's rows of the weight."""
         return 4 if self.block_m == EIGHT or self.scalar_bytes == 8 else 8

@@ -6,7 +6,7 @@ of each region, the types that describe its weights, and an entry that distribut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from jitgen.families.gemm.mainloops import (
     BlockSchedule,
     Dense,
     GemmSchedule,
-    MmaColumns,
     MmaMainloop,
     MmaQuantized,
     MmaRows,
@@ -41,6 +40,7 @@ from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.quant import formats
+from jitgen.schedule.declared import Member
 
 SUMS_TOKENS = 16
 """Tokens of a tile up to which the bias of 4-bit codes is removed through the sum of x. That costs one more product for
@@ -63,10 +63,13 @@ def build(
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
         _region(region, layout, schedule.width)
-        | dict(zip(("config", "weight_type"), _config(region, layout, schedule), strict=True))
+        | dict(zip(("types", "config", "weight_type"), _config(region, layout, schedule), strict=True))
         | {"weights": [_weight(product, region, schedule.path) for product in region.contractions]}
         for region, layout in zip(products.regions, layouts, strict=True)
     ]
+    configs = [(region["types"], region["config"]) for region in regions]
+    for region, config in zip(regions, configs, strict=True):
+        region["config_of"] = configs.index(config)  # regions share a struct where they can
     mainloop = _MAINLOOPS[schedule.path]
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     return {
@@ -80,7 +83,7 @@ def build(
         if schedule.cluster_k_splits > 1
         else "",
         "regions": regions,
-        "alike": len({(region["config"], region["weight_type"]) for region in regions}) == 1,
+        "alike": all((r["config_of"], r["weight_type"]) == (0, regions[0]["weight_type"]) for r in regions),
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "function": f"{mainloop.name}_gemm",
         "shared_type": mainloop.shared.format(scalar=dialect.types[accumulator_dtype(first.contraction.dtype)]),
@@ -220,16 +223,16 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             {
                 "suffix": wgmma.entry_suffix(number),
                 "schedule": tiling,
-                "config": list(_mapped_config(tiling, products)),
+                "config": _mapped_config(tiling, products),
                 "cluster_attribute": f"__cluster_dims__({tiling.multicast}, 1, 1) " if tiling.multicast > 1 else "",
             }
             for number, tiling in enumerate(schedule.tilings)
         ],
+        "types": [] if quantised else [("Element", first.x.storage)],
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
         "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
         "function": f"gemm_{schedule.path}",
-        "element": first.x.storage,
         "regions": regions,
         "alike": True,
         "epilogues": [f"epilogue{region['index']}" for region in regions],
@@ -266,35 +269,13 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
     return lines if moved else []
 
 
-def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tuple[str, str, str]]:
-    """(type, name, value) of each member of the mainloop's Config."""
-    first = products.regions[0].contractions[0]
-    count = len(products.regions[0].contractions)
-    numbers: dict[str, int] = {"contractions": count, "regions": len(products.regions)}
-    if isinstance(schedule, WgmmaQuantized):
-        numbers |= {
-            "tokens": schedule.tokens,
-            "warpgroups": schedule.warpgroups,
-            "blocks": schedule.blocks_of_rows,
-            "span": schedule.span,
-            "steps": schedule.steps,
-            "stagger": schedule.stagger,
-        }
-    else:
-        numbers |= {"down": schedule.down, "across": schedule.across, "columns": schedule.columns}
-        yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
-    yield "bool", "trimmed", "true"
-    if schedule.pingpong:
-        yield "bool", "pingpong", "true"
-    if schedule.k_splits > 1:
-        yield "int", "ranges", str(schedule.k_splits)
-    numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
-    numbers |= {"most_splits": schedule.cluster_k_splits}
-    numbers |= {"resident": schedule.resident}
+def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]:
+    """The members of the mainloop's Config."""
+    facts: dict[str, bool | int] = {"trimmed": True, "regions": len(products.regions)}
     if isinstance(schedule, WgmmaDense):
-        numbers |= {"staged": schedule.staged}
-    for name, value in numbers.items():
-        yield "int", name, str(value)
+        first = products.regions[0].contractions[0]
+        facts |= {"transposed": first.weight[0].kind != "k", "contractions": len(products.regions[0].contractions)}
+    return schedule.members(**facts)
 
 
 # ----------------------------------------------------------------------------------------------------------- regions
@@ -320,45 +301,36 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any
     }
 
 
-def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> tuple[str, str]:
-    """The types of a region's mainloop configuration and of its weights."""
+Types = list[tuple[str, str]]
+"""(name, type) of each type that a Config has."""
+
+
+def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> tuple[Types, list[Member], str]:
+    """The types and the members of a region's Config, and the type of its weights."""
     first = region.contractions[0]
-    dtype, cluster, width = first.contraction.dtype, schedule.cluster_k_splits, schedule.width
+    dtype, name = first.contraction.dtype, first.contraction.format
+    format = formats.find(name) if name is not None else None
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
-    numbers: tuple[int, ...]
+    if isinstance(schedule, MmaMainloop) and format is not None:
+        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and schedule.tokens <= SUMS_TOKENS
+        return [], schedule.members(sums=sums), _quantised(first, storage)
     if isinstance(schedule, MmaMainloop):
-        s = schedule
-        numbers = (s.contractions, s.tokens, s.row_tiles, s.warps_n, s.warps_k, cluster, s.stages, s.window, width)
-        if isinstance(schedule, MmaRows | MmaColumns):
-            kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
-            weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
-            return f"jitgen::MmaConfig<{_list(*numbers, False)}>", weight
-        format = formats.find(first.contraction.format or "")
-        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
-        return f"jitgen::MmaConfig<{_list(*numbers, sums)}>", _quantised(first, storage)
+        kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
+        weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
+        return [], schedule.members(sums=False), weight
     if isinstance(schedule, Stream | StreamOuter):
-        t, along_k = schedule, isinstance(schedule, Stream)
-        run = t.lane_rows if isinstance(t, Stream) else t.lane_k
-        numbers = (t.contractions, t.tokens, run, t.warps_n, t.warps_k, cluster, t.stages, t.window, width)
-        config = f"jitgen::StreamConfig<{_list(storage, *numbers, along_k, t.vector)}>"
-        return config, f"jitgen::StreamWeight<{storage}>"
+        return [("Scalar", storage)], schedule.members(), f"jitgen::StreamWeight<{storage}>"
     if isinstance(schedule, Dense):
         # The mainloop takes one layout for all weights of a region: where they differ, none is taken to be contiguous.
         kinds = {product.weight[0].kind for product in region.contractions}
         unit = min(product.weight[0].unit for product in region.contractions)
-        d = schedule
-        numbers = (d.contractions, d.token_tiles, d.row_tiles, d.warps_m, d.warps_n, d.warps_k)
-        w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
-        x = _along(first.x.kind if first.x is not None else "k")
-        config = f"jitgen::DenseConfig<{_list(*numbers, cluster, d.stages, width, x, *w)}>"
-        return config, f"jitgen::DenseWeight<{storage}>"
-    m = schedule
-    numbers = (m.contractions, m.block_m, m.block_n, m.block_k, m.token_run, m.row_run, cluster, width)
-    config = f"jitgen::SimtConfig<{_list(*numbers)}>"
-    if first.contraction.format is not None:
-        kind = "SimtQuant" if formats.find(first.contraction.format).tiled else "SimtPlanes"
-        return config, f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
-    return config, _simt_dense([product.weight[0] for product in region.contractions])
+        x, (w, vector) = first.x.kind if first.x else "k", (kinds.pop(), unit) if len(kinds) == 1 else ("strided", 1)
+        members = schedule.members(x_along=_along(x), w_along=_along(w), w_vector=vector)
+        return [], members, f"jitgen::DenseWeight<{storage}>"
+    if format is not None:
+        kind = "SimtQuant" if format.tiled else "SimtPlanes"
+        return [], schedule.members(), f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
+    return [], schedule.members(), _simt_dense([product.weight[0] for product in region.contractions])
 
 
 def _biased(format: formats.Format, group_size: int | None) -> bool:

@@ -33,7 +33,7 @@ from jitgen.families.gemm.block_mainloops import (
     StreamOuter,
 )
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
-from jitgen.schedule.declared import Schedule, about, derived
+from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 __all__ = ["CHUNK", "BlockMainloop", "Dense", "MmaColumns", "MmaMainloop", "MmaQuantized", "MmaRows", "Simt"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
@@ -46,7 +46,7 @@ WARPGROUP = 4
 
 
 @dataclass(frozen=True)
-class CppTiles(Schedule):
+class CppTiles(DeclaredSchedule):
     """``gemm.hpp``: quantised weights are decoded for each tile that reads them.
 
     Attributes:
@@ -81,7 +81,7 @@ class CppDecoded(CppTiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaMainloop(Schedule):
+class WgmmaMainloop(DeclaredSchedule):
     """What the mainloops of sm_90a have in common: persistent blocks, whose tensor copies a warpgroup of their own
     starts.
 
@@ -102,14 +102,14 @@ class WgmmaMainloop(Schedule):
         *("raster", "stagger", "pingpong", "shared_bytes", "wide"),
     )
     dependent_launch: ClassVar[bool] = True
-    stages: int = field(metadata=about("{} stages", member="stages"))
+    stages: int = field(metadata=about("{} stages"))
     cluster_k_splits: int = field(
         default=1, metadata=about("at most {} blocks of a cluster share K", member="most_splits")
     )
     shared_bytes: int = field(default=0, metadata=about("{} bytes of shared memory", least=1))
     wide: bool = field(default=False, metadata=about("64-bit indices"))
-    k_splits: int = field(default=1, metadata=about("split-K by {}"))
-    resident: int = field(default=1, metadata=about(member="resident"))
+    k_splits: int = field(default=1, metadata=about("split-K by {}", member="ranges"))
+    resident: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,19 @@ class WgmmaQuantized(WgmmaMainloop):
     """
 
     path: ClassVar[str] = "wgmma_quantized"
-    pingpong: ClassVar[bool] = False
-    tokens: int = field(metadata=about(member="tokens"))
-    warpgroups: int = field(metadata=about(member="warpgroups"))
-    blocks_of_rows: int = field(metadata=about(member="blocks"))
-    span: int = field(metadata=about(member="span"))
-    contractions: int = field(default=1, metadata=about(member="contractions"))
-    steps: int = field(default=2, metadata=about("{} products or loads at once", member="steps"))
-    stagger: int = field(
-        default=0, metadata=about("neighbouring tiles begin {} steps of K apart", least=1, member="stagger")
+    config = (
+        *("trimmed", "ranges", "contractions", "regions", "tokens", "warpgroups", "blocks", "span", "steps", "stagger"),
+        *("stages", "multicast", "raster", "most_splits", "resident"),
     )
-    raster: int = field(default=16, metadata=about("raster of {} tiles", member="raster"))
+    pingpong: ClassVar[bool] = False
+    tokens: int
+    warpgroups: int
+    blocks_of_rows: int = field(metadata=about(member="blocks"))
+    span: int
+    contractions: int = 1
+    steps: int = field(default=2, metadata=about("{} products or loads at once"))
+    stagger: int = field(default=0, metadata=about("neighbouring tiles begin {} steps of K apart", least=1))
+    raster: int = field(default=16, metadata=about("raster of {} tiles"))
 
     @property
     def tilings(self) -> tuple[WgmmaQuantized]:
@@ -162,7 +164,7 @@ class WgmmaQuantized(WgmmaMainloop):
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
-    @derived("multicast to {} blocks", member="multicast")
+    @derived("multicast to {} blocks")
     def multicast(self) -> int:
         return 1
 
@@ -184,14 +186,18 @@ class WgmmaDense(WgmmaMainloop):
     """
 
     path: ClassVar[str] = "wgmma_dense"
+    config = (
+        *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
+        *("stages", "multicast", "raster", "most_splits", "resident", "staged"),
+    )
     block_k: ClassVar[int] = CHUNK
-    down: int = field(metadata=about(member="down"))
-    across: int = field(metadata=about(member="across"))
-    columns: int = field(metadata=about(member="columns"))
-    multicast: int = field(default=1, metadata=about("multicast to {} blocks", member="multicast"))
-    staged: int = field(default=64, metadata=about(member="staged"))
+    down: int
+    across: int
+    columns: int
+    multicast: int = field(default=1, metadata=about("multicast to {} blocks"))
+    staged: int = 64
     pingpong: bool = field(default=False, metadata=about("two warpgroups compute tiles in turn"))
-    raster: int = field(default=8, metadata=about("raster of {} tiles", member="raster"))
+    raster: int = field(default=8, metadata=about("raster of {} tiles"))
 
     @property
     def tilings(self) -> tuple[WgmmaDense]:
@@ -217,7 +223,7 @@ class WgmmaDense(WgmmaMainloop):
 
 
 @dataclass(frozen=True)
-class WgmmaPair(Schedule):
+class WgmmaPair(DeclaredSchedule):
     """Two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
     estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
     to the next."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jitgen.schedule.declared import Schedule, about
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 
 @dataclass(frozen=True)
-class TritonMainloop(Schedule):
+class TritonMainloop(DeclaredSchedule):
     """What the forms have in common.
 
     Attributes:

@@ -31,9 +31,10 @@ from jitgen.families.attention.backward.wgmma import (
 from jitgen.families.attention.rule.addresses import indices, sum_of
 from jitgen.families.attention.rule.bounds import known_ends, without_conditions
 from jitgen.families.attention.rule.context import Operand, of_scores
-from jitgen.families.attention.rule.cuda import WORDS, config, coordinates, parameters_of, run
+from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.schedule.declared import Member
 
 PAIR_OF_WORDS = ("int64", "float64")
 """Dtypes of eight bytes."""
@@ -111,7 +112,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
     return {
         **parameters_of(backward, maps, schedule.wide),
         "element": dialect.storage_types[body.contractions[role.products[0]].dtype],
-        "config": _config(schedule, backward, role),
+        "members": _config(schedule, backward, role),
         "heads": " * ".join(backward.groups) or "1",
         "task_indices": [*indices(backward.batch, "number", "z", "/"), *indices(backward.groups, "head", "y", "/")],
         "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in backward.operands],
@@ -153,34 +154,20 @@ def _choice(names: Sequence[str]) -> str:
     return f"{chosen}{names[-1]}"
 
 
-def _config(schedule: WgmmaSchedule, backward: Backward, role: Roles) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of the Config of ``attention_backward.cuh``."""
-    columns, slots = (*schedule.columns, 0), (*schedule.slots, 1)
-    numbers = {
-        "warpgroups": schedule.warpgroups,
-        "tile": schedule.tile,
-        "stages": schedule.stages,
-        "products": len(schedule.depths),
-        "depth0": schedule.depths[0],
-        "depth1": (*schedule.depths, 0)[1],
-        "columns0": columns[0],
-        "columns1": columns[1],
-        "slot0": slots[0],
-        "slot1": slots[1],
-        "tile_words": schedule.tile_words,
-        "block_words": schedule.block_words,
-        "block_copied": _bits(schedule.block_copied),
-        "tile_copied": _bits(schedule.tile_copied),
-    }
+def _config(schedule: WgmmaSchedule, backward: Backward, role: Roles) -> list[Member]:
+    """The members of the Config of ``attention_backward.cuh``."""
+    pairs = {"depth": (*schedule.depths, 0), "columns": (*schedule.columns, 0), "slot": (*schedule.slots, 1)}
     # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
     in_memory = {o.kind for o in backward.rule.operands if o.pointer and o.dtype == "float32"}
-    flags = {
-        "early": role.early,
-        "masked": backward.masked,
-        "first_are_long": "key" in in_memory and "row" not in in_memory,
-        "overlap": schedule.overlap,
-    }
-    return config(numbers, flags)
+    return schedule.members(
+        **{f"{name}{number}": values[number] for name, values in pairs.items() for number in (0, 1)},
+        products=len(schedule.depths),
+        block_copied=_bits(schedule.block_copied),
+        tile_copied=_bits(schedule.tile_copied),
+        early=role.early,
+        masked=backward.masked,
+        first_are_long="key" in in_memory and "row" not in in_memory,
+    )
 
 
 def _bits(flags: Sequence[bool]) -> int:

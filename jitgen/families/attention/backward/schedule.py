@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.device import Device
@@ -15,25 +15,23 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, topological
 from jitgen.ir.index import Index
 from jitgen.ir.views import Mover
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 TRITON_ROWS = (16, 32, 64)
 """Upper ends of the buckets of rows in Triton: a block is a power of two, 128 rows at most."""
 
 
 @dataclass(frozen=True)
-class CpuSchedule:
+class CpuSchedule(DeclaredSchedule):
     """On a CPU: tiles of ``rows`` by ``streamed`` products, which a thread has in its cache."""
 
+    sentence = ("tiles of {rows} rows by {streamed}",)
     rows: int = 64
     streamed: int = 64
 
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        return f"tiles of {self.rows} rows by {self.streamed}"
-
 
 @dataclass(frozen=True)
-class TritonSchedule:
+class TritonSchedule(DeclaredSchedule):
     """In Triton, a program for a block of rows.
 
     Attributes:
@@ -44,6 +42,7 @@ class TritonSchedule:
         wide: 64-bit indices.
     """
 
+    sentence = ("{block_m} rows a program, {block_n} streamed at once, {warps} warps, {stages} stages", "wide")
     block_m: int
     block_n: int
     depths: tuple[int, ...]
@@ -51,12 +50,7 @@ class TritonSchedule:
     even: bool
     warps: int
     stages: int
-    wide: bool
-
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        words = f"{self.block_m} rows a program, {self.block_n} streamed at once, {self.warps} warps, "
-        return f"{words}{self.stages} stages{', 64-bit indices' if self.wide else ''}"
+    wide: bool = field(metadata=about("64-bit indices"))
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:

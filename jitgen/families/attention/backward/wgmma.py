@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitgen.device import Device
 from jitgen.families.attention.backward.layout import Geometry, Layout, is_tile, results_of
@@ -12,6 +12,7 @@ from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, WARPGROUP, is_mapp
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
+from jitgen.schedule.declared import DeclaredSchedule, about, derived
 from jitgen.spec import Target
 
 WIDTHS = (16, 32, 64, 96, 128)
@@ -40,7 +41,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule:
+class WgmmaSchedule(DeclaredSchedule):
     """On Hopper's tensor cores.
 
     Attributes:
@@ -56,6 +57,14 @@ class WgmmaSchedule:
         wide: 64-bit indices.
     """
 
+    sentence = (
+        *("wgmma, {block_m} rows a block, {warpgroups} warpgroups", "{stages} stages of {tile} streamed rows"),
+        *("has_elements", "wide"),
+    )
+    config = (
+        *("warpgroups", "tile", "stages", "products", "depth0", "depth1", "columns0", "columns1", "slot0", "slot1"),
+        *("tile_words", "block_words", "block_copied", "tile_copied", "early", "masked", "first_are_long", "overlap"),
+    )
     warpgroups: int
     tile: int
     stages: int
@@ -67,15 +76,12 @@ class WgmmaSchedule:
     block_copied: tuple[bool, ...]
     tile_copied: tuple[bool, ...]
     overlap: bool
-    wide: bool
+    wide: bool = field(metadata=about("64-bit indices"))
 
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        words = [f"wgmma, {self.block_m} rows a block, {self.warpgroups} warpgroups"]
-        words += [f"{self.stages} stages of {self.tile} streamed rows"]
-        copied = all((*self.block_copied, *self.tile_copied))
-        words += [] if copied else ["operands copied element by element"]
-        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+    @derived("operands copied element by element")
+    def has_elements(self) -> bool:
+        """Whether no tensor map copies some of the operands."""
+        return not all((*self.block_copied, *self.tile_copied))
 
     @property
     def block_m(self) -> int:

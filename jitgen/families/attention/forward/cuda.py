@@ -22,7 +22,7 @@ from jitgen.families.attention.forward.wgmma import WIDTHS, WgmmaSchedule
 from jitgen.families.attention.rule.addresses import base_of_task, indices
 from jitgen.families.attention.rule.bounds import known_ends
 from jitgen.families.attention.rule.context import Operand, Rule
-from jitgen.families.attention.rule.cuda import RUN, WORDS, config, coordinates, parameters_of, run
+from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, parameters_of, run
 from jitgen.ir.program import Kernel
 
 
@@ -101,7 +101,7 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
             "mainloop": "decode",
             "shape": "DecodeShape",
             "blocks": schedule.blocks,
-            "config": _decode_config(attention, schedule),
+            "members": schedule.members(masked=attention.masked),
             "fragment": of_lane,
             "own_atom": None,
         }
@@ -113,44 +113,15 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
         "row_words": "r and r + 8",
         "score": "i / 2 * 4 + r * 2 + i % 2",
     }
+    copied = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
     return {
         "mainloop": "wgmma",
         "shape": "AttentionShape",
         "blocks": 1,
-        "config": _config(attention, schedule),
+        "members": schedule.members(masked=attention.masked, **copied),
         "fragment": of_thread,
         "own_atom": _own_atom(attention, schedule, dialect.storage_types[attention.key_dtype]),
     }
-
-
-def _decode_config(attention: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of the Config of ``attention_decode.cuh``."""
-    numbers = {
-        "warps": schedule.warps,
-        "row_tiles": schedule.row_tiles,
-        "ahead": schedule.ahead,
-        "depth": schedule.block_d,
-        "width": schedule.block_e,
-        "most_splits": schedule.cluster_splits,
-    }
-    flags = {"whole": schedule.whole, "masked": attention.masked}
-    return config(numbers, flags)
-
-
-def _config(attention: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of the Config of ``attention_wgmma.cuh``."""
-    numbers = {
-        "warpgroups": schedule.warpgroups,
-        "keys": schedule.block_n,
-        "depth": schedule.block_d,
-        "width": schedule.block_e,
-        "stages": schedule.stages,
-        "staged": schedule.staged,
-        "most_splits": schedule.cluster_splits,
-    }
-    flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
-    flags |= {"masked": attention.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
-    return config(numbers, flags)
 
 
 def _own_atom(attention: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import Geometry, Layout
 from jitgen.ir.body import Body
 from jitgen.schedule.chips import Chip
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 ROWS = 8
 """Rows of a tile: the n of a product."""
@@ -24,7 +25,7 @@ FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
 
 
 @dataclass(frozen=True)
-class DecodeSchedule:
+class DecodeSchedule(DeclaredSchedule):
     """Few rows, whose keys are read into registers.
 
     Attributes:
@@ -39,23 +40,21 @@ class DecodeSchedule:
         wide: 64-bit indices.
     """
 
+    sentence = (
+        *("mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys", "splits"),
+        *("shared by clusters of up to {cluster_splits} blocks", "wide"),
+    )
+    config = ("warps", "row_tiles", "ahead", "depth", "width", "most_splits", "whole", "masked")
     warps: int
     row_tiles: int
-    block_d: int
-    block_e: int
+    block_d: int = field(metadata=about(member="depth"))
+    block_e: int = field(metadata=about(member="width"))
     whole: bool
     blocks: int
     ahead: int
-    splits: int = 1
-    cluster_splits: int = MOST_BLOCKS
-    wide: bool = False
-
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        words = [f"mma.sync, {self.block_m} rows a block, {self.warps} warps, tiles of {self.block_n} keys"]
-        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
-        words += [f"shared by clusters of up to {self.cluster_splits} blocks"]
-        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+    splits: int = field(default=1, metadata=about("keys in {} ranges"))
+    cluster_splits: int = field(default=MOST_BLOCKS, metadata=about(member="most_splits"))
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @property
     def copied(self) -> tuple[bool, bool, bool]:

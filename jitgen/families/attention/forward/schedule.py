@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.device import Device
@@ -18,6 +18,7 @@ from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.views import Mover
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 FEW_ROWS = 8
 """Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
@@ -35,22 +36,23 @@ SPLIT_KEYS = (511, 4095)
 
 
 @dataclass(frozen=True)
-class CpuSchedule:
+class CpuSchedule(DeclaredSchedule):
     """On a CPU.
 
     Attributes:
         path: ``"tiles"``: lanes are rows; ``"few"``: lanes are elements of a key.
     """
 
+    sentence = ("{lanes} in the lanes of vectors",)
     path: str
 
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        return "rows in the lanes of vectors" if self.path == "tiles" else "few rows: keys in the lanes of vectors"
+    @property
+    def lanes(self) -> str:
+        return "rows" if self.path == "tiles" else "few rows: keys"
 
 
 @dataclass(frozen=True)
-class TritonSchedule:
+class TritonSchedule(DeclaredSchedule):
     """In Triton, a program for a block of rows.
 
     Attributes:
@@ -62,24 +64,20 @@ class TritonSchedule:
         wide: 64-bit indices.
     """
 
+    sentence = (
+        "{block_m} rows a program, tiles of {block_n} keys, {warps} warps, {stages} stages",
+        *("splits", "wide"),
+    )
     block_m: int
     block_n: int
     block_d: int
     block_e: int
     even_d: bool
     even_e: bool
-    splits: int
+    splits: int = field(metadata=about("keys in {} ranges"))
     warps: int
     stages: int
-    wide: bool
-
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        words = [
-            f"{self.block_m} rows a program, tiles of {self.block_n} keys, {self.warps} warps, {self.stages} stages"
-        ]
-        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
-        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+    wide: bool = field(metadata=about("64-bit indices"))
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:

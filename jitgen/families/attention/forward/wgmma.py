@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jitgen.families.attention.forward import decode
@@ -17,6 +17,7 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
 from jitgen.schedule.chips import Chip
+from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""
@@ -29,7 +30,7 @@ FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule:
+class WgmmaSchedule(DeclaredSchedule):
     """On Hopper's tensor cores.
 
     Attributes:
@@ -46,28 +47,34 @@ class WgmmaSchedule:
         wide: 64-bit indices.
     """
 
+    sentence = (
+        *("wgmma, {block_m} rows a block, {warpgroups} warpgroups", "{stages} stages of {block_n} keys"),
+        *("by_element", "splits", "cluster_splits", "wide"),
+    )
+    config = (
+        *("warpgroups", "keys", "depth", "width", "stages", "staged", "most_splits"),
+        *("query_copied", "key_copied", "value_copied", "masked", "overlap", "take_turns"),
+    )
     warpgroups: int
-    block_n: int
-    block_d: int
-    block_e: int
+    block_n: int = field(metadata=about(member="keys"))
+    block_d: int = field(metadata=about(member="depth"))
+    block_e: int = field(metadata=about(member="width"))
     stages: int
     copied: tuple[bool, bool, bool]
-    splits: int = 1
-    cluster_splits: int = 1
+    splits: int = field(default=1, metadata=about("keys in {} ranges"))
+    cluster_splits: int = field(
+        default=1, metadata=about("shared by clusters of up to {} blocks", member="most_splits")
+    )
     overlap: bool = True
     take_turns: bool = True
     staged: int = 32
-    wide: bool = False
+    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
-    def __str__(self) -> str:
-        """The schedule in words, for people."""
-        words = [f"wgmma, {self.block_m} rows a block, {self.warpgroups} warpgroups"]
-        words += [f"{self.stages} stages of {self.block_n} keys"]
-        names = [n for n, copied in zip(("query", "keys", "values"), self.copied, strict=True) if not copied]
-        words += [f"{' and '.join(names)} copied element by element"] if names else []
-        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
-        words += [f"shared by clusters of up to {self.cluster_splits} blocks"] if self.cluster_splits > 1 else []
-        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+    @derived("{} copied element by element")
+    def by_element(self) -> str:
+        """What no tensor map copies."""
+        names = zip(("query", "keys", "values"), self.copied, strict=True)
+        return " and ".join(name for name, is_copied in names if not is_copied)
 
     @property
     def block_m(self) -> int:

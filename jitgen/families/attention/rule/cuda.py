@@ -45,12 +45,6 @@ def coordinates(steps: Sequence[tuple[str, str]]) -> str:
     return ", ".join([*["0"] * (BATCH_RANK - len(found)), *found])
 
 
-def config(numbers: dict[str, int], flags: dict[str, bool]) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of a mainloop's Config."""
-    members = [("int", name, str(number)) for name, number in numbers.items()]
-    return members + [("bool", name, str(flag).lower()) for name, flag in flags.items()]
-
-
 def run(operand: Operand, offset: str, step: str, unit: int) -> dict[str, Any]:
     """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``.
 

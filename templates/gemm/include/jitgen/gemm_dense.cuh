@@ -120,25 +120,34 @@ struct ActivationTile<X, along, outer, threads, true> : OperandTile<typename X::
   }
 };
 
-template <int contractions_, int token_tiles_, int row_tiles_, int warps_m_, int warps_n_, int warps_k_, int cluster_,
-          int stages_, int width_, Along x_along_, Along w_along_, int w_vector_>
-struct DenseConfig {
-  static constexpr int contractions = contractions_, row_tiles = row_tiles_, warp_tokens = token_tiles_;
-  static constexpr int warps_m = warps_m_, warps_n = warps_n_, warps_k = warps_k_, cluster = cluster_;
-  static constexpr int stages = stages_, width = width_;
-  static constexpr Along x_along = x_along_, w_along = w_along_;
-  static constexpr int w_vector = w_vector_;
-  static constexpr int token_tiles = warp_tokens * warps_m, tokens = 8 * token_tiles, rows = 16 * row_tiles * warps_n;
-  static constexpr int threads = 32 * warps_m * warps_n * warps_k;
+// What the mainloop is compiled for:
+//
+//   struct Config {
+//     static constexpr int contractions = 1;               // weights that share x
+//     static constexpr int warp_tokens, row_tiles = 2;     // a warp's share: tokens in eights, rows in units of 16
+//     static constexpr int warps_m, warps_n, warps_k = 1;  // warps along the tokens and the rows, and groups of warps
+//                                                          // that share K
+//     static constexpr int cluster = 1;                    // blocks that share K
+//     static constexpr int stages = 4;                     // tiles in shared memory
+//     static constexpr int width = 8;                      // columns of one epilogue call
+//     static constexpr jitgen::Along x_along, w_along;     // the dimension along which x and the weights are contiguous
+//     static constexpr int w_vector = 8;                   // elements of a weight that one access moves
+//   };
+template <class Config>
+struct DenseBlock : Config {
+  static constexpr int token_tiles = Config::warp_tokens * Config::warps_m, tokens = 8 * token_tiles;
+  static constexpr int rows = 16 * Config::row_tiles * Config::warps_n;
+  static constexpr int threads = 32 * Config::warps_m * Config::warps_n * Config::warps_k;
 };
 
 template <class Config>
 struct DenseShared {
-  using Partial = PartialTile<Config::contractions, Config::tokens, Config::rows, Config::warps_k>;
-  static constexpr int part = (Config::tokens + Config::contractions * Config::rows) * 128;  // bytes of 64 k's
+  using Block = DenseBlock<Config>;
+  using Partial = PartialTile<Config::contractions, Block::tokens, Block::rows, Config::warps_k>;
+  static constexpr int part = (Block::tokens + Config::contractions * Block::rows) * 128;  // bytes of 64 k's
   static constexpr int stage = Config::warps_k * part;
   static constexpr int main = Config::stages * stage > Partial::floats * 4 ? Config::stages * stage : Partial::floats * 4;
-  static constexpr int bytes = main + inbox_floats<Config>() * 4;
+  static constexpr int bytes = main + inbox_floats<Block>() * 4;
 };
 
 template <class Element>
@@ -152,11 +161,12 @@ template <class Config, class X, class Element, class Epilogue>
 JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, int K,
                               const DenseWeight<Element> (&weights)[Config::contractions], const Epilogue& epilogue,
                               int m_block, int n_block) {
+  using Block = DenseBlock<Config>;
   using Shared = DenseShared<Config>;
   constexpr int C = Config::contractions, T = Config::warp_tokens, R = Config::row_tiles, S = Config::stages;
   constexpr int warps_k = Config::warps_k;
-  using Tokens = ActivationTile<X, Config::x_along, Config::tokens, Config::threads>;
-  using W = OperandTile<Element, Config::w_along, Config::w_vector, Config::rows, Config::threads>;
+  using Tokens = ActivationTile<X, Config::x_along, Block::tokens, Block::threads>;
+  using W = OperandTile<Element, Config::w_along, Config::w_vector, Block::rows, Block::threads>;
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / (Config::warps_m * Config::warps_n), warp_m = warp / Config::warps_n % Config::warps_m;
@@ -165,13 +175,13 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
   if constexpr (Config::cluster > 1) waits_begin<true>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
-  const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
-  const Tokens x_tile(x, m0, smaller(M - m0, Config::tokens));
+  const int m0 = m_block * Block::tokens, n0 = n_block * Block::rows;
+  const Tokens x_tile(x, m0, smaller(M - m0, Block::tokens));
   W w_tiles[C];
 #pragma unroll
   for (int c = 0; c < C; ++c) {
     w_tiles[c] = {weights[c].pointer + n0 * weights[c].row_stride, weights[c].row_stride, weights[c].k_stride,
-                  smaller(N - n0, Config::rows)};
+                  smaller(N - n0, Block::rows)};
   }
   const int steps = (K + 64 * warps_k - 1) / (64 * warps_k);
   const int per_block = (steps + Config::cluster - 1) / Config::cluster;
@@ -254,7 +264,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
       }
     }
   }
-  finish<Config>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
+  finish<Block>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen

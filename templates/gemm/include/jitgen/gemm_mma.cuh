@@ -14,18 +14,24 @@
 
 namespace jitgen {
 
-// tokens: tokens of a block, a power of two; from eight on, products take eight at a time. window: chunks of x that are
-// staged at once, a multiple of depth. width: columns of one epilogue call. sums: whether the bias of the codes is
-// removed through the sum of x, for bfloat16 with 4-bit codes only.
-template <int contractions_, int tokens_, int row_tiles_, int warps_n_, int warps_k_, int cluster_, int depth_,
-          int window_, int width_, bool sums_>
-struct MmaConfig {
-  static constexpr int contractions = contractions_, tokens = tokens_, row_tiles = row_tiles_;
-  static constexpr int warps_n = warps_n_, warps_k = warps_k_, cluster = cluster_, depth = depth_;
-  static constexpr int window = window_, width = width_;
-  static constexpr bool sums = sums_;
-  static constexpr int token_tiles = (tokens + 7) / 8, rows = 16 * row_tiles * warps_n;
-  static constexpr int threads = 32 * warps_n * warps_k;
+// What the mainloop is compiled for:
+//
+//   struct Config {
+//     static constexpr int contractions = 1;       // weights that share x
+//     static constexpr int tokens = 8;             // of a block, a power of two; from 8 on, products take eight at once
+//     static constexpr int row_tiles = 2;          // pieces of 16 rows of each weight that a warp computes
+//     static constexpr int warps_n, warps_k = 8;   // warps along the rows, and groups of warps that share K
+//     static constexpr int cluster = 1;            // blocks that share K
+//     static constexpr int depth = 4;              // chunks of 64 k's that a group of warps has in flight
+//     static constexpr int window = 4;             // chunks of x that are staged at once, a multiple of depth
+//     static constexpr int width = 1;              // columns of one epilogue call
+//     static constexpr bool sums = false;          // whether the bias of the codes is removed through the sum of x, for
+//                                                  // bfloat16 with 4-bit codes only
+//   };
+template <class Config>
+struct MmaBlock : Config {
+  static constexpr int token_tiles = (Config::tokens + 7) / 8, rows = 16 * Config::row_tiles * Config::warps_n;
+  static constexpr int threads = 32 * Config::warps_n * Config::warps_k;
 };
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -33,11 +39,12 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 // Shared memory of a block, in bytes.
 template <class Config>
 struct MmaShared {
-  using Partial = PartialTile<Config::contractions, Config::token_tiles * 8, Config::rows, Config::warps_k>;
+  using Block = MmaBlock<Config>;
+  using Partial = PartialTile<Config::contractions, Block::token_tiles * 8, Block::rows, Config::warps_k>;
   static constexpr int slot = Config::tokens * 128;  // a chunk of x
   static constexpr int ring = 2 * Config::window * slot;
   static constexpr int main = larger(Config::warps_k * ring, Partial::floats * 4);
-  static constexpr int bytes = main + inbox_floats<Config>() * 4;
+  static constexpr int bytes = main + inbox_floats<Block>() * 4;
 };
 
 // Stages the chunks `chunk`, `chunk` + stride .. of x, 64 k's each, of the rows from m0 on in consecutive slots. A slot
@@ -87,8 +94,9 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                             const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
                             int n_block) {
   using Element = typename Weight::Element;
+  using Block = MmaBlock<Config>;
   using Shared = MmaShared<Config>;
-  constexpr int C = Config::contractions, T = Config::token_tiles, R = Config::row_tiles, D = Config::depth;
+  constexpr int C = Config::contractions, T = Block::token_tiles, R = Config::row_tiles, D = Config::depth;
   constexpr int warps_k = Config::warps_k, window = Config::window, group_threads = 32 * Config::warps_n;
   constexpr bool by_step = Weight::parts == 4;  // each step of 16 k's has scales of its own
   constexpr int parts = by_step ? 2 : Weight::parts, steps = 4 / parts;
@@ -103,7 +111,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   waits_begin<(Config::cluster > 1)>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
-  const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
+  const int m0 = m_block * Config::tokens, n0 = n_block * Block::rows;
   const int live_tokens = smaller(M - m0, Config::tokens);
   const int chunks = Weight::chunks(K), last_tile = (N + 15) / 16 - 1;
   const int per_block = (chunks + Config::cluster - 1) / Config::cluster;
@@ -294,7 +302,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
       }
     }
   }
-  finish<Config>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
+  finish<Block>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen

@@ -172,13 +172,20 @@ struct SimtQuant {
   };
 };
 
-// A block computes tokens by rows, `depth` k's at a time, and a thread token_run by row_run of these.
-template <int contractions_, int tokens_, int rows_, int depth_, int token_run_, int row_run_, int cluster_, int width_>
-struct SimtConfig {
-  static constexpr int contractions = contractions_, tokens = tokens_, rows = rows_;
-  static constexpr int token_run = token_run_, row_run = row_run_, cluster = cluster_, width = width_;
-  static constexpr int token_tiles = tokens / 8, warps_k = 1, depth = depth_;
-  static constexpr int threads = tokens / token_run * (rows / row_run);
+// What the mainloop is compiled for:
+//
+//   struct Config {
+//     static constexpr int contractions = 1;           // weights that share x
+//     static constexpr int tokens = 64, rows = 64;     // that a block computes
+//     static constexpr int depth = 16;                 // k's at a time
+//     static constexpr int token_run = 8, row_run = 8; // of these, a thread's
+//     static constexpr int cluster = 1;                // blocks that share K
+//     static constexpr int width = 8;                  // columns of one epilogue call
+//   };
+template <class Config>
+struct SimtBlock : Config {
+  static constexpr int token_tiles = Config::tokens / 8, warps_k = 1;
+  static constexpr int threads = Config::tokens / Config::token_run * (Config::rows / Config::row_run);
 };
 
 // The i-th token, or row, of thread number `thread`. A thread has them in fours, so that neighbouring threads read
@@ -212,7 +219,7 @@ struct SimtShared {
   static constexpr int x_stride = Config::tokens + 4, w_stride = Config::rows + 4;
   static constexpr int stage = Config::depth * (x_stride + Config::contractions * w_stride);
   static constexpr int main = 2 * stage > Partial::floats ? 2 * stage : Partial::floats;  // in scalars
-  static constexpr int bytes = (main + inbox_floats<Config>()) * int(sizeof(Scalar));
+  static constexpr int bytes = (main + inbox_floats<SimtBlock<Config>>()) * int(sizeof(Scalar));
 };
 
 // The mainloop; its parameters are those of mma_gemm in gemm_mma.cuh.
@@ -221,6 +228,7 @@ JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, in
                              const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
                              int n_block) {
   using Scalar = typename X::Scalar;
+  using Block = SimtBlock<Config>;
   using Shared = SimtShared<Config, Scalar>;
   constexpr int C = Config::contractions, A = Config::token_run, B = Config::row_run, depth = Config::depth;
   constexpr int across = Config::rows / B;
@@ -234,8 +242,8 @@ JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, in
   const int my_row = threadIdx.x % across, my_token = threadIdx.x / across;
   Scalar* const memory = reinterpret_cast<Scalar*>(shared);
 
-  typename X::template Tile<Config::tokens, depth, Config::threads> x_tile;
-  typename Weight::template Tile<Config::rows, depth, Config::threads> w_tiles[C];
+  typename X::template Tile<Config::tokens, depth, Block::threads> x_tile;
+  typename Weight::template Tile<Config::rows, depth, Block::threads> w_tiles[C];
   auto load = [&](int step) {
     x_tile.load(x, m0, M, step * depth, K);
 #pragma unroll
@@ -291,7 +299,7 @@ JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, in
       }
     }
   }
-  finish<Config>(memory, memory + Shared::main, M, N, m0, n0, rank, epilogue);
+  finish<Block>(memory, memory + Shared::main, M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen

@@ -17,31 +17,41 @@ namespace jitgen {
 JITGEN_DEVICE float stream_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 JITGEN_DEVICE double stream_multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// along_k: whether weights are contiguous along k, or else along their rows. vector: elements of a load, to which
-// weights are aligned; K (along_k) or N is a multiple of it. tokens: tokens of a block. window: tiles whose x is staged
-// together, a multiple of depth.
-template <class Scalar_, int contractions_, int tokens_, int run_, int warps_n_, int warps_k_, int cluster_, int depth_,
-          int window_, int width_, bool along_k_, int vector_>
-struct StreamConfig {
-  using Scalar = Scalar_;
-  static constexpr int contractions = contractions_, tokens = tokens_, run = run_, warps_n = warps_n_;
-  static constexpr int warps_k = warps_k_, cluster = cluster_, depth = depth_, window = window_, width = width_;
-  static constexpr bool along_k = along_k_;
-  static constexpr int vector = vector_, lanes = 32 * vector;
-  static constexpr int warp_rows = along_k ? run : lanes, chunk = along_k ? lanes : run;  // a tile, in rows and k
-  static constexpr int token_tiles = (tokens + 7) / 8, rows = warp_rows * warps_n;
-  static constexpr int threads = 32 * warps_n * warps_k;
+// What the mainloop is compiled for:
+//
+//   struct Config {
+//     using Scalar = float;                        // or double
+//     static constexpr int contractions = 1;       // weights that share x
+//     static constexpr int tokens = 4;             // of a block
+//     static constexpr int run = 4;                // elements of a lane along the dimension that is not contiguous
+//     static constexpr int warps_n, warps_k = 8;   // warps along the rows, and groups of warps that share K
+//     static constexpr int cluster = 1;            // blocks that share K
+//     static constexpr int depth = 2;              // tiles that a group of warps has in flight
+//     static constexpr int window = 4;             // tiles whose x is staged together, a multiple of depth
+//     static constexpr int width = 1;              // columns of one epilogue call
+//     static constexpr bool along_k = true;        // whether weights are contiguous along k, or else along their rows
+//     static constexpr int vector = 4;             // elements of a load, to which weights are aligned; K (along_k) or N
+//                                                  // is a multiple of it
+//   };
+template <class Config>
+struct StreamBlock : Config {
+  static constexpr int lanes = 32 * Config::vector;
+  // A tile, in rows and k.
+  static constexpr int warp_rows = Config::along_k ? Config::run : lanes, chunk = Config::along_k ? lanes : Config::run;
+  static constexpr int token_tiles = (Config::tokens + 7) / 8, rows = warp_rows * Config::warps_n;
+  static constexpr int threads = 32 * Config::warps_n * Config::warps_k;
 };
 
 template <class Config>
 struct StreamShared {
   using Scalar = typename Config::Scalar;
-  using Partial = PartialTile<Config::contractions, Config::token_tiles * 8, Config::rows, Config::warps_k>;
-  static constexpr int slot = Config::tokens * Config::chunk;  // of x, in scalars
+  using Block = StreamBlock<Config>;
+  using Partial = PartialTile<Config::contractions, Block::token_tiles * 8, Block::rows, Config::warps_k>;
+  static constexpr int slot = Config::tokens * Block::chunk;  // of x, in scalars
   static constexpr int ring = 2 * Config::window * slot;
   static constexpr int all = Config::warps_k * ring;
   static constexpr int main = all > Partial::floats ? all : Partial::floats;
-  static constexpr int bytes = (main + inbox_floats<Config>()) * int(sizeof(Scalar));
+  static constexpr int bytes = (main + inbox_floats<Block>()) * int(sizeof(Scalar));
 };
 
 template <class Scalar>
@@ -51,11 +61,11 @@ struct StreamWeight {
 };
 
 // One lane's elements of a weight's tiles. Each tile is `step` elements after the one before it.
-template <class Config>
+template <class Block>
 struct StreamWalk {
-  using Scalar = typename Config::Scalar;
-  static constexpr int run = Config::run, vector = Config::vector;
-  const Scalar* from[Config::along_k ? run : 1];
+  using Scalar = typename Block::Scalar;
+  static constexpr int run = Block::run, vector = Block::vector;
+  const Scalar* from[Block::along_k ? run : 1];
   int64_t step, line;  // line: elements from one k to the next, where weights are contiguous along rows
   int k, length;       // the lane's first k
   bool live;
@@ -63,27 +73,27 @@ struct StreamWalk {
   JITGEN_DEVICE void start(const StreamWeight<Scalar>& weight, int row0, int N, int first, int K, int lane) {
     length = K;
     line = weight.k_stride;
-    if constexpr (Config::along_k) {
-      k = first * Config::chunk + lane * vector;
-      step = Config::warps_k * Config::chunk;
+    if constexpr (Block::along_k) {
+      k = first * Block::chunk + lane * vector;
+      step = Block::warps_k * Block::chunk;
 #pragma unroll
       for (int r = 0; r < run; ++r) {
         from[r] = weight.pointer + (smaller(row0 + r, N - 1) * weight.row_stride + k);
       }
     } else {
-      k = first * Config::chunk;
-      step = Config::warps_k * Config::chunk * line;
+      k = first * Block::chunk;
+      step = Block::warps_k * Block::chunk * line;
       live = row0 + lane * vector < N;
       from[0] = weight.pointer + (live ? row0 + lane * vector + k * line : 0);
     }
   }
   // Loads the lane's elements of the tile `ahead` tiles after this one.
   JITGEN_DEVICE void load(Vector<Scalar, vector> (&to)[run], int ahead) const {
-    const int there = k + ahead * (Config::warps_k * Config::chunk);
+    const int there = k + ahead * (Block::warps_k * Block::chunk);
 #pragma unroll
     for (int r = 0; r < run; ++r) {
       to[r] = {};
-      if constexpr (Config::along_k) {
+      if constexpr (Block::along_k) {
         if (there < length) to[r] = load_vector_once<vector>(from[r] + ahead * step);
       } else {
         if (live && there + r < length) to[r] = load_vector_once<vector>(from[0] + (ahead * step + r * line));
@@ -91,9 +101,9 @@ struct StreamWalk {
     }
   }
   JITGEN_DEVICE void advance(int tiles) {
-    k += tiles * (Config::warps_k * Config::chunk);
+    k += tiles * (Block::warps_k * Block::chunk);
 #pragma unroll
-    for (int r = 0; r < (Config::along_k ? run : 1); ++r) from[r] += tiles * step;
+    for (int r = 0; r < (Block::along_k ? run : 1); ++r) from[r] += tiles * step;
   }
 };
 
@@ -128,10 +138,11 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
                                const StreamWeight<typename Config::Scalar> (&weights)[Config::contractions],
                                const Epilogue& epilogue, int m_block, int n_block) {
   using Scalar = typename Config::Scalar;
+  using Block = StreamBlock<Config>;
   using Shared = StreamShared<Config>;
   constexpr int C = Config::contractions, T = Config::tokens, R = Config::run, V = Config::vector, D = Config::depth;
   constexpr int warps_k = Config::warps_k, window = Config::window, group_threads = 32 * Config::warps_n;
-  constexpr int chunk = Config::chunk, rows_per_lane = Config::along_k ? R : V;  // rows of a lane
+  constexpr int chunk = Block::chunk, rows_per_lane = Config::along_k ? R : V;  // rows of a lane
   static_assert(window % D == 0 && chunk % X::vector == 0, "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -140,17 +151,17 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
   waits_begin<(Config::cluster > 1)>();
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
-  const int m0 = m_block * T, n0 = n_block * Config::rows, live_tokens = smaller(M - m0, T);
+  const int m0 = m_block * T, n0 = n_block * Block::rows, live_tokens = smaller(M - m0, T);
   const int chunks = (K + chunk - 1) / chunk, per_block = (chunks + Config::cluster - 1) / Config::cluster;
   const int first = int(rank) * per_block + warp_k, last = smaller(int(rank + 1) * per_block, chunks);
   const int count = last > first ? (last - first + warps_k - 1) / warps_k : 0;
 
   next_kernel_may_start();
   previous_kernel_wait();
-  StreamWalk<Config> walks[C];
+  StreamWalk<Block> walks[C];
   Vector<Scalar, V> w[D][C][R];
 #pragma unroll
-  for (int c = 0; c < C; ++c) walks[c].start(weights[c], n0 + warp_n * Config::warp_rows, N, first, K, lane);
+  for (int c = 0; c < C; ++c) walks[c].start(weights[c], n0 + warp_n * Block::warp_rows, N, first, K, lane);
   auto fetch = [&](int slot, int ahead) {
 #pragma unroll
     for (int c = 0; c < C; ++c) walks[c].load(w[slot][c], ahead);
@@ -227,13 +238,13 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
     bool mine = true;
     constexpr int left = !Config::along_k ? rows_per_lane * T : rows_per_lane * T > 32 ? rows_per_lane * T / 32 : 1;
     if constexpr (Config::along_k) mine = add_over_lanes(acc[c], lane, begin);
-    const int row = warp_n * Config::warp_rows + (Config::along_k ? 0 : lane * V);
+    const int row = warp_n * Block::warp_rows + (Config::along_k ? 0 : lane * V);
 #pragma unroll
     for (int i = 0; i < left; ++i) {
       if (mine) partial[Tile::place(warp_k, c, (begin + i) % T, row + (begin + i) / T)] = acc[c][i];
     }
   }
-  finish<Config>(partial, partial + Shared::main, M, N, m0, n0, rank, epilogue);
+  finish<Block>(partial, partial + Shared::main, M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen

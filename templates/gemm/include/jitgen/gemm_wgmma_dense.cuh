@@ -22,12 +22,13 @@
 //     static constexpr int most_splits = 1;   // the most blocks of a cluster that split K: 1 to 8; with multicast equal
 //                                             // to it. A launch without multicast may have fewer
 //     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n
-//     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
+//     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Rows outside a matrix, which
+//                                             // become zeros, take the copy engine longer
 //     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
-//                                             // blocks of 64 rows, with across = 1 and most_splits = 1. Optional
+//                                             // blocks of 64 rows, with across = 1 and most_splits = 1
 //     static constexpr int ranges = 1;        // ranges of K whose sums the epilogue gets separately, those of range r as
 //                                             // rows r * M ..; above 1 with multicast = most_splits = 1, without
-//                                             // pingpong, and not of a batch. Optional
+//                                             // pingpong, and not of a batch
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
@@ -93,7 +94,7 @@ JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within 
 
 template <class Config>
 struct DenseShape {
-  static constexpr bool pingpong = is_pingpong<Config>;
+  static constexpr bool pingpong = Config::pingpong;
   static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
   static constexpr int blocks = pingpong ? Config::down : 1;  // of 64 rows, of a warpgroup
   static constexpr int tile_warps = pingpong ? 4 : warpgroups * 4;  // that compute a tile
@@ -119,7 +120,7 @@ struct DenseShape {
   static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
-  static constexpr int ranges = ranges_of<Config>;
+  static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
@@ -169,7 +170,7 @@ struct DenseKernel {
   JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
     constexpr uint16_t all = (1 << Config::multicast) - 1;
     const Region region = region_of(regions, tile.region);
-    const int copied = is_trimmed<Config> ? smaller(rows, Shape::rows) : Shape::rows;
+    const int copied = Config::trimmed ? smaller(rows, Shape::rows) : Shape::rows;
     const int bytes = copied * 128 + Shape::weight_bytes * contractions;
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk, ring.next()) {

@@ -15,14 +15,15 @@
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
 //     static constexpr int regions = 1;      // weights of different N, each with its own outputs
 //     static constexpr int stages = 8;       // stages of the ring, of span chunks of 64 k's each
-//     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits). Optional
+//     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits)
 //     static constexpr int steps = 1;        // k16 steps in a group of wgmmas: 1, or 2, with more registers
 //     static constexpr int most_splits = 1;  // the most blocks of a cluster that split K: 1 to 8; a launch may have fewer
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with most_splits
-//     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Optional
+//     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Rows outside
+//                                            // a matrix, which become zeros, take the copy engine longer
 //     static constexpr int stagger = 0;      // chunks by which a tile begins later along k than its neighbour
 //     static constexpr int ranges = 1;       // ranges of K whose sums the epilogue gets separately, those of range r as
-//                                            // rows r * M ..; above 1 with multicast = most_splits = 1. Optional
+//                                            // rows r * M ..; above 1 with multicast = most_splits = 1
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
 //   };
@@ -104,7 +105,7 @@ struct QuantizedKernel {
     int chunk = begin(tile, first, last);
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
-      const int copied = is_trimmed<Config> ? smaller(rows, Config::tokens) : Config::tokens;
+      const int copied = Config::trimmed ? smaller(rows, Config::tokens) : Config::tokens;
       const int bytes = copied * (128 * span) + Shape::code_bytes;
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {

@@ -14,11 +14,6 @@ struct QuantizedRegion {
   int columns;  // N
 };
 
-template <class Config, class = void>
-constexpr int span_of = 1;
-template <class Config>
-constexpr int span_of<Config, decltype(void(Config::span))> = Config::span;
-
 // Tokens that an epilogue stages at once: more of them wait less often, and fewer leave room for stages.
 constexpr int staged_tokens(int tokens, int warpgroups, int contractions) {
   if (tokens % 32 != 0) return 16;
@@ -41,7 +36,7 @@ struct QuantizedShape {
   }
 
   // Sizes of one stage.
-  static constexpr int span = span_of<Config>;
+  static constexpr int span = Config::span;
   static constexpr int tile_bytes = 128 * Weight::bits * span;  // bytes of codes
   static constexpr int x_bytes = Config::tokens * 128 * span;
   static constexpr int code_bytes = tiles * tile_bytes;
@@ -78,7 +73,7 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static constexpr int ranges = ranges_of<Config>;
+  static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");

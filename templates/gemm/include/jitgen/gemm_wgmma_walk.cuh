@@ -146,18 +146,6 @@ struct StageRing {
   }
 };
 
-// Whether two consumer warpgroups compute tiles in turn (`Config::pingpong`, else false).
-template <class Config, class = void>
-constexpr bool is_pingpong = false;
-template <class Config>
-constexpr bool is_pingpong<Config, decltype(void(Config::pingpong))> = Config::pingpong;
-
-// Into how many ranges K is divided, whose sums the epilogue gets separately (`Config::ranges`, else 1).
-template <class Config, class = void>
-constexpr int ranges_of = 1;
-template <class Config>
-constexpr int ranges_of<Config, decltype(void(Config::ranges))> = Config::ranges;
-
 // The chunks of K of an item: all, or those of its range. Each range has an item for each of `tiles` tiles, one range
 // after another.
 template <int ranges>
@@ -193,13 +181,6 @@ struct TileOrder {
     }
   }
 };
-
-// Whether the box of x's tensor map has no more rows than x (`Config::trimmed`, else false). Rows outside a matrix,
-// which become zeros, take the copy engine longer than those inside.
-template <class Config, class = void>
-constexpr bool is_trimmed = false;
-template <class Config>
-constexpr bool is_trimmed<Config, decltype(void(Config::trimmed))> = Config::trimmed;
 
 // Loads eight sums from shared memory, four from each address; both are aligned to 16 bytes.
 JITGEN_DEVICE void gather(float (&sums)[8], const float* first, const float* second) {
