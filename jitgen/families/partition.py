@@ -112,6 +112,7 @@ class Partitioner:
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
         self.flat: dict[Node, Node] = {}
+        self.stored: dict[Node, Node] = {}
         self.values: list[Node] = []
         self.joined: list[tuple[int, ...]] = []
         self.reads: dict[Node, frozenset[Node]] = {}
@@ -335,9 +336,8 @@ class Partitioner:
 
     def materialize(self, node: Node) -> Node:
         """The ``input`` node of a temporary with the value of ``node``; one temporary for each node."""
-        for position, value in enumerate(self.values):
-            if value is node:
-                return self.temporaries[position]
+        if node in self.stored:
+            return self.stored[node]
         flat = self._flat(node)
         if flat in self.flat:
             return self.mover.move(self.flat[flat], ("reshape",), node.shape)
@@ -345,7 +345,7 @@ class Partitioner:
         index = len(self.graph.inputs) + len(self.values) - 1
         temporary = self.builder.make("input", (), node.dtype, node.shape, (index,), node.location)
         self.temporaries.append(temporary)
-        self.flat[flat] = temporary
+        self.flat[flat] = self.stored[node] = temporary
         return temporary
 
     def _flat(self, node: Node) -> Node:
@@ -471,12 +471,18 @@ class Partitioner:
             self._compute_values(waiting, together, leader)
         after = behind
         ordered: list[tuple[list[Step], list[Region]]] = []
+        blocked = {step: len(before & waiting.keys()) for step, before in after.items()}
+        following: dict[Step, list[Step]] = {step: [] for step in waiting}
+        for step, before in after.items():
+            for each in before & waiting.keys():
+                following[each].append(step)
         while waiting:
-            ready = [step for step in waiting if not any(before in waiting for before in after[step])]
+            ready = [step for step in waiting if not blocked[step]]
             # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
             first, *others = ready
             regions, steps = waiting.pop(first), list(together.get(first, [first]))
+            computed = [first]
             for other in others if len(steps) == 1 else ():
                 if len(together.get(other, [other])) > 1:
                     continue
@@ -489,6 +495,9 @@ class Partitioner:
                     continue
                 steps.append(other)
                 waiting.pop(other)
+                computed.append(other)
+            for step in (step for each in computed for step in following[each]):
+                blocked[step] -= 1
             ordered.append((steps, regions))
         return ordered
 
@@ -567,6 +576,7 @@ class Partitioner:
         count = len(self.values)
         regions = self._regions_in_memory([self.mover.substituted(value, memo)])
         if len(self.values) > count:
+            self.stored = dict(zip(self.values[:count], self.temporaries, strict=False))
             del self.values[count:], self.temporaries[count:]
             first_new = len(self.graph.inputs) + count
             self.flat = {flat: held for flat, held in self.flat.items() if held.attrs[0] < first_new}

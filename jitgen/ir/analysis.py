@@ -57,7 +57,7 @@ def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
 
 def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
-    order = topological([root])
+    order = topological([root], leaves=_SHAPES_TELL | {VIEW})
     needed = {id(root)}
     for node in reversed(order):
         if id(node) in needed and (node.kind.commutes or _only_chosen(node, dims)):

@@ -66,6 +66,7 @@ class Mover:
         self.general = True
         self.fired: dict[str, None] = {}
         self._steps = 0
+        self._without: dict[Callable[[Node], bool], set[int]] = {}
         self._done: dict[tuple[Any, ...], Node] = {}
 
     def step(self, node: Node) -> None:
@@ -82,6 +83,16 @@ class Mover:
                 "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
                 "expression in another decorated function"
             )
+
+    def any_behind(self, roots: Sequence[Node], test: Callable[[Node], bool]) -> bool:
+        """Whether ``test`` holds of some node that ``roots`` depend on. Nodes without one behind them are remembered: a
+        graph is not walked again for each of its temporaries. ``roots`` are nodes of ``builder``."""
+        without = self._without.setdefault(test, set())
+        for node in topological(roots, known=without):
+            if id(node) not in without and test(node):
+                return True
+            without.add(id(node))
+        return False
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
         """Whether all ``conditions`` hold in the current call. No guard is recorded; a False clears ``general``."""

@@ -90,7 +90,7 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
         return values
     from jitgen.families.attention.backward.match import has_streamed, oriented
 
-    return oriented(values, partition.mover) if has_streamed(values) else values
+    return oriented(values, partition.mover) if has_streamed(values, partition.mover) else values
 
 
 def may_have_streamed(values: Sequence[Node]) -> bool:
@@ -104,7 +104,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         return Claim([], values)
     from jitgen.families.attention.backward.match import has_streamed
 
-    if not has_streamed(values):
+    if not has_streamed(values, partition.mover):
         return Claim([], values)
     from jitgen.families.attention.backward.region import end_of, region_of, store_of
 

@@ -101,9 +101,9 @@ def tile_products(stores: Sequence[Store]) -> list[Node]:
     return [node for node in nodes if node.kind is CONTRACT and id(node) not in results]
 
 
-def has_streamed(values: Sequence[Node]) -> bool:
+def has_streamed(values: Sequence[Node], mover: Mover) -> bool:
     """A quick test: whether ``values`` have products with functions as a backward has them, and not a forward."""
-    return any(_is_backward(node) for node in topological(values))
+    return mover.any_behind(values, _is_backward)
 
 
 def _is_backward(node: Node) -> bool:

@@ -24,6 +24,7 @@ from jitgen.families.attention.forward.match import Attention, matched, obstacle
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.index import Index, Reach
@@ -111,7 +112,7 @@ def _cuda_obstacle(question: Fusion, device: Device) -> str:
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """``values`` with their attention spelt as ``match.py`` knows it; see ``spellings.py``."""
-    if not has_exponentials(values):
+    if not has_exponentials(values, partition.mover):
         return values
     from jitgen.families.attention.forward.spellings import respelt
 
@@ -119,27 +120,30 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
     return [found[id(value)] for value in values]
 
 
-def has_exponentials(values: Sequence[Node]) -> bool:
+def has_exponentials(values: Sequence[Node], mover: Mover) -> bool:
     """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
     kinds = kinds_of(values)
     if CONTRACT not in kinds or kinds.isdisjoint((EXP, EXP2)):
         return False
-    return any(node.kind is CONTRACT and exponential_behind(node.inputs[0]) for node in topological(values))
+    return mover.any_behind(values, _is_product_of_exponentials)
+
+
+def _is_product_of_exponentials(node: Node) -> bool:
+    return node.kind is CONTRACT and exponential_behind(node.inputs[0])
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Attention regions for those of ``values`` that end in one; the others are left with attention materialized."""
-    if not has_exponentials(values):
+    mover = partition.mover
+    if not has_exponentials(values, mover):
         return Claim([], values)
-    index, mover = Index(values), partition.mover
-    while found := _fused(index, partition):
-        hidden = _first_hidden(index, found, mover)
-        if hidden is None:
+    index = Index(values)
+    while True:
+        matches = [attention for node in index.order if (attention := matched(node)) is not None]
+        found = [each for each in matches if partition.decide(NAME, fusion_of(each, index, mover)).fused]
+        memo = _hidden_in_memory(index, found, len(found) == len(matches), partition)
+        if not memo:
             break
-        attention, last = hidden
-        rows = [value for value in index.roots if value is not last and not index.depends(value, attention.result)]
-        rows = [value for value in rows if _row_store(0, value, attention, index, mover) is not None]
-        memo = dict(zip(map(id, (last, *rows)), _materialized([last, *rows], partition), strict=True))
         index = Index([mover.substituted(node, memo) for node in index.roots])
     if not found:
         return Claim([], index.roots)
@@ -164,16 +168,37 @@ def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
     return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
 
 
-def _fused(index: Index, partition: Partition) -> list[Attention]:
-    """The attention in ``index`` that becomes kernels."""
-    found = []
-    for node in index.order:
-        attention = matched(node)
-        if attention is None:
-            continue
-        if partition.decide(NAME, fusion_of(attention, index, partition.mover)).fused:
-            found.append(attention)
-    return found
+def _hidden_in_memory(
+    index: Index, found: Sequence[Attention], all_fused: bool, partition: Partition
+) -> dict[int, Node]:
+    """Temporaries in place of what follows attention that is hidden in ``index``, by the ids of what they take the
+    place of, and what nodes on the way have become; empty where none is hidden.
+
+    With a temporary in it a graph is another one, in which attention is looked for anew. Where what is materialized has
+    nothing of the attention that remains, that is the same then, and the whole chain that a decoder is takes one walk.
+
+    Args:
+        found: the attention that becomes kernels.
+        all_fused: whether ``index`` has no other attention.
+    """
+    memo: dict[int, Node] = {}
+    mover = partition.mover
+    while (hidden := _first_hidden(index, found, mover)) is not None:
+        attention, last = hidden
+        rows = [value for value in index.roots if value is not last and not index.depends(value, attention.result)]
+        rows = [value for value in rows if _row_store(0, value, attention, index, mover) is not None]
+        values = [mover.substituted(value, memo) for value in (last, *rows)]
+        memo |= zip(map(id, (last, *rows)), _materialized(values, partition), strict=True)
+        first, *found = found
+        if not all_fused or attention is not first or any(_meets(each, first, last, index) for each in found):
+            break
+    return memo
+
+
+def _meets(attention: Attention, before: Attention, last: Node, index: Index) -> bool:
+    """Whether ``last``, what follows ``before``, has any of ``attention`` in it, or ``before`` is in its scores."""
+    own = at_own_coordinates(attention.scores, CONTRACT)
+    return index.depends(last, attention.product) or any(product is before.result for product in own)
 
 
 def fusion_of(attention: Attention, index: Index, mover: Mover) -> Fusion:
