@@ -98,6 +98,7 @@ class Lowered:
                 f"{work.flops} operations, for {work.elements} elements"
             )
             lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
+        lines += [f"  rewritten: {name}" for name in program.rewrites]
         for _, question, decision in program.decisions:
             lines.append(f"  {question}: {question.placement(decision.fused)}: {decision.why}")
         first = len(program.inputs)

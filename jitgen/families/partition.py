@@ -201,6 +201,7 @@ class Partitioner:
             with_coarse(kernels, buffers, range(len(inputs), first), outputs),
             tuple((family, question, decision) for (family, question), decision in self.decisions.items()),
             general=self.independent_of_strides and self.mover.general,
+            rewrites=tuple(self.mover.fired),
         )
 
     def _stored_in_temporaries(

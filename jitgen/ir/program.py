@@ -119,6 +119,7 @@ class Program:
             is computed into a temporary, and the last kernel copies it.
         kernels: in launch order.
         decisions: (family, question, answer) of every decision on sizes that the program depends on.
+        rewrites: the names of the rewrites that were done before anything was claimed (``ir/patterns.py``).
         general: whether the program follows from the graph, its guards and ``decisions``. False where it also depends
             on the strides of the call that it was made for.
     """
@@ -132,6 +133,7 @@ class Program:
     kernels: tuple[Kernel, ...]
     decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
+    rewrites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that every kernel writes elements of the size that its buffers have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -203,3 +204,32 @@ def test_a_sum_that_another_kernel_needs_is_not_one_kernel() -> None:
     for each, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.double(), reference, atol=1e-4, rtol=1e-5)
     assert "used by another kernel" in compiled.lower(*args).explain()
+
+
+def test_explain_names_the_rewrites_that_were_done() -> None:
+    args = operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24)
+    words = jitgen.jit(powers_of_two).lower(*args).explain()
+    assert "  rewritten: exp2(x - max(x)) is exp(ln2 x - max(ln2 x))\n" in words
+    assert "rewritten: " not in jitgen.jit(lambda q, k, v: q + 1).lower(*args).explain()
+
+
+def test_a_chain_of_layers_is_claimed_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many layers ask twice as many questions, and not four times as many."""
+    forward = importlib.import_module("jitgen.families.attention.forward.claim")
+    asked: list[Any] = []
+    question = forward.fusion_of
+    monkeypatch.setattr(forward, "fusion_of", lambda *args: asked.append(args) or question(*args))
+
+    def layers(x: Any, weights: Any) -> Any:
+        for weight in weights:
+            q = x @ weight
+            x = x + torch.softmax(q @ x.mT, -1) @ x
+        return x
+
+    counts = []
+    for number in (6, 12):
+        asked.clear()
+        low = jitgen.jit(layers).lower(sample((ROWS, DEPTH)), [sample((DEPTH, DEPTH)) for _ in range(number)])
+        assert low.explain().count("keys of a row walked once") >= number
+        counts.append(len(asked))
+    assert counts[1] <= 2.2 * counts[0]

@@ -10,6 +10,7 @@ import pytest
 from jitgen.ir.analysis import varying, varying_dims
 from jitgen.ir.graph import Builder, Node, topological
 from jitgen.ir.index import Index, Reach
+from jitgen.ir.views import Mover
 
 
 def _random_nodes(seed: int, count: int = 40) -> tuple[Builder, list[Node]]:
@@ -61,3 +62,26 @@ def test_a_node_tells_its_operations_and_the_dimensions_it_varies_along(seed: in
         order = topological([node])
         assert node.kinds == {each.kind for each in order}
         assert varying_dims(node) == varying(order)[id(node)]
+
+
+def test_what_has_nothing_behind_it_is_not_walked_again() -> None:
+    builder = Builder()
+    tested: list[Node] = []
+
+    def is_exp(node: Node) -> bool:
+        tested.append(node)
+        return node.op == "exp"
+
+    node = leaf = builder.make("input", (), "float32", (7,), (0,))
+    for _ in range(20):
+        node = builder.make("neg", (node,), "float32", (7,))
+    mover = Mover(builder)
+    assert not mover.any_behind([node], is_exp)
+    assert len(tested) == 21
+    further = builder.make("log", (node,), "float32", (7,))
+    assert not mover.any_behind([further], is_exp)
+    assert tested[21:] == [further]
+    assert mover.any_behind([builder.make("exp", (leaf,), "float32", (7,))], is_exp)
+    assert mover.any_behind(
+        [builder.make("add", (further, builder.make("exp", (leaf,), "float32", (7,))), "float32", (7,))], is_exp
+    )
