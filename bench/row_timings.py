@@ -31,7 +31,7 @@ from bench.records import write_rows
 from bench.rows import Reduction
 from bench.streaming import retaining
 from bench.timing import medians
-from jitgen.families.reduction.cuda_problem import RowProblem
+from jitgen.families.rows.reduction.cuda_problem import RowProblem
 from jitgen.spec import dtype_name
 
 TARGET = "sm_90a"

@@ -189,7 +189,7 @@ def the_same_bits() -> Iterator[str | None]:
 @contextmanager
 def within() -> Iterator[None]:
     """So few rows would be divided into chunks."""
-    with patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0), quick_reductions():
+    with patch("jitgen.families.rows.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0), quick_reductions():
         yield
 
 

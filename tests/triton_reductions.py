@@ -263,7 +263,7 @@ def chunks_of_every_shape() -> Iterator[str | None]:
 def _chunks(dtype: torch.dtype, *shapes: tuple[tuple[int, ...], int]) -> Iterator[str | None]:
     """Rows too few to keep a GPU busy, with and without elements left over; shorter than what is taken so elsewhere."""
     smaller = {"CHUNKS": 16, "SINGLE_BLOCK_ROW": 1024, "CHUNKED_ROW": 2048, "COLUMN_CHUNKS": 8, "CHUNKED_COLUMN": 512}
-    with patch.multiple("jitgen.families.reduction.row_chunks", **smaller):
+    with patch.multiple("jitgen.families.rows.reduction.row_chunks", **smaller):
         for shape in ((3, 2048), (512, 12)):
             low = jitgen.jit(lambda x: x.sum(0 if len(x) == 512 else 1)).lower(
                 jitgen.TensorSpec(shape, torch.float32), target="sm_90", backend="triton"

@@ -80,7 +80,7 @@ SMALLER = {"CHUNKS": ((2, 16), (64, 4)), "LEAST_CHUNK": 16, "LEAST_COLUMN_CHUNK"
 
 def _chunks(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Iterator[str | None]:
     """Rows too few to keep a GPU busy, shorter than what is cut into chunks elsewhere."""
-    with patch.multiple("jitgen.families.scan.chunks", **SMALLER):
+    with patch.multiple("jitgen.families.rows.scan.chunks", **SMALLER):
         x = sample(shape, dtype)
         low = jitgen.jit(lambda x: every_kind(x, dim), backend="triton").lower(x)
         yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
@@ -99,7 +99,7 @@ def chunks_of_every_shape() -> Iterator[str | None]:
     yield from _chunks((12, 70), 1, torch.bfloat16)
     yield from _chunks((100, 9), 0, torch.float32)
     yield from _chunks((257,), 0, torch.int32)
-    with patch.multiple("jitgen.families.scan.chunks", **SMALLER):
+    with patch.multiple("jitgen.families.rows.scan.chunks", **SMALLER):
         x = scans.special_rows(70)
         yield from scans.same_special(of_every_kind(x, 1), x, 1)
 

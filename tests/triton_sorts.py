@@ -53,7 +53,7 @@ def dimensions_and_strides() -> Iterator[str | None]:
 
 @check
 def chunks() -> Iterator[str | None]:
-    with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", triton=16):
+    with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", triton=16):
         for shape, dim, dtype in (((3, 50), 1, torch.float32), ((70, 2), 0, torch.int16), ((2, 33), 1, torch.float16)):
             x = sample(shape, dtype)
             yield from sorts.failures(of_both_ways(x, dim), x, dim)
@@ -63,7 +63,7 @@ def chunks() -> Iterator[str | None]:
 def first_ranks_of_a_prologue() -> Iterator[str | None]:
     x = sample((4, 90), torch.float32)
     for most in (16, 1024):
-        with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", triton=most):
+        with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", triton=most):
             for k, largest in ((1, True), (5, False), (40, True)):
                 function = jitgen.jit(
                     lambda x, t, k=k, largest=largest: torch.topk(x / t, k, -1, largest), backend="triton"

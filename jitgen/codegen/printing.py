@@ -7,6 +7,7 @@ after them.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,5 +137,5 @@ def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:
 def fields(value: Any) -> dict[str, Any]:
     """The attributes and properties of a context object, as a dict for a template's context."""
     names = [field.name for field in dataclasses.fields(value)]
-    names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
+    names += [name for name, member in inspect.getmembers(type(value)) if isinstance(member, property)]
     return {name: getattr(value, name) for name in names}

@@ -9,12 +9,14 @@ exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 3. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands and results need a copy, and
    which regions may share a kernel.
 4. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
-5. ``layout``: the strides of a call, split into what decides the source and what a launch passes.
+5. ``layout``: the strides of a call, split into what decides the source and what a launch passes; ``parameters``: the
+   parameters of the kernel, declared, from which follows what a launch passes and how sources name it.
 6. ``problem``, ``candidates``, ``facts``, ``cost``: the schedules that would do, whether one of them was measured to be
    the best for such a problem, and what each is estimated to take.
 7. ``render``: the source. Imported only where one is needed: a process that finds its kernels in the store renders
    nothing.
-8. ``launch``, ``arguments``, ``work``: how a call launches the kernel, what it passes, and what that amounts to.
+8. ``launch``, ``tensor_maps``, ``work``: how a call launches the kernel, what it copies by tensor maps, and what all of
+   that amounts to.
 
 ``explain`` says what a kernel does, ``buckets`` at which sizes its schedules change. A kernel's layouts and
 schedule are frozen values, and with the graph and the route they are the request key.
@@ -36,7 +38,8 @@ from jitgen.ir.regions import Region, Store
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Mover, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
-from jitgen.kernel.operands import Call
+from jitgen.kernel.operands import Call, MappedTensor
+from jitgen.kernel.parameters import KernelParameters
 from jitgen.schedule.choose import Choice, choose
 
 if TYPE_CHECKING:
@@ -174,6 +177,12 @@ def _keep_schedule(kernel: Kernel, geometries: Sequence[Any], schedule: Any, dev
     return schedule
 
 
+def _no_maps(
+    kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], settled: Any, device: Device
+) -> Sequence[MappedTensor]:
+    return ()
+
+
 def _keep_kernel(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     return None
 
@@ -210,7 +219,9 @@ class Family:
         candidates: ``(problem, device) -> schedules``, at least one: frozen values.
         render: ``(kernel, layouts, schedule, device, compiler) -> (source, line origins)``.
         launch: ``(kernel, layouts, geometries, settled schedule, device) -> LaunchShape``.
-        arguments: ``(kernel, layouts, geometries, settled schedule, device) -> Arguments``.
+        parameters: ``(kernel, layouts, device) -> KernelParameters``.
+        tensor_maps: ``(kernel, layouts, geometries, settled schedule, device) -> tensors`` that the kernel copies by
+            tensor maps, which come before its other parameters.
         work: ``(kernel, geometries, schedule) -> Work``.
         explain: ``(kernel, layouts, schedule, device) -> lines``, the first a title.
         problem: ``(kernel, layouts, geometries, device) -> problem``: what a schedule may depend on.
@@ -245,12 +256,13 @@ class Family:
     candidates: Callable[[Any, Device], Sequence[Any]]
     render: Callable[[Kernel, Sequence[Any], Any, Device, str], tuple[KernelSource, Rendered]]
     launch: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], LaunchShape]
-    arguments: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Arguments]
+    parameters: Callable[[Kernel, Sequence[Any], Device], KernelParameters]
     work: Callable[[Kernel, Sequence[Any], Any], Work]
     explain: Callable[[Kernel, Sequence[Any], Any, Device], list[str]]
     problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
     cost: Callable[[Any, Any, Device], float] = _no_cost
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
+    tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _no_maps
     settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
@@ -267,6 +279,13 @@ class Family:
         """What of a family from outside jitgen decides its sources; jitgen's own are part of ``code_digest``."""
         folders = [folder for folder in (self.code, self.templates) if folder is not None]
         return folders_digest(*folders) if folders else ""
+
+    def arguments(
+        self, kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], settled: Any, device: Device
+    ) -> Arguments:
+        """What one launch passes."""
+        maps = self.tensor_maps(kernel, layouts, geometries, settled, device)
+        return self.parameters(kernel, layouts, device).arguments(geometries, settled, maps)
 
     def choose(self, problem: Any, device: Device) -> Choice:
         """The candidate for ``problem`` that was measured to be the best; where none was, the cheapest, of equals the

@@ -7,10 +7,10 @@ from jitgen.families.attention.forward import FAMILY as ATTENTION
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
-from jitgen.families.reduction import FAMILY as REDUCTION
-from jitgen.families.scan import FAMILY as SCAN
+from jitgen.families.rows.reduction import FAMILY as REDUCTION
+from jitgen.families.rows.scan import FAMILY as SCAN
+from jitgen.families.rows.sort import FAMILY as SORT
 from jitgen.families.scatter import FAMILY as SCATTER
-from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
 FAMILIES: list[Family] = [ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir.body import Body
-from jitgen.kernel.operands import MappedTensor, item_size
+from jitgen.kernel.operands import item_size
 
 Dim3 = tuple[int, int, int]
-
-Integer = tuple[str, str, int, int]
-"""An integer parameter: its name, the attribute of the geometry that has it, and there the operand and the dimension,
--1 for none."""
 
 OVERLAPS = "programmatic_dependent_launch"
 """A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where
@@ -97,38 +93,6 @@ class Work:
     flops: int
 
 
-class Located(Protocol):
-    """A geometry has the offset of each operand in its buffer, in elements."""
-
-    @property
-    def offsets(self) -> tuple[int, ...]: ...
-
-
-def pointers_of(bodies: Sequence[Body], geometries: Sequence[Located]) -> tuple[tuple[int, int], ...]:
-    """The pointer parameters: (buffer, byte offset) of each operand in memory, in order."""
-    return tuple(
-        (operand.buffer, offset * item_size(operand.dtype))
-        for body, geometry in zip(bodies, geometries, strict=True)
-        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
-        if operand.buffer is not None
-    )
-
-
-def integer_of(geometry: Any, attribute: str, operand: int, dim: int) -> int:
-    """The value of an integer parameter; see ``Integer``."""
-    number = getattr(geometry, attribute)
-    number = number[operand] if operand >= 0 else number
-    return int(number[dim] if dim >= 0 else number)
-
-
-def arguments_of(
-    body: Body, geometry: Located, integers: Iterable[Integer], wide: bool, maps: Iterable[MappedTensor] = ()
-) -> Arguments:
-    """The arguments of one launch: a pointer for each operand in memory, and ``integers``."""
-    numbers = tuple(integer_of(geometry, attribute, operand, dim) for _, attribute, operand, dim in integers)
-    return Arguments(pointers_of((body,), (geometry,)), numbers, wide, tuple(maps))
-
-
 def traffic(body: Body, strides: Sequence[Sequence[int]], extents: Iterable[Sequence[int]]) -> tuple[int, int]:
     """Bytes that a launch moves and that it writes; an operand is read once along dimensions of stride 0.
 
@@ -145,6 +109,11 @@ def traffic(body: Body, strides: Sequence[Sequence[int]], extents: Iterable[Sequ
         moved += touched
         written += touched if is_store else 0
     return moved, written
+
+
+def blocks_of(blocks: int, threads: int, device: Device, **others: Any) -> LaunchShape:
+    """The launch of a row of blocks, on a CPU of pieces of work; ``others`` are attributes of ``LaunchShape``."""
+    return LaunchShape((blocks, 1, 1), (threads, 1, 1), **{"attributes": attributes_of(device), **others})
 
 
 def attributes_of(device: Device) -> frozenset[str]:

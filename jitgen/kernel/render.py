@@ -6,7 +6,7 @@ import importlib
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jitgen._version import __version__
 from jitgen.codegen import environment
@@ -19,6 +19,8 @@ from jitgen.codegen.text import entry_name
 from jitgen.codegen.triton import TRITON
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.printed import KernelContext
 from jitgen.spec import KernelSource, e4m3fn_saturates
 
 DIALECTS: dict[str, Dialect] = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
@@ -26,32 +28,42 @@ BANNER_WIDTH = 196
 """Characters of a line in the head of a source, without the comment sign."""
 
 
-class Titled(Protocol):
-    """A context of templates says in ``title`` what the head of a source has about its kernel."""
-
-    @property
-    def title(self) -> str: ...
+def _as_it_is(kernel: Kernel, layout: Any, schedule: Any, device: Device) -> Kernel:
+    return kernel
 
 
 def renderer(
-    family: str, package: str, context: Callable[[Kernel, Any, Dialect], Titled], name: str = ""
+    family: str,
+    package: str,
+    parameters: Callable[[Kernel, Sequence[Any], Device], KernelParameters],
+    context: Callable[[Kernel, Any, KernelParameters, Any, Dialect], KernelContext],
+    name: str = "",
+    several: bool = False,
+    rewritten: Callable[[Kernel, Any, Any, Device], Kernel] = _as_it_is,
+    build: Callable[[Kernel, Any, Any, Any, Dialect], Built] | None = None,
 ) -> Callable[[Kernel, Sequence[Any], Any, Device, str], tuple[KernelSource, Rendered]]:
-    """The ``render`` of a family whose kernels have one body: ``context`` is made of it for all dialects, and what a
-    dialect adds by ``build(kernel, layout, schedule, context, dialect)`` of ``<package>.<dialect>``.
+    """The ``render`` of a family. ``context(kernel, layout, parameters, schedule, dialect)`` is what all dialects read;
+    what one of them adds, ``build(kernel, layout, schedule, context, dialect)`` of ``<package>.<dialect>`` makes of it.
 
     Args:
+        parameters: that of the family.
         name: by which templates read the context itself; empty where they read only what ``build`` makes of it.
+        several: whether kernels may have several bodies, so that ``layout`` is a sequence of layouts.
+        rewritten: ``(kernel, layout, schedule, device)``: the kernel whose instructions are printed.
+        build: one for all dialects, in place of those in ``package``.
     """
 
     def render(
         kernel: Kernel, layouts: Sequence[Any], schedule: Any, device: Device, compiler: str
     ) -> tuple[KernelSource, Rendered]:
-        dialect, (layout,) = DIALECTS[device.dialect], layouts
-        shared = context(kernel, layout, dialect)
-        build = importlib.import_module(f"{package}.{device.dialect}").build
-        specific, options = build(kernel, layout, schedule, shared, dialect)
+        dialect, layout = DIALECTS[device.dialect], layouts if several else layouts[0]
+        kernel = rewritten(kernel, layout, schedule, device)
+        shared = context(kernel, layout, parameters(kernel, layouts, device), schedule, dialect)
+        of_dialect = build or importlib.import_module(f"{package}.{device.dialect}").build
+        specific, options = of_dialect(kernel, layout, schedule, shared, dialect)
         built = {name: shared, **specific} if name else specific, options
-        return source(family, kernel, schedule, device, compiler, [shared.title], built, device.overlaps_launches)
+        overlapping = device.overlaps_launches and getattr(schedule, "dependent_launch", True)
+        return source(family, kernel, schedule, device, compiler, shared.titles, built, overlapping)
 
     return render
 
@@ -87,6 +99,7 @@ def source(
         "saturates": "1" if e4m3fn_saturates() else "0",
         "entry": entry,
         "schedule": schedule,
+        "target": target,
         "overlapping": overlapping,
     }
     specific, options = built

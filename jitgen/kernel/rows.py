@@ -1,32 +1,71 @@
-"""What kernels have in common that go along rows: outer dimensions, which count rows, and one along the row."""
+"""What kernels have in common that go along rows: outer dimensions, which count rows, and one along the row.
+
+The *layout* decides what source is generated; the *geometry* is what a launch passes as plain integers. Their
+parameters are a pointer for each operand in memory, in order; the integers ``length``, ``n0`` ... (sizes of the outer
+dimensions) and for each operand ``o<operand>`` (the first value of an iota), ``s<operand>_<dim>`` (its stride in an
+outer dimension) and ``r<operand>`` (its stride along the row, where the layout does not fix it); the run-time scalars.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from jitgen.device import Device
+from jitgen.ir import symbols
 from jitgen.ir.body import Body
-from jitgen.kernel.launch import Integer, traffic
-from jitgen.kernel.layout import reaches_wide, unit_of, views_of
-from jitgen.kernel.operands import INDEX_LIMIT, Call, item_size
+from jitgen.ir.program import Kernel
+from jitgen.ir.views import NotViewable
+from jitgen.kernel.geometry import Geometry
+from jitgen.kernel.launch import LaunchShape, Work, blocks_of, traffic
+from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
+from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
+from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 
 @dataclass(frozen=True)
-class RowGeometry:
-    """A call's sizes, strides and offsets, all in elements.
+class RowLayout:
+    """What of the strides decides the source; it does not depend on a device.
+
+    Attributes:
+        outer: how many dimensions count rows, at least 1, the innermost last, after neighbours were merged.
+        along: what each operand is along the row: ``"contiguous"`` (stride 1), ``"strided"``, ``"broadcast"`` (stride
+            0: one element for the whole row) or ``"row"`` (the body reads or writes it once a row).
+        across: what each operand is from a row to the next: ``"contiguous"``, ``"strided"`` or ``"broadcast"``; empty
+            strings where the family does not ask.
+        columns: whether neighbouring elements belong to neighbouring rows, as those of a matrix's columns do: the
+            innermost outer dimension is the contiguous one.
+        unit: the largest power of two of elements, at most 16, that one access can move of every contiguous operand:
+            along the row, or with ``columns`` from row to row.
+        wide: whether an index can reach 2**31.
+        row_invariant: for each operand, whether all rows, of which there are several, read the same elements of it;
+            empty where the family does not ask.
+    """
+
+    outer: int
+    along: tuple[str, ...]
+    across: tuple[str, ...]
+    columns: bool
+    unit: int
+    wide: bool
+    row_invariant: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGeometry(Geometry):
+    """A call's sizes, and the strides of operands in each outer dimension and along the row.
 
     Attributes:
         sizes: sizes of the outer dimensions, outermost first.
         length: elements of a row.
-        strides: for each operand its stride in each outer dimension, then its stride along the row.
-        offsets: for each operand the offset of its first element.
+        leader: the operand in whose order in memory rows are numbered: the first that moves along the row.
     """
 
     sizes: tuple[int, ...]
     length: int
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
+    leader: int
 
     @property
     def rows(self) -> int:
@@ -36,32 +75,89 @@ class RowGeometry:
     def elements(self) -> int:
         return self.rows * self.length
 
+    @property
+    def goes_across(self) -> bool:
+        """Whether the leader's neighbours in memory belong to the next row."""
+        along, across = abs(self.strides[self.leader][-1]), abs(self.strides[self.leader][-2])
+        return self.length > 1 and along > across > 0
 
-def row_views(body: Body, call: Call) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """Strides and offset of each operand where a row is the last dimension; one with an element for a row does not
-    move along it."""
+
+def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometry:
+    """The geometry of ``body``; NotViewable where an operand needs a copy first.
+
+    Args:
+        one_stride: whether the dimensions of a row become one, in which an operand that does not move has stride 0
+            or, in a row of one element, any.
+    """
+    sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
+    rank = len(sizes) - body.row_rank
     views = views_of(body, call)
-    strides = [
-        (*view.strides[:-1], 0) if operand.row else view.strides
+    outer = [view.strides[:rank] for view in views]
+    inner = [
+        (0,) * body.row_rank if operand.row else view.strides[rank:]
         for operand, view in zip(body.operands, views, strict=True)
     ]
-    return strides, tuple(view.offset for view in views)
+    leader = next((i for i, steps in enumerate(inner) if any(steps) and not body.operands[i].row), 0)
+    outer_sizes, outer_strides = collapse(sizes[:rank], outer, leader)
+    row_sizes, row_strides = sizes[rank:], tuple(inner)
+    if one_stride:
+        row_sizes, row_strides = collapse(row_sizes, inner, leader)
+        if 0 in row_sizes:  # no element is read, whatever the strides say
+            row_sizes, row_strides = (0,), tuple((int(not operand.row),) for operand in body.operands)
+    if len(row_sizes) != 1:
+        raise NotViewable("a row whose operands have no common stride")
+    return RowGeometry(
+        strides=tuple((*steps, *step) for steps, step in zip(outer_strides, row_strides, strict=True)),
+        offsets=tuple(view.offset for view in views),
+        sizes=outer_sizes,
+        length=math.prod(sizes[rank:]),
+        leader=leader,
+    )
 
 
-def row_wide(geometry: RowGeometry, length: int) -> bool:
+def row_layout(
+    body: Body, geometry: RowGeometry, call: Call, columns: bool = False, asks_across: bool = False, units: bool = True
+) -> RowLayout:
+    """The layout of ``body``.
+
+    Args:
+        columns: whether the family goes from row to row where neighbours belong to neighbouring rows, as they do here.
+        asks_across: whether sources depend on what operands are from row to row, with ``columns`` or not.
+        units: whether sources depend on how many elements one access moves.
+    """
+    along = tuple(
+        "row" if operand.row else stride_kind(steps[-1])
+        for operand, steps in zip(body.operands, geometry.strides, strict=True)
+    )
+    asks_across = asks_across or columns
+    across = tuple(stride_kind(steps[-2]) if asks_across else "" for steps in geometry.strides)
+    return RowLayout(
+        outer=len(geometry.sizes),
+        along=along,
+        across=across,
+        columns=columns,
+        unit=_unit(body, geometry, -2 if columns else -1, across if columns else along, call) if units else 1,
+        wide=is_wide(geometry, geometry.length),
+    )
+
+
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
+    """Layout and geometry of a kernel whose rows are one dimension; NotViewable when a movement needs a copy first."""
+    (body,) = kernel.bodies
+    geometry = row_geometry(body, call)
+    columns = geometry.sizes[-1] > 1 and geometry.goes_across
+    return (row_layout(body, geometry, call, columns, asks_across=True),), (geometry,)
+
+
+def is_wide(geometry: RowGeometry, length: int) -> bool:
     """Whether an index can reach 2**31 in rows of ``length`` elements."""
     extents = (*geometry.sizes, length)
     pairs = (zip(extents, strides, strict=True) for strides in geometry.strides)
     return geometry.elements >= INDEX_LIMIT or reaches_wide(pairs)
 
 
-def row_unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], call: Call) -> int:
-    """The largest power of two of elements, at most ``MAX_UNIT``, that one access can move along ``dim`` of every
-    operand whose kind is ``"contiguous"``; 1 on a CPU.
-
-    Args:
-        dim: -1 for the row, -2 for the innermost outer dimension.
-    """
+def _unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], call: Call) -> int:
+    """See ``RowLayout.unit``; ``dim`` is -1 along the row and -2 from row to row. 1 on a CPU."""
     if not call.is_gpu:
         return 1
     accesses = []
@@ -74,29 +170,33 @@ def row_unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], 
     return unit_of(((*geometry.sizes, geometry.length)[dim],), accesses)
 
 
-def row_integers(
-    body: Body, outer: int, kinds: Sequence[str], lengths: Sequence[str] = ("length",)
-) -> Iterator[Integer]:
-    """The integer parameters in order.
-
-    ``lengths``, numbers of the geometry; ``n0``, ... the sizes of the outer dimensions; ``s<operand>_<dim>`` an
-    operand's stride in an outer dimension; ``r<operand>`` its stride along the row where ``kinds`` has ``"strided"``;
-    ``o<operand>`` the first value of an iota.
-    """
-    for name in lengths:
-        yield name, name, -1, -1
-    for dim in range(outer):
-        yield f"n{dim}", "sizes", -1, dim
-    for index, (operand, kind) in enumerate(zip(body.operands, kinds, strict=True)):
-        if operand.kind == "iota":
-            yield f"o{index}", "offsets", index, -1
-        for dim in range(outer):
-            yield f"s{index}_{dim}", "strides", index, dim
-        if kind == "strided":
-            yield f"r{index}", "strides", index, outer
+def row_parameters(
+    kernel: Kernel, layouts: Sequence[RowLayout], device: Device, lengths: Sequence[str] = ("length",)
+) -> KernelParameters:
+    """The parameters of a row kernel; ``lengths`` are numbers of its geometry that come first."""
+    (body,), (layout,) = kernel.bodies, layouts
+    axes = [*(Integer(name, name) for name in lengths)]
+    axes += [Integer(f"n{dim}", "sizes", dim=dim) for dim in range(layout.outer)]
+    operands = [
+        declared(operand, i, [*[""] * layout.outer, {"contiguous": "1", "strided": f"r{i}"}.get(kind, "0")])
+        for i, (operand, kind) in enumerate(zip(body.operands, layout.along, strict=True))
+    ]
+    return KernelParameters((RegionParameters(tuple(axes), tuple(operands)),), layout.wide)
 
 
-def row_traffic(body: Body, geometry: RowGeometry) -> tuple[int, int]:
-    """Bytes that a launch moves and that it writes; see ``traffic``."""
+def row_work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Any) -> Work:
+    """What one launch amounts to. Empty rows are no work, unless they are reduced: a sum of nothing is 0."""
+    (geometry,), (body,) = geometries, kernel.bodies
     extents = ((*geometry.sizes, 1 if operand.row else geometry.length) for operand in body.operands)
-    return traffic(body, geometry.strides, extents)
+    moved, written = traffic(body, geometry.strides, extents)
+    reduces = any(instruction.op == "reduce" for instruction in body.instructions)
+    elements = geometry.rows * max(geometry.length, int(reduces))
+    return Work(elements, written, moved, pointwise_flops(body.instructions, elements))
+
+
+def row_launch(
+    kernel: Kernel, layouts: Sequence[RowLayout], geometries: Sequence[RowGeometry], schedule: Any, device: Device
+) -> LaunchShape:
+    """Blocks for as many rows as each has at once, of each chunk; on a CPU, pieces of work."""
+    (geometry,), (body,) = geometries, kernel.bodies
+    return blocks_of(-(-geometry.rows // schedule.rows) * body.chunks, schedule.threads, device)

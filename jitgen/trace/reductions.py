@@ -1,8 +1,8 @@
 """Rows of torch's reductions: sums, products, extrema, and what is composed of them.
 
 Every row is composed of ``reduce`` nodes, whose reduced dimensions remain with size 1, and of pointwise nodes. Which of
-them share a kernel is decided later, by the reduction family (``families/reduction/claim.py``). The formulas are the
-numerically stable ones: a variance is computed from deviations from the mean, an exponential after subtracting the
+them share a kernel is decided later, by the reduction family (``families/rows/reduction/claim.py``). The formulas are
+the numerically stable ones: a variance is computed from deviations from the mean, an exponential after subtracting the
 maximum.
 """
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.families.reduction.forms import Prefetch
+from jitgen.families.rows.reduction.forms import Prefetch
 
 PREFETCH = "cp.async.bulk.prefetch.L2.global"
 GLOBAL_ACCESS = re.compile(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.families.reduction.forms import PersistentRows
+from jitgen.families.rows.reduction.forms import PersistentRows
 
 CASES: dict[str, Callable[..., Any]] = {
     "softmax": lambda x: F.softmax(x, -1),

@@ -13,7 +13,7 @@ import torch
 import jitgen
 from jitgen import TensorSpec
 from jitgen.compilers import host, nvrtc
-from jitgen.families.scan.chunks import CHUNKS, LEAST_CHUNK, chunks_of
+from jitgen.families.rows.scan.chunks import CHUNKS, LEAST_CHUNK, chunks_of
 from tests import scans
 from tests.cuda_on_host import run
 from tests.scans import every_kind, sample
@@ -117,7 +117,7 @@ SLOW_ON_HOST = [
     ("shape", "dim", "dtype", "chunks"), [*ON_HOST, *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW_ON_HOST)]
 )
 def test_cuda_on_the_cpu(shape: tuple[int, ...], dim: int, dtype: torch.dtype, chunks: dict[str, Any]) -> None:
-    with patch.multiple("jitgen.families.scan.chunks", **({"CHUNKS": CHUNKS} | chunks)):
+    with patch.multiple("jitgen.families.rows.scan.chunks", **({"CHUNKS": CHUNKS} | chunks)):
         x = sample(shape, dtype)
         assert scans.failures(run(lambda x: every_kind(x, dim), x), x, dim) == []
 

@@ -71,14 +71,14 @@ def test_triton(case: str, target: str) -> None:
 )
 def test_cuda_on_the_cpu(shape: tuple[int, ...], dim: int, dtype: torch.dtype, most: int) -> None:
     x = sample(shape, dtype)
-    with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", cuda=most):
+    with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", cuda=most):
         assert sorts.failures(run(lambda x: both_ways(x, dim), x), x, dim) == []
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 def test_first_ranks_of_chunks_on_the_cpu() -> None:
     x = sample((4, 200), torch.float32)
-    with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", cuda=16):
+    with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", cuda=16):
         for k, largest in ((5, True), (30, False)):
             got = run(lambda x, k=k, largest=largest: torch.topk(x, k, 1, largest), x)
             assert all(map(sorts.same, got, sorts.first_ranks(x, k, 1, largest)))

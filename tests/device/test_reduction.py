@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.reduction.schedule import occupancy
+from jitgen.families.rows.reduction.schedule import occupancy
 from jitgen.schedule.chips import H200
 from tests import sixteen_bits
 from tests.numeric import close, results

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.families.scan.chunks import CHUNKS, LEAST_CHUNK, LEAST_COLUMN_CHUNK
+from jitgen.families.rows.scan.chunks import CHUNKS, LEAST_CHUNK, LEAST_COLUMN_CHUNK
 from tests import scans
 from tests.scans import FLOATS, INTEGERS, every_kind, sample
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.families.sort.schedule import MOST_ELEMENTS
+from jitgen.families.rows.sort.schedule import MOST_ELEMENTS
 from tests import sorts
 from tests.sorts import FLOATS, INTEGERS, both_ways, sample
 

@@ -18,8 +18,9 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.ir.program import Kernel
 from jitgen.ir.regions import Region, Store, row_axes
-from jitgen.kernel.launch import Arguments, LaunchShape, Work
+from jitgen.kernel.launch import LaunchShape, Work
 from jitgen.kernel.operands import Call, base_of, locate
+from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 HERE = Path(__file__).parent
 
@@ -89,13 +90,11 @@ def launch(
     return LaunchShape(grid=(geometries[0].rows, 1, 1))
 
 
-def arguments(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
-) -> Arguments:
-    (body,), (geometry,) = kernel.bodies, geometries
-    pointers = tuple((o.buffer, 4 * offset) for o, offset in zip(body.operands, geometry.offsets, strict=True))
-    integers = (geometry.rows, geometry.length, *(step for strides in geometry.strides for step in strides))
-    return Arguments(pointers, integers, wide=True)  # type: ignore[arg-type]
+def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
+    (body,) = kernel.bodies
+    sizes = Integer("rows", "rows"), Integer("length", "length")
+    operands = tuple(declared(operand, index, ["", ""]) for index, operand in enumerate(body.operands))
+    return KernelParameters((RegionParameters(sizes, operands),), wide=True)
 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> Work:
@@ -115,7 +114,7 @@ def family(templates: Path = HERE / "templates") -> Family:
         candidates=candidates,
         render=functools.partial(render, templates),
         launch=launch,
-        arguments=arguments,
+        parameters=parameters,
         work=work,
         explain=explain,
         templates=templates,

@@ -12,7 +12,7 @@ import jitgen
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
-from jitgen.families.reduction.schedule import Occupancy, occupancy
+from jitgen.families.rows.reduction.schedule import Occupancy, occupancy
 from jitgen.lowering import Route
 from jitgen.schedule import chips
 from jitgen.schedule.chips import CHIPS, H100, H200, L4, Chip

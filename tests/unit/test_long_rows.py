@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.families.reduction.row_chunks import (
+from jitgen.families.rows.reduction.row_chunks import (
     CHUNKED_COLUMN,
     CHUNKED_COLUMNS,
     CHUNKED_ROW,

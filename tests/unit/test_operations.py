@@ -175,7 +175,7 @@ def test_every_operation_is_reached_by_a_row() -> None:
             except JitgenError:
                 continue
             reached |= {node.op for node in topological(graph.outputs)}
-    # Two are passes' to make (families/reduction/powers.py), and random numbers are compared with no other's.
+    # Two are passes' to make (families/rows/reduction/powers.py), and random numbers are compared with no other's.
     assert set(OPS) - reached == {"fma", "exp2_normal", "philox"}
 
 

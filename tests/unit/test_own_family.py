@@ -151,7 +151,7 @@ def test_what_a_family_makes_of_values_is_part_of_the_key() -> None:
     x, y = torch.full((5,), 3.0), torch.full((5,), 4.0)
     before = jitgen.jit(product).lower(x, y).key
     assert torch.equal(jitgen.jit(product)(x, y), x * y)
-    hooks = dict.fromkeys(("layout", "candidates", "render", "launch", "arguments", "work", "explain"), nothing)
+    hooks = dict.fromkeys(("layout", "parameters", "candidates", "render", "launch", "work", "explain"), nothing)
     registry.register(
         Family(
             name="swapped",
@@ -174,7 +174,7 @@ def test_a_family_that_claims_nothing_is_in_nobodys_way() -> None:
         asked.append(values)
         return Claim((), values)  # type: ignore[arg-type]
 
-    hooks = dict.fromkeys(("layout", "candidates", "render", "launch", "arguments", "work", "explain"), nothing)
+    hooks = dict.fromkeys(("layout", "parameters", "candidates", "render", "launch", "work", "explain"), nothing)
     registry.register(Family(name="idle", claim=claim, **hooks))  # type: ignore[arg-type]
     x = torch.randn(6, 7)
     low = jitgen.jit(lambda x: (x.cumsum(1), x.softmax(0), (x @ x.t()).relu(), x + 1)).lower(x)

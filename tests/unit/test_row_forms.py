@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.reduction.forms import (
+from jitgen.families.rows.reduction.forms import (
     SCHEDULES,
     ColumnBlocks,
     HostRows,

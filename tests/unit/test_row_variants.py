@@ -13,8 +13,8 @@ import jitgen
 from jitgen import TensorSpec, lowering
 from jitgen.deploy import manifest, prewarm, row_variants
 from jitgen.device import Device
-from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
-from jitgen.families.reduction.schedule import (
+from jitgen.families.rows.reduction.row_chunks import SINGLE_BLOCK_ROWS
+from jitgen.families.rows.reduction.schedule import (
     LONG_ROW,
     MANY_COLUMNS,
     MANY_ROWS,

@@ -1,12 +1,7 @@
 """Pointwise kernels: any expression of any number of tensors, in one pass over memory.
 
-``render`` is imported only where a source is needed: a warm process renders nothing.
-
 ``schedule`` decides vector width, unrolling and block size from the layout and the target; ``context`` is what the
-three templates in ``templates/elementwise`` read; ``launch`` turns a call's geometry into kernel arguments.
-
-The kernel's parameters, in every dialect: a pointer for each operand in memory (regions in order, loads before
-stores), the integers ``integer_names`` lists, and the run-time scalars.
+three templates in ``templates/elementwise`` read.
 """
 
 from __future__ import annotations
@@ -33,10 +28,11 @@ FAMILY = Family(
     joins=joins,
     layout=deferred(__name__, "layout.layout"),
     candidates=deferred(__name__, "schedule.candidates"),
-    render=deferred(__name__, "render.render"),
-    launch=deferred(__name__, "launch.launch"),
-    arguments=deferred(__name__, "launch.arguments"),
-    work=deferred(__name__, "launch.work"),
-    explain=deferred(__name__, "explain.explain"),
+    parameters=deferred(__name__, "layout.parameters"),
+    settle=deferred(__name__, "schedule.settle"),
+    render=deferred(__name__, "context.render"),
+    launch=deferred(__name__, "schedule.launch"),
+    work=deferred(__name__, "layout.work"),
+    explain=deferred(__name__, "schedule.explain"),
     buckets=_buckets,
 )

@@ -9,32 +9,23 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.elementwise.context import (
-    OperandContext,
-    RegionContext,
-    const_prefix,
-    pointer_parameters,
-    region_parameters,
-)
+from jitgen.families.elementwise.context import OperandContext, PointwiseContext, RegionContext, region_parameters
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 
 def build(
-    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``elementwise/render.py``."""
-    parameters = pointer_parameters(regions)
-    # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
-    parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
-    parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
-    contexts = [_region(region, body, dialect) for region, body in zip(regions, kernel.bodies, strict=True)]
+    """Template context and source options; see ``kernel/render.py``."""
+    contexts = [_region(region, body, dialect) for region, body in zip(pointwise.regions, kernel.bodies, strict=True)]
     alike: dict[str, int] = {}
     for region in contexts:
         # Regions that differ only in their parameters, as those of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
-    context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": parameters}
+    context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": pointwise.host_parameters}
     context["checked"] = bool(kernel.checked)
     return {**context, "regions": contexts}, {"interleaved": True}
 
@@ -63,8 +54,8 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
         "arguments": [name for _, name in parameters],
         "operands": [_operand(operand, region.rank) for operand in region.operands],
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
-        "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
-        "before": [*(_load(o, False) for o in region.loads if not o.memory and o.constant_in_row), *found.before],
+        "fetched": [_fetched(o, region.rank) for o in region.loads if o.pointer and o.kind == "contiguous"],
+        "before": [*(_load(o, False) for o in region.loads if not o.pointer and o.constant_in_row), *found.before],
         "rows": found.rows,
         "loads": [
             *(_load(operand, halved) for operand in region.loads if not operand.constant_in_row),
@@ -84,7 +75,7 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
 
 def _is_constant(operand: OperandContext) -> bool:
     """Whether a run of neighbours needs one element only, which is loaded before the loop."""
-    return operand.memory and operand.constant_in_row
+    return bool(operand.pointer) and operand.constant_in_row
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,7 @@ def _is_halved(region: RegionContext, gathers: _Gathers) -> bool:
 
 
 def _operand(operand: OperandContext, rank: int) -> dict[str, str]:
-    kind = f"{const_prefix(operand)}{operand.storage}* const" if operand.memory else "const int64_t"
+    kind = f"{operand.pointer_type} const" if operand.pointer else "const int64_t"
     return {"declaration": f"{kind} {operand.local}", "start": _start(operand, "at", rank)}
 
 
@@ -202,8 +193,8 @@ def _start(operand: OperandContext, walk: str, rank: int) -> str:
 
 def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
     offset = _offset(operand)
-    halves = operand.local if halved and operand.memory else ""
-    if not operand.memory:
+    halves = operand.local if halved and operand.pointer else ""
+    if not operand.pointer:
         expression = f"{operand.local} + {offset}"
     elif halves:
         expression = f"halves_{operand.value}.at(lane)"

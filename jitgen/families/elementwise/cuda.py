@@ -7,26 +7,20 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.elementwise.context import (
-    RegionContext,
-    condition,
-    pointer_parameters,
-    region_parameters,
-)
+from jitgen.families.elementwise.context import PointwiseContext, RegionContext, condition, region_parameters
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
 
 
 def build(
-    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``elementwise/render.py``."""
-    parameters = pointer_parameters(regions)
-    parameters += [f"Index {name}" for name in names]
-    parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
+    """Template context and source options; see ``kernel/render.py``."""
+    regions = pointwise.regions
     bits = 64 if schedule.wide else 32
     return {
-        "parameters": parameters,
+        "parameters": pointwise.cuda_parameters(),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "checked": bool(kernel.checked),

@@ -11,15 +11,21 @@ runs in every call with new sizes. Its outcome has two halves:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
+from jitgen.kernel.geometry import Geometry, gathered_of
+from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
-from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size
+from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
+from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
 
 
 @dataclass(frozen=True)
@@ -43,31 +49,22 @@ class Layout:
     neighbours: tuple[tuple[bool, ...], ...] = ()
 
 
-@dataclass(frozen=True)
-class Geometry:
+@dataclass(frozen=True, kw_only=True)
+class RegionGeometry(Geometry):
     """A region's sizes and strides in a call.
 
     Attributes:
         sizes: collapsed, outermost first.
-        strides: per operand, in elements, one per collapsed dimension.
-        offsets: per operand, in elements from the buffer's pointer.
-        gathered: per operand, (size, stride) of each dimension that an index chooses along.
     """
 
     sizes: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    gathered: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+        return math.prod(self.sizes)
 
 
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[RegionGeometry, ...]]:
     """Layout and geometry of each region of ``kernel``.
 
     Raises:
@@ -77,12 +74,12 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     return tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
-def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
+def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
     environment = call.environment
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
     views = views_of(body, call)
     rank = len(sizes)
-    gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
+    gathered = gathered_of(views, rank)
     walked, store = [view.strides[:rank] for view in views], body.stores[0]
     chosen = body.operands[store].gathered > 0
     if chosen:
@@ -90,7 +87,8 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
         strides = strides[: len(views)]
     else:
         collapsed, strides = collapse(sizes, walked, store)
-    geometry = Geometry(collapsed, strides, tuple(view.offset for view in views), gathered)
+    offsets = tuple(view.offset for view in views)
+    geometry = RegionGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered)
     kinds = tuple(_kind(operand, stride, chosen) for operand, stride in zip(body.operands, strides, strict=True))
     if chosen and not (kinds[store] == "contiguous" and _is_chosen_by_row(body, strides)):
         kinds = (*kinds[:store], "strided")  # its only store
@@ -141,7 +139,7 @@ def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
     return stride_kind(strides[-1])
 
 
-def _unit(body: Body, geometry: Geometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
+def _unit(body: Body, geometry: RegionGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
     """See ``Layout.unit``."""
     accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
@@ -151,3 +149,40 @@ def _unit(body: Body, geometry: Geometry, kinds: tuple[str, ...], buffers: Seque
             steps = [offset, *strides[:-1], *(stride for _, stride in gathered)]
             accesses.append((size, [*(step * size for step in steps), buffers[operand.buffer].alignment]))
     return unit_of(geometry.sizes[-1:] if len(geometry.sizes) > 1 else (), accesses)
+
+
+def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
+    """The parameters of the kernel. The integers of region ``r`` are ``n<r>_<dim>``, its sizes; for each operand
+    ``o<r>_<operand>``, an iota's first value, ``s<r>_<operand>_<dim>``, strides that its kind does not fix, and
+    ``b<r>_<operand>_<dim>`` and ``g<r>_<operand>_<dim>``, size and stride of a dimension that an index chooses along;
+    where regions share a grid, ``end<r>``, the number of the block after the region's last one."""
+    regions = []
+    for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
+        sizes = tuple(Integer(f"n{region}_{dim}", "sizes", dim=dim, region=region) for dim in range(layout.rank))
+        operands = []
+        for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
+            number = f"{region}_{index}"
+            inner = {"contiguous": "1", "broadcast": "0", "scalar": "0"}.get(kind, "")
+            outer = "0" if kind == "scalar" else ""
+            gathered = tuple(
+                (f"b{number}_{dim}", "1" if layout.neighbours[index][dim] else f"g{number}_{dim}")
+                for dim in range(operand.gathered)
+            )
+            strides = [outer] * (layout.rank - 1) + [inner]
+            operands.append(declared(operand, index, strides, number, gathered=gathered))
+        shares = device.is_gpu and region + 1 < len(layouts)
+        ends = (Integer(f"end{region}", "ends", dim=region, region=LAUNCH),) if shares else ()
+        regions.append(RegionParameters(sizes, tuple(operands), ends))
+    return KernelParameters(tuple(regions), any(layout.wide for layout in layouts))
+
+
+def work(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Any) -> Work:
+    """The amount of work of one launch."""
+    elements = written = moved = flops = 0
+    for body, geometry in zip(kernel.bodies, geometries, strict=True):
+        read_and_written, stored = traffic(body, geometry.strides, [geometry.sizes] * len(body.operands))
+        moved += read_and_written
+        written += stored
+        elements += geometry.elements
+        flops += pointwise_flops(body.instructions, geometry.elements)
+    return Work(elements, written, moved, flops)

@@ -1,13 +1,18 @@
-"""How a pointwise kernel iterates over its elements: pure functions from layout and target to numbers."""
+"""How a pointwise kernel iterates over its elements: pure functions from layout and target to numbers, and to words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.device import Device
+from jitgen.families.elementwise.layout import Layout, RegionGeometry
 from jitgen.families.family import Problem
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import count_operations
+from jitgen.kernel.launch import LaunchShape, blocks_of
 from jitgen.kernel.operands import CPU_LANES, item_size
 
 CPU_BLOCK = 1024
@@ -111,3 +116,49 @@ def _lanes(body: Body, device: Device) -> int:
     """Elements of a group on the CPU."""
     calls = any(OPS[i.op].flops >= CPU_FUNCTION_FLOPS for i in body.instructions if i.op in OPS)
     return CPU_VECTORS * device.level.floats if calls else CPU_LANES
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch takes of a schedule.
+
+    Attributes:
+        threads: of a block.
+        ends: for each region, the number of the block after its last one.
+    """
+
+    threads: int
+    ends: tuple[int, ...]
+
+
+def settle(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Schedule, device: Device) -> Launch:
+    """The blocks of each region, one region after the other."""
+    ends, blocks = [], 0
+    for region, geometry in enumerate(geometries):
+        rows = geometry.elements // geometry.sizes[-1] if geometry.elements else 0
+        steps = rows * -(-geometry.sizes[-1] // schedule.vectors[region])
+        blocks += -(-steps // (schedule.threads * schedule.unrolls[region]))
+        ends.append(blocks)
+    return Launch(schedule.threads, tuple(ends))
+
+
+def launch(
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[RegionGeometry], settled: Launch, device: Device
+) -> LaunchShape:
+    """Blocks for the tiles of each region."""
+    return blocks_of(settled.ends[-1], settled.threads, device)
+
+
+def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
+    """A title, and a line for each region."""
+    count = len(kernel.bodies)
+    lines = [f"pointwise, {count} region{'s' * (count != 1)} in one pass"]
+    for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
+        width = f"{schedule.vectors[region]} wide" if device.is_gpu else "vectorised by the compiler"
+        chosen = any(body.operands[index].gathered for index in body.stores)
+        lines.append(
+            f"region {region}: {count_operations(body)} operations over {layout.rank} collapsed dimension"
+            f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
+            f"{'; stored in place, where indices choose' if chosen else ''}"
+        )
+    return lines

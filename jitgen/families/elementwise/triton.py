@@ -10,44 +10,33 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
 from jitgen.families.elementwise.context import (
     OperandContext,
+    PointwiseContext,
     RegionContext,
     condition,
     region_parameters,
 )
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 
 
 def build(
-    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``elementwise/render.py``."""
-    pointers = [operand for region in regions for operand in region.operands if operand.memory]
-    scalars = [f"a{position}" for position in range(len(kernel.scalars))]
-    integer = "i64" if schedule.wide else "i32"
-    signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
-    signature += [integer] * len(names)
-    signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    multiples = [operand.alignment for operand in pointers]
-    multiples += [min(_unit(name, regions), triton.MULTIPLE) for name in names]
-    multiples += [1] * len(scalars)
+    """Template context and source options; see ``kernel/render.py``."""
+    regions = pointwise.regions
     contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
         "include": _used(contexts),
-        "parameters": [*(operand.pointer for operand in pointers), *names, *scalars],
+        "parameters": pointwise.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": contexts,
     }
-    options: dict[str, Any] = {
-        "signature": signature,
-        "multiples": multiples,
-        "num_warps": schedule.threads // WARP,
-        "enable_fp_fusion": False,
-    }
-    if schedule.blocks:
-        options["maxnreg"] = GPU_REGISTERS // (schedule.threads * schedule.blocks)
-    return context, options
+    alignments = [operand.alignment for operand in pointwise.memory]
+    units = {name: _unit(name, regions) for name in pointwise.integers}
+    limit = {"maxnreg": GPU_REGISTERS // (schedule.threads * schedule.blocks)} if schedule.blocks else {}
+    return context, pointwise.triton_options(schedule.wide, schedule.threads // WARP, alignments, units, **limit)
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:

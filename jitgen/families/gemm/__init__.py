@@ -13,11 +13,11 @@ The modules, in the order in which a call needs them:
 * ``split_k``: the rewrite of one kernel to two that split K over a temporary.
 * ``layout``: strides of the operands.
 * ``schedule``, ``schedules/<dialect>``, ``wgmma_tiles``: the choice of a mainloop and its tiles (``mainloops``).
-* ``render``, ``context``, ``<dialect>``: what the templates read.
+* ``context``, ``<dialect>``: what the templates read.
 * ``launch``, ``wgmma``: grid, arguments and tensor maps.
 
 In every dialect the kernel's parameters are a pointer for each operand in memory (in the order of the regions), the
-integers that ``launch.integer_names`` lists, and the run-time scalars; tensor maps come before all others.
+integers that ``layout.parameters`` declares, and the run-time scalars; tensor maps come before all others.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ FAMILY = Family(
     candidates=deferred(__name__, "schedule.candidates"),
     cost=deferred(__name__, "schedule.cost"),
     facts=deferred(__name__, "schedule.facts"),
-    render=deferred(__name__, "render.render"),
+    render=deferred(__name__, "context.render"),
     settle=deferred(__name__, "launch.settle"),
     launch=deferred(__name__, "launch.launch"),
-    arguments=deferred(__name__, "launch.arguments"),
+    parameters=deferred(__name__, "layout.parameters"),
+    tensor_maps=deferred(__name__, "launch.tensor_maps"),
     work=deferred(__name__, "launch.work"),
     explain=deferred(__name__, "explain.explain"),
     buckets=deferred(__name__, "schedule.buckets"),

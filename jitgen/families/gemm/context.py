@@ -11,44 +11,25 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.gemm.launch import integer_names
-from jitgen.families.gemm.layout import GemmLayout
-from jitgen.ir.body import Body, Contraction, compute_dtype
+from jitgen.errors import UnsupportedError
+from jitgen.families.gemm.layout import GemmLayout, parameters
+from jitgen.families.gemm.mainloops import GemmSchedule
+from jitgen.ir.body import Body, Contraction
 from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters, RegionParameters
+from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes
+from jitgen.kernel.render import renderer
 
 
 @dataclass(frozen=True)
-class GemmOperand:
+class GemmOperand(PrintedOperand):
     """One operand of a region.
 
     Attributes:
-        index: in the region.
-        role: its kind in the body: load, store, iota, x, weight, codes, scales, zeros or tensor_scale.
-        kind: of its strides, from the layout.
-        dtype: in memory.
-        storage: the dialect's type of an element in memory.
-        type: the dialect's type that the element is computed in.
-        value: the name of the element's value in the epilogue or the prologue; empty where neither reads it.
-        strides: expressions of its two strides, "0" and "1" where the kind fixes them; empty for the components of a
-            quantised weight.
-        pointer: the parameter; None for an iota.
-        offset: the parameter with an iota's first value; empty for others.
         unit: how many elements one access may move.
-        batch_strides: parameters with its strides along the batch's dimensions.
     """
 
-    index: int
-    role: str
-    kind: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
-    strides: tuple[str, ...]
-    pointer: str | None
-    offset: str
     unit: int
-    batch_strides: tuple[str, ...] = ()
 
     def position(self, row: str, column: str) -> str:
         """The expression of its offset at two indices, in elements."""
@@ -123,25 +104,16 @@ class GemmRegion:
 
 
 @dataclass(frozen=True)
-class GemmContext:
+class GemmContext(KernelContext):
     """The whole kernel. Its parameters ``m`` and ``k`` are M and K of all regions.
 
     Attributes:
         regions: its regions.
-        integers: names of all integer parameters, in order.
-        scalars: (name, type) of all run-time scalars, in order.
         batch: the parameters with the sizes of its batch.
     """
 
     regions: tuple[GemmRegion, ...]
-    integers: tuple[str, ...]
-    scalars: tuple[tuple[str, str], ...]
     batch: tuple[str, ...]
-
-    @property
-    def pointers(self) -> tuple[GemmOperand, ...]:
-        """Operands in memory, in the order of the kernel's parameters."""
-        return tuple(operand for region in self.regions for operand in region.operands if operand.pointer)
 
     def indices(self, matrix: str) -> list[tuple[str, str]]:
         """(name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
@@ -159,23 +131,36 @@ class GemmContext:
         return tuple((str(o.pointer or o.offset), o.batch_strides) for o in operands if o.batch_strides)
 
 
-def context(kernel: Kernel, layouts: Sequence[GemmLayout], dialect: Dialect) -> GemmContext:
-    return GemmContext(
-        regions=tuple(
-            _Region(number, body, layout, dialect).build()
-            for number, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True))
-        ),
-        integers=tuple(name for name, *_ in integer_names(kernel, layouts)),
-        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
-        batch=tuple(f"b{dim}" for dim in range(layouts[0].batch)),
+def context(
+    kernel: Kernel, layouts: Sequence[GemmLayout], declared: KernelParameters, schedule: GemmSchedule, dialect: Dialect
+) -> GemmContext:
+    """The context of ``kernel`` in ``dialect``."""
+    splits = kernel.bodies[0].contractions[0].k_splits
+    if splits > 1 and getattr(schedule, "k_splits", 1) != splits:
+        raise UnsupportedError(
+            f"{schedule} is no schedule of the {dialect.name} dialect: it splits no product over a temporary"
+        )
+    regions = tuple(
+        _Region(number, body, layouts[number], declared.regions[number], dialect).build()
+        for number, body in enumerate(kernel.bodies)
     )
+    operands = [operand for region in regions for operand in region.operands]
+    titles = [region.title for region in regions]
+    batch = tuple(f"b{dim}" for dim in range(layouts[0].batch))
+    return GemmContext(**context_attributes(kernel, declared, operands, dialect, titles), regions=regions, batch=batch)
+
+
+render = renderer("gemm", "jitgen.families.gemm", parameters, context, "products", several=True)
 
 
 class _Region:
     """Builds the context of region ``number``."""
 
-    def __init__(self, number: int, body: Body, layout: GemmLayout, dialect: Dialect):
+    def __init__(
+        self, number: int, body: Body, layout: GemmLayout, parameters: RegionParameters, dialect: Dialect
+    ) -> None:
         self.number, self.body, self.layout, self.dialect = number, body, layout, dialect
+        self.parameters = parameters
 
     def build(self) -> GemmRegion:
         epilogue = printed(self.body.instructions, self.dialect)
@@ -213,29 +198,7 @@ class _Region:
 
     def _operand(self, index: int, text: Printed) -> GemmOperand:
         """Operand ``index``, whose value has the name that ``text`` gives it."""
-        operand, kind = self.body.operands[index], self.layout.operands[index]
-        parameters = tuple(f"s{self.number}_{index}_{dim}" for dim in range(2))
-        strides = {
-            "full": (parameters[0], "1"),
-            "column": ("0", "1"),
-            "row": (parameters[0], "0"),
-            "scalar": ("0", "0"),
-            "strided": parameters,
-            "k": (parameters[0], "1"),
-            "outer": ("1", parameters[1]),
-            "whole": (),
-        }
-        return GemmOperand(
-            index=index,
-            role=operand.kind,
-            kind=kind,
-            dtype=operand.dtype,
-            storage=self.dialect.storage_types[operand.dtype],
-            type=self.dialect.types[compute_dtype(operand.dtype)],
-            value=text.values.get(index, ""),
-            strides=strides[kind],
-            pointer=f"p{self.number}_{index}" if operand.buffer is not None else None,
-            offset=f"o{self.number}_{index}" if operand.kind == "iota" else "",
-            unit=self.layout.units[index],
-            batch_strides=tuple(f"b{self.number}_{index}_{dim}" for dim in range(self.layout.batch) if kind != "whole"),
+        attributes = printed_attributes(
+            self.parameters.operands[index], self.layout.operands[index], text.values.get(index, ""), self.dialect
         )
+        return GemmOperand(**attributes, unit=self.layout.units[index])

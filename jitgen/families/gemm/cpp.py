@@ -35,21 +35,17 @@ _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: CppSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``gemm/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     contractions = [product for region in products.regions for product in region.contractions]
     dtype = contractions[0].contraction.dtype
     pairs = dtype == "bfloat16" and all(_in_pairs(product) for product in contractions)
-    pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
-    scalars = [f"{kind} {name}" for name, kind in products.scalars]
-    integers = [f"int64_t {name}" for name in products.integers]
     planes = any(_in_planes(product) for product in contractions)
     decoded = isinstance(schedule, CppDecoded)
     return {
         "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
         "planes": planes,
-        # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
-        "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
-        "names": _names(products),
+        "parameters": products.host_parameters,
+        "names": [parameter.rpartition(" ")[2] for parameter in products.host_parameters],
         "x": _activation(contractions[0], dialect),
         "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),
@@ -67,12 +63,6 @@ def build(
             for name, strides in products.batch_steps
         ],
     }, {"flags": FLAGS}
-
-
-def _names(products: GemmContext) -> list[str]:
-    """Names of the entry's parameters, in order."""
-    pointers = [str(operand.pointer) for operand in products.pointers]
-    return [*pointers, *(name for name, _ in products.scalars), "threads", *products.integers, "streaming"]
 
 
 def _in_pairs(product: ContractionContext) -> bool:
@@ -201,7 +191,7 @@ def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]
     fields, names = [], []
     for operand in operands:
         if operand.pointer is not None:
-            fields.append(f"{_pointer(operand)} {operand.pointer}")
+            fields.append(f"{operand.pointer_type} {operand.pointer}")
             names.append(operand.pointer)
         integers = [*operand.strides, operand.offset]
         for name in (name for name in integers if name and not name.isdigit()):
@@ -211,10 +201,6 @@ def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]
         fields.append(f"{kind} {name}")
         names.append(name)
     return fields, names
-
-
-def _pointer(operand: GemmOperand) -> str:
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
 
 
 def _local(operand: GemmOperand) -> str:
@@ -227,7 +213,7 @@ def _base(operand: GemmOperand, row: str, column: str) -> str:
     position = operand.position(row, column)
     if operand.pointer is None:
         return f"const int64_t {_local(operand)} = {position}"
-    return f"{_pointer(operand)} const {_local(operand)} = {operand.pointer} + {position}"
+    return f"{operand.pointer_type} const {_local(operand)} = {operand.pointer} + {position}"
 
 
 def _step(operand: GemmOperand, index: str) -> str:

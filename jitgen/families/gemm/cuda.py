@@ -16,7 +16,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
-from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
+from jitgen.families.gemm.cuda_operands import members, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
@@ -52,15 +52,12 @@ SIMT_INTEGERS = 4
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``gemm/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return _mapped(kernel, layouts, schedule, products)
     assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
     resident = _blocks_by_registers(schedule, first.contraction)
-    parameters = [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
-    parameters += [f"Index {name}" for name in products.integers]
-    parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
         _region(region, layout, schedule.width)
         | dict(zip(("types", "config", "weight_type"), _config(region, layout, schedule), strict=True))
@@ -74,7 +71,7 @@ def build(
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     return {
         "maps": [],
-        "parameters": parameters,
+        "parameters": products.cuda_parameters(),
         "index": "int64_t" if schedule.wide else "int32_t",
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
@@ -195,9 +192,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     planes = quantised and not formats.find(first.contraction.format or "").tiled
     names = [f"map{number}" for number in range(1 + count * len(products.regions))]
     parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
-    parameters += [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
-    parameters += [f"Index {name}" for name in products.integers]
-    parameters += [f"{kind} {name}" for name, kind in products.scalars]
+    parameters += products.cuda_parameters()
     regions = []
     for region, layout in zip(products.regions, layouts, strict=True):
         maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]

@@ -12,17 +12,13 @@ from jitgen.families.gemm.context import GemmOperand
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
-def pointer_type(operand: GemmOperand) -> str:
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
 def members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
     """(fields, names): the fields of a functor with these operands and scalars (name, type), and the parameters of the
     kernel that initialise them."""
     fields, names = [], []
     for operand in operands:
         if operand.pointer is not None:
-            fields.append(f"{pointer_type(operand)} {operand.pointer}")
+            fields.append(f"{operand.pointer_type} {operand.pointer}")
             names.append(operand.pointer)
         for name in (*operand.strides, operand.offset):
             if name and not name.isdigit():

@@ -1,15 +1,15 @@
-"""From a call's geometry to a launch: grid, arguments and the amount of work.
+"""From a call's geometry to a launch: grid, tensor maps and the amount of work.
 
 Neither a template nor a compiler nor a device is needed for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm import wgmma
-from jitgen.families.gemm.layout import QUANTIZED_COMPONENTS, GemmGeometry, GemmLayout
+from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     GemmSchedule,
@@ -22,39 +22,11 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import Arguments, LaunchShape, Persistence, Work, attributes_of, integer_of, pointers_of
+from jitgen.kernel.launch import LaunchShape, Persistence, Work, attributes_of
 from jitgen.kernel.operands import WARP, MappedTensor, item_size, pointwise_flops
 
 MOST_MATRICES_PER_GRID_ROW = 32768
 """Matrices along the grid's second dimension, which CUDA limits to 65535 blocks; more of them use the third one too."""
-_FREE_STRIDES = {"full": (0,), "row": (0,), "strided": (0, 1), "k": (0,), "outer": (1,)}
-"""Which of an operand's two strides are parameters of the kernel, by its kind in the layout."""
-
-
-def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tuple[str, str, int, int, int]]:
-    """The integer parameters in order, as (name, attribute of the geometry, region, operand, dim).
-
-    The whole kernel has ``m``, ``k`` and the sizes ``b<dim>`` of its batch. A region has ``n<region>``, and for its
-    operands:
-
-    * ``o<region>_<operand>``: the first value of an iota.
-    * ``s<region>_<operand>_<dim>``: a stride that the operand's kind does not fix. Dim 0 is the row, or the column of a
-      dense weight; dim 1 is the column, or K.
-    * ``b<region>_<operand>_<dim>``: the stride along dimension ``dim`` of the batch.
-    """
-    yield "m", "rows", 0, -1, -1
-    yield "k", "length", 0, -1, -1
-    for dim in range(layouts[0].batch):
-        yield f"b{dim}", "batch", 0, -1, dim
-    for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
-        yield f"n{region}", "columns", region, -1, -1
-        for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
-            if operand.kind == "iota":
-                yield f"o{region}_{index}", "offsets", region, index, -1
-            for dim in _FREE_STRIDES.get(kind, ()):
-                yield f"s{region}_{index}_{dim}", "strides", region, index, dim
-            for dim in range(layout.batch if operand.kind not in QUANTIZED_COMPONENTS else 0):
-                yield f"b{region}_{index}_{dim}", "batch_strides", region, index, dim
 
 
 def settle(
@@ -66,22 +38,17 @@ def settle(
     return schedule
 
 
-def arguments(
+def tensor_maps(
     kernel: Kernel,
     layouts: Sequence[GemmLayout],
     geometries: Sequence[GemmGeometry],
-    schedule: GemmSchedule | WgmmaLaunch,
+    settled: GemmSchedule | WgmmaLaunch,
     device: Device,
-) -> Arguments:
-    """The arguments of one launch, of what ``settle`` returned."""
-    pointers = pointers_of(kernel.bodies, geometries)
-    integers = tuple(integer_of(geometries[r], what, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
-    if not isinstance(schedule, WgmmaLaunch):
-        return Arguments(pointers, integers, schedule.wide)
-    maps: tuple[MappedTensor, ...] = ()
-    if any(geometry.elements for geometry in geometries):
-        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule.tiling))
-    return Arguments(pointers, integers, schedule.tiling.wide, maps)
+) -> Sequence[MappedTensor]:
+    """The tensors that a launch of what ``settle`` returned copies by tensor maps."""
+    if not isinstance(settled, WgmmaLaunch) or not any(geometry.elements for geometry in geometries):
+        return ()
+    return tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, settled.tiling))
 
 
 def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule) -> Work:

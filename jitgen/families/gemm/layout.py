@@ -15,12 +15,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.layout import views_of
 from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size
+from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 """Kinds of the operands that make up a quantised weight."""
@@ -103,6 +105,45 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[Ge
     batches = _batches(kernel, views, call)
     resolved = [_resolve_body(body, views[region], batches[region], call) for region, body in enumerate(kernel.bodies)]
     return tuple(found for found, _ in resolved), tuple(geometry for _, geometry in resolved)
+
+
+_STRIDES = {
+    "full": ("", "1"),
+    "column": ("0", "1"),
+    "row": ("", "0"),
+    "scalar": ("0", "0"),
+    "strided": ("", ""),
+    "k": ("", "1"),
+    "outer": ("1", ""),
+    "whole": (),
+}
+"""An operand's two strides, by its kind: numbers, where the kind fixes them, or parameters."""
+
+
+def parameters(kernel: Kernel, layouts: Sequence[GemmLayout], device: Device) -> KernelParameters:
+    """The parameters of the kernel.
+
+    The whole kernel has the integers ``m``, ``k`` and the sizes ``b<dim>`` of its batch. A region has ``n<region>``,
+    and for its operands:
+
+    * ``o<region>_<operand>``: the first value of an iota.
+    * ``s<region>_<operand>_<dim>``: a stride that the operand's kind does not fix. Dim 0 is the row, or the column of a
+      dense weight; dim 1 is the column, or K.
+    * ``b<region>_<operand>_<dim>``: the stride along dimension ``dim`` of the batch.
+    """
+    batch = layouts[0].batch
+    whole = [Integer("m", "rows"), Integer("k", "length"), *(Integer(f"b{d}", "batch", dim=d) for d in range(batch))]
+    regions = []
+    for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
+        operands = []
+        for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
+            number = f"{region}_{index}"
+            steps = tuple(f"b{number}_{dim}" for dim in range(batch if kind != "whole" else 0))
+            operands.append(declared(operand, index, _STRIDES[kind], number, batch_strides=steps))
+        axes = (*whole, Integer(f"n{region}", "columns", region=region))
+        regions.append(RegionParameters(axes, tuple(operands)))
+        whole = []
+    return KernelParameters(tuple(regions), any(layout.wide for layout in layouts))
 
 
 _Batch = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

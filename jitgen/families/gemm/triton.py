@@ -38,20 +38,11 @@ from jitgen.quant import formats
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: TritonSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``gemm/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     form = form_of(schedule, layouts)
     regions = [_region(region, form, schedule) for region in products.regions]
-    pointers, units = products.pointers, _units(products, layouts)
-    integer = "i64" if schedule.wide else "i32"
-    signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
-    signature += [integer] * len(products.integers)
-    signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    multiples = [min(operand.unit * item_size(operand.dtype), ACCESS_BYTES) for operand in pointers]
-    multiples += [min(units.get(name, 1), triton.MULTIPLE) for name in products.integers]
-    multiples += [1] * len(kernel.scalars)
-    scalars = [name for name, _ in products.scalars]
     context = {
-        "parameters": [*(operand.pointer for operand in pointers), *products.integers, *scalars],
+        "parameters": products.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": regions,
         "tiles": [f"tiles{index}" for index in range(len(regions))],
@@ -59,14 +50,9 @@ def build(
         "matrices": " * ".join(products.batch),
         "matrix_lines": _matrix_lines(products),
     }
-    options = {
-        "signature": signature,
-        "multiples": multiples,
-        "num_warps": schedule.warps,
-        "num_stages": schedule.stages,
-        "enable_fp_fusion": False,
-    }
-    return context, options
+    alignments = [min(operand.unit * item_size(operand.dtype), ACCESS_BYTES) for operand in products.memory]
+    units, stages = _units(products, layouts), schedule.stages
+    return context, products.triton_options(schedule.wide, schedule.warps, alignments, units, num_stages=stages)
 
 
 def _matrix_lines(products: GemmContext) -> list[str]:

@@ -5,9 +5,6 @@ along which only indices differ: values along these may choose one element. A th
 and goes through all of the sequential ones in order, so that no two threads meet in an element, and no order depends on
 threads. Where a GPU would have few threads at work so, the scatter is computed by the element instead
 (``by_element.py``).
-
-The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers
-``launch.integer_names`` lists, and the run-time scalars.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ FAMILY = Family(
     decide=deferred(__name__, "by_pairs.decide"),
     layout=deferred(__name__, "layout.layout"),
     candidates=deferred(__name__, "schedule.candidates"),
-    render=deferred(__name__, "render.render"),
-    launch=deferred(__name__, "launch.launch"),
-    arguments=deferred(__name__, "launch.arguments"),
-    work=deferred(__name__, "launch.work"),
-    explain=deferred(__name__, "explain.explain"),
+    parameters=deferred(__name__, "layout.parameters"),
+    render=deferred(__name__, "context.render"),
+    launch=deferred(__name__, "schedule.launch"),
+    work=deferred(__name__, "layout.work"),
+    explain=deferred(__name__, "schedule.explain"),
 )

@@ -3,71 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built, Printed, printed
-from jitgen.families.scatter.launch import integer_names
-from jitgen.families.scatter.layout import Layout
+from jitgen.codegen.printing import Built, Printed, fields, printed
+from jitgen.families.scatter.claim import NAME
+from jitgen.families.scatter.layout import Layout, parameters
 from jitgen.families.scatter.schedule import Schedule
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.body import Body, Instruction
 from jitgen.ir.program import Kernel
 from jitgen.ir.scatters import combination
 from jitgen.kernel.operands import WARP
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
+from jitgen.kernel.render import renderer
 
 _READS = ("load", "iota")
 
 
-def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) -> tuple[str, Built]:
-    """A title, and the template's context with the source's options."""
+@dataclass(frozen=True)
+class ScatterContext(KernelContext):
+    """What all dialects read.
+
+    Attributes:
+        text: the printed lines of the body.
+    """
+
+    text: Printed
+
+
+def context(
+    kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Schedule, dialect: Dialect
+) -> ScatterContext:
+    """The context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
-    found = printed(body.instructions, dialect, coarse=body.coarse)
-    names = [name for name, *_ in integer_names(kernel, layout)]
-    kinds = [f"{operand.kind} {operand.dtype}" for operand in body.operands]
-    title = f"({', '.join(map(str, body.shape))}), {body.row_rank} dimensions in order: {', '.join(kinds)}"
-    (scatter,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
+    text = printed(body.instructions, dialect, coarse=body.coarse)
+    operands = [
+        PrintedOperand(**printed_attributes(operand, "", text.values[operand.index], dialect))
+        for operand in declared.operands
+    ]
+    title = title_of(body, [""] * len(body.operands), f", {body.row_rank} dimensions in order")
+    return ScatterContext(**context_attributes(kernel, declared, operands, dialect, [title]), text=text)
+
+
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterContext, dialect: Dialect) -> Built:
+    """The template's context with the source's options."""
+    (body,) = kernel.bodies
+    text = scatter.text
+    (instruction,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
     coordinates = [*(f"i{dim}" for dim in range(layout.outer)), *(f"k{dim}" for dim in range(layout.walked))]
     coordinates += ["i"] if layout.inner else []
-    operands = [_operand(index, kernel, layout, coordinates, found, dialect) for index in range(len(body.operands))]
+    operands = [_operand(operand, coordinates, dialect) for operand in scatter.operands]
     once = _constant(body, layout) if layout.inner else set()
-    scalars = [f"a{number}" for number in range(len(kernel.scalars))]
     context: dict[str, Any] = {
-        "pointers": [o for o in operands if o["pointer"]],
         "outer": [(f"i{dim}", f"n{dim}") for dim in range(layout.outer)],
         "walked": [(f"k{dim}", f"n{layout.outer + dim}") for dim in range(layout.walked)],
         "margin": "    " * layout.walked,
         "inner": f"n{layout.rank - 1}" if layout.inner else "",
         # What is the same for all of the inner dimension comes first.
         "constant_loads": [operands[i.attr] for p, i in enumerate(body.instructions) if p in once and i.op in _READS],
-        "constant_lines": [line for position, line in found.lines.items() if position in once],
+        "constant_lines": [line for position, line in text.lines.items() if position in once],
         "loads": [operands[i.attr] for p, i in enumerate(body.instructions) if p not in once and i.op in _READS],
-        "lines": [line for position, line in found.lines.items() if position not in once],
-        "is_one_row": layout.inner and once.issuperset(scatter.args[1:]),
-        **_stored(scatter, operands, found, dialect),
+        "lines": [line for position, line in text.lines.items() if position not in once],
+        "is_one_row": layout.inner and once.issuperset(instruction.args[1:]),
+        **_stored(instruction, operands, text, dialect),
     }
-    typed = [f"{o['const']}{o['storage']}* {o['pointer']}" for o in context["pointers"]]
-    numbers = [f"{dialect.types[dtype]} {name}" for name, (_, dtype) in zip(scalars, kernel.scalars, strict=True)]
-    integers = [f"int64_t {name}" for name in names]
     if dialect.name == "cpp":
-        context["parameters"] = [*typed, *numbers, "int32_t threads", *integers, "int32_t streaming"]
-        return title, (context, {"interleaved": True})
+        return context | {"parameters": scatter.host_parameters}, {"interleaved": True}
     if dialect.name == "cuda":
-        context["parameters"] = [*typed, *integers, *numbers]
-        return title, (context, {})
-    signature = [f"*{triton.SIGNATURE_TYPES[o['dtype']]}" for o in context["pointers"]]
-    signature += ["i64"] * len(names) + [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    used = [line.text for line in found.lines.values()] + [o["expression"] for o in operands]
+        return context | {"parameters": scatter.cuda_parameters("int64_t")}, {}
+    used = [line.text for line in text.lines.values()] + [o["expression"] for o in operands]
     used += [context["old"], context["new"], context["stored"]]
     context["include"] = environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(used))
-    context["parameters"] = [*(o["pointer"] for o in context["pointers"]), *names, *scalars]
-    options = {
-        "signature": signature,
-        "multiples": [1] * len(signature),
-        "num_warps": schedule.threads // WARP,
-        "enable_fp_fusion": False,
-    }
-    return title, (context, options)
+    context["parameters"] = scatter.triton_parameters
+    return context, scatter.triton_options(True, schedule.threads // WARP)
+
+
+render = renderer(NAME, "", parameters, context, build=build)
 
 
 def _constant(body: Body, layout: Layout) -> set[int]:
@@ -82,36 +96,18 @@ def _constant(body: Body, layout: Layout) -> set[int]:
     return constant
 
 
-def _operand(
-    index: int, kernel: Kernel, layout: Layout, coordinates: Sequence[str], found: Printed, dialect: Dialect
-) -> dict[str, Any]:
-    (body,) = kernel.bodies
-    operand = body.operands[index]
-    terms = [f"{coordinate} * s{index}_{dim}" for dim, coordinate in enumerate(coordinates)]
-    if layout.last[index] < 2:
-        terms[-1:] = [coordinates[-1]] * layout.last[index]
-    at = " + ".join(terms) or "0"
-    pointer = f"p{index}" if operand.buffer is not None else ""
+def _operand(operand: PrintedOperand, coordinates: Sequence[str], dialect: Dialect) -> dict[str, Any]:
+    """An operand with its offset, and the expression of its element."""
+    steps = zip(coordinates, operand.strides, strict=True)
+    at = " + ".join(index if step == "1" else f"{index} * {step}" for index, step in steps if step != "0") or "0"
     is_triton = dialect.name == "triton"
-    if pointer:
+    if operand.pointer:
         at = f"{at} + element * 0" if is_triton else at  # a block, as the mask is
-        expression = dialect.gather(pointer, at, operand.dtype, "live" if is_triton else "")
+        expression = dialect.gather(operand.pointer, at, operand.dtype, "live" if is_triton else "")
     else:
-        type_name = dialect.types[operand.dtype]
-        number = f"o{index} + {at}"
-        expression = f"({number}).to({type_name})" if is_triton else number
-    return {
-        "index": index,
-        "role": operand.kind,
-        "pointer": pointer,
-        "dtype": operand.dtype,
-        "storage": dialect.storage_types[operand.dtype],
-        "type": dialect.types[compute_dtype(operand.dtype)],
-        "const": "" if operand.kind == "store" else "const ",
-        "value": found.values[index],
-        "at": at,
-        "expression": expression,
-    }
+        number = f"{operand.offset} + {at}"
+        expression = f"({number}).to({dialect.types[operand.dtype]})" if is_triton else number
+    return fields(operand) | {"at": at, "expression": expression}
 
 
 def _stored(

@@ -3,17 +3,27 @@
 The iteration space becomes ``(outer..., walked..., inner)``: the sequential dimensions in their order, around them the
 grid dimensions by descending strides of the result, and within them, as ``inner``, the grid dimension along which the
 result's elements are neighbours, where there is one. Everything that indexes is 64 bits wide.
+
+The integer parameters are ``n0`` ... the sizes; ``s<operand>_<dim>`` an operand's stride, where ``Layout.last`` does
+not say it; ``o<operand>`` an iota's first value; ``b<dim>`` and ``g<dim>`` size and stride of a dimension of the result
+that an index chooses along.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
+from jitgen.kernel.geometry import Geometry, gathered_of
+from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import views_of
-from jitgen.kernel.operands import Call
+from jitgen.kernel.operands import Call, pointwise_flops
+from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 
 @dataclass(frozen=True)
@@ -36,31 +46,22 @@ class Layout:
         return self.outer + self.walked + self.inner
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes and strides of a call.
+@dataclass(frozen=True, kw_only=True)
+class ScatterGeometry(Geometry):
+    """Sizes of a call, and strides along them.
 
     Attributes:
         sizes: (outer..., walked..., inner).
-        strides: per operand, in elements, one per dimension.
-        offsets: per operand, in elements from the buffer's pointer.
-        gathered_sizes, gathered_strides: of each dimension of the result that an index chooses along.
     """
 
     sizes: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    gathered_sizes: tuple[int, ...]
-    gathered_strides: tuple[int, ...]
 
-    def elements(self, dims: Sequence[int] | None = None) -> int:
-        count = 1
-        for dim in range(len(self.sizes)) if dims is None else dims:
-            count *= self.sizes[dim]
-        return count
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
 
 
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[ScatterGeometry, ...]]:
     """Layout and geometry of the kernel's only region.
 
     Raises:
@@ -78,12 +79,11 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     inner = [outer.pop()] if outer and outer[-1][1][stored] == 1 else []
     walked = walked or [(1, (0,) * len(views))]
     dims = [*outer, *walked, *inner]
-    geometry = Geometry(
-        tuple(size for size, _ in dims),
-        tuple(tuple(steps[index] for _, steps in dims) for index in range(len(views))),
-        tuple(view.offset for view in views),
-        views[stored].sizes[rank:],
-        views[stored].strides[rank:],
+    geometry = ScatterGeometry(
+        sizes=tuple(size for size, _ in dims),
+        strides=tuple(tuple(steps[index] for _, steps in dims) for index in range(len(views))),
+        offsets=tuple(view.offset for view in views),
+        gathered=gathered_of(views, rank),
     )
     last = tuple(stride[-1] if stride[-1] in (0, 1) else 2 for stride in geometry.strides)
     return (Layout(len(outer), len(walked), bool(inner), last),), (geometry,)
@@ -101,3 +101,23 @@ def _merged(
         else:
             merged.append((sizes[dim], step))
     return merged
+
+
+def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
+    """The parameters of the kernel; indices are 64 bits wide."""
+    (layout,), (body,) = layouts, kernel.bodies
+    operands = []
+    for index, (operand, last) in enumerate(zip(body.operands, layout.last, strict=True)):
+        strides = [""] * (layout.rank - 1) + ["" if last > 1 else str(last)]
+        gathered = tuple((f"b{dim}", f"g{dim}") for dim in range(operand.gathered))
+        operands.append(declared(operand, index, strides, gathered=gathered))
+    sizes = tuple(Integer(f"n{dim}", "sizes", dim=dim) for dim in range(layout.rank))
+    return KernelParameters((RegionParameters(sizes, tuple(operands)),), wide=True)
+
+
+def work(kernel: Kernel, geometries: Sequence[ScatterGeometry], schedule: Any) -> Work:
+    """What one launch amounts to: an element of the result is read and written for each value."""
+    (geometry,), (body,) = geometries, kernel.bodies
+    moved, written = traffic(body, geometry.strides, [geometry.sizes] * len(body.operands))
+    flops = pointwise_flops(body.instructions, geometry.elements) + geometry.elements
+    return Work(geometry.elements, written, moved + written, flops)

@@ -1,4 +1,4 @@
-"""Sums of exponentials and of squared deviations, accumulated online; see ``jitgen/families/reduction/online.py``.
+"""Sums of exponentials and of squared deviations, accumulated online; see ``jitgen/families/rows/reduction/online.py``.
 
 A kernel's source begins with those of these functions that it calls, as with those of ``jitgen_triton.py``. Each
 position of a tile keeps a state of its own over all tiles, and the states of a row are combined once, behind the loop.

@@ -4,13 +4,10 @@ The modules, in the order in which a call needs them:
 
 * ``match``: such products in a graph, and rewrites to the form that is matched.
 * ``claim``, ``region``, ``body``: from there to a region and its instructions.
-* ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
+* ``layout``, ``schedule``, ``launch``: strides and parameters, tiles, launches.
 * ``wgmma``, ``wgmma_schedule``: the kernel of sm_90a: what it can compute, tensor maps, tiles.
-* ``render``, ``context``, ``triton``, ``cuda``, ``cpp``: what the templates read; ``pairs`` rewrites what a tile
+* ``context``, ``triton``, ``cuda``, ``cpp``: what the templates read; ``pairs`` rewrites what a tile
   computes in CUDA.
-
-The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
-``launch.integer_names`` lists, and the run-time scalars.
 """
 
 from __future__ import annotations
@@ -28,9 +25,10 @@ FAMILY = Family(
     body=deferred(__name__, "body.body_of"),
     layout=deferred(__name__, "layout.layout"),
     candidates=deferred(__name__, "schedule.candidates"),
-    render=deferred(__name__, "render.render"),
+    parameters=deferred(__name__, "layout.parameters"),
+    tensor_maps=deferred(__name__, "wgmma.tensor_maps"),
+    render=deferred(__name__, "context.render"),
     launch=deferred(__name__, "launch.launch"),
-    arguments=deferred(__name__, "launch.arguments"),
     work=deferred(__name__, "launch.work"),
     explain=deferred(__name__, "explain.explain"),
     buckets=deferred(__name__, "schedule.buckets"),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.attention.backward.launch import integer_names
-from jitgen.families.attention.backward.layout import Layout, is_tile, results_of, stores_of
+from jitgen.families.attention.backward.claim import NAME
+from jitgen.families.attention.backward.layout import Layout, is_tile, parameters, results_of, stores_of
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, masks_of, vanishing_of, without_conditions
-from jitgen.families.attention.rule.context import Frame, Operand, Rule, operand_of, rule_of
+from jitgen.families.attention.rule.context import Frame, Operand, Rule, frame_attributes, operand_of, rule_of
 from jitgen.families.attention.rule.narrow import narrowed
-from jitgen.ir.body import Body, Instruction, compute_dtype, identity_of
+from jitgen.ir.body import Body, Instruction, identity_of
 from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.render import renderer
 
 
 @dataclass(frozen=True)
@@ -91,23 +94,22 @@ def merged(functions: Sequence[Sequence[Instruction]]) -> tuple[tuple[Instructio
     return tuple(found), tuple(roots)
 
 
-def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Backward:
+def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Any, dialect: Dialect) -> Backward:
     """The context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     functions = functions_of(body, layout)
     found = printed(body.instructions, dialect, coarse=body.coarse)
 
     def operand(index: int, value: str = "") -> Operand:
-        return operand_of(body, index, layout.operands, layout.batch, layout.summed, dialect, value)
+        return operand_of(declared, index, layout, dialect, value)
 
     def rule(functions: Sequence[Sequence[Instruction]]) -> Rule:
         return rule_of(*merged(functions), dialect, operand)
 
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
-    kinds = ", ".join(f"{o.kind} {o.dtype} {kind}" for o, kind in zip(body.operands, layout.operands, strict=True))
+    operands = [operand(index, found.values.get(index, "")) for index in range(len(body.operands))]
     return Backward(
-        title=f"({', '.join(map(str, body.shape))}): {kinds}",
-        operands=tuple(operand(index, found.values.get(index, "")) for index in range(len(body.operands))),
+        **frame_attributes(kernel, layout, declared, operands, body.contractions[0].dtype, dialect),
         products=tuple(
             Product(
                 number=number,
@@ -124,12 +126,10 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Backward:
         rule=rule(functions),
         unmasked=rule([without_conditions(function) for function in functions]),
         masked=any(masks_of(function) for function in functions),
-        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
-        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
-        batch=tuple(f"b{dim}" for dim in range(layout.batch)),
-        groups=tuple(f"g{dim}" for dim in range(layout.summed)),
-        accumulator=dialect.types[compute_dtype(body.contractions[0].dtype)],
     )
+
+
+render = renderer(NAME, "jitgen.families.attention.backward", parameters, context)
 
 
 def _left_of(body: Body, position: int) -> int:

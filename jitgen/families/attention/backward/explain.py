@@ -23,6 +23,6 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
     lines.append(f"a tile by {', '.join(dict.fromkeys(operations))}")
     if any(masks_of(body.contractions[number].x) for number in results):
         lines.append("a tile that masks hide as a whole is skipped, an open one has no mask code")
-    if layout.summed:
+    if layout.groups:
         lines.append("heads that share keys are added up in their order")
     return lines

@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.attention.rule.layout import free_strides, score_kind
+from jitgen.device import Device
+from jitgen.families.attention.rule.layout import (
+    TileGeometry,
+    TileLayout,
+    free_strides,
+    score_kind,
+    tile_parameters,
+    unit_of_tiles,
+)
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.layout import reaches_wide, unit_of, views_of
-from jitgen.kernel.operands import Call, collapse, item_size
+from jitgen.kernel.geometry import gathered_of
+from jitgen.kernel.layout import reaches_wide, views_of
+from jitgen.kernel.operands import Call, collapse
+from jitgen.kernel.parameters import Integer, KernelParameters
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What of the strides decides the source. Device-neutral.
+class Layout(TileLayout):
+    """The batch has the dimensions of results; groups have those that results are summed over.
+
+    Operands that are not of scores are ``"contiguous"`` along their last dimension, or ``"strided"``.
 
     Attributes:
-        batch: dimensions that results have, collapsed.
-        summed: dimensions that results are summed over, collapsed.
-        operands: for each operand: of scores ``"task"``, ``"row"``, ``"key"`` or ``"both"``, by what of a tile an
-            element depends on; of others ``"contiguous"`` along their last dimension, or ``"strided"``.
         shared: for each result, the number of the product whose right operand is its value in memory; -1 for none.
-        unit: the largest power of two, at most 16, that widths and the strides and addresses of contiguous operands are
-            multiples of (GPU; else 1).
-        wide: whether an index can reach 2**31, or a size 2**30.
     """
 
-    batch: int
-    summed: int
-    operands: tuple[str, ...]
     shared: tuple[int, ...]
-    unit: int
-    wide: bool
 
 
-@dataclass(frozen=True)
-class Geometry:
+@dataclass(frozen=True, kw_only=True)
+class BackwardGeometry(TileGeometry):
     """A call's sizes and strides.
 
     Attributes:
-        batch, summed: sizes of these dimensions, outermost first.
-        rows, keys: of a tile: those of a block, and those that are streamed.
         depths, widths: that the products of a tile sum over, and of results.
-        strides: for each operand, in elements: along the batch, the summed dimensions, and its own two. A dimension of
-            one element has stride 0.
-        offsets: for each operand, in elements from its buffer's pointer.
     """
 
-    batch: tuple[int, ...]
-    summed: tuple[int, ...]
-    rows: int
-    keys: int
     depths: tuple[int, ...]
     widths: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-
-    @property
-    def tasks(self) -> int:
-        return math.prod(self.batch)
-
-    @property
-    def groups(self) -> int:
-        return math.prod(self.summed)
 
 
 def results_of(body: Body) -> tuple[int, ...]:
@@ -92,7 +72,7 @@ def stores_of(body: Body) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(stores) for stores in found.values())
 
 
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[BackwardGeometry, ...]]:
     """Layout and geometry of the kernel's one body; NotViewable where a movement needs a copy first."""
     (body,) = kernel.bodies
 
@@ -119,15 +99,16 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     )
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
     results, stores = results_of(body), stores_of(body)
-    geometry = Geometry(
-        batch,
-        summed,
-        rows,
-        keys,
-        tuple(symbols.evaluate(body.contractions[number].length, call.environment) for number in tiles),
-        tuple(views[targets[0]].sizes[-1] for targets in stores),
-        strides,
-        tuple(view.offset for view in views),
+    geometry = BackwardGeometry(
+        batch=batch,
+        groups=summed,
+        rows=rows,
+        keys=keys,
+        depths=tuple(symbols.evaluate(body.contractions[number].length, call.environment) for number in tiles),
+        widths=tuple(views[targets[0]].sizes[-1] for targets in stores),
+        strides=strides,
+        offsets=tuple(view.offset for view in views),
+        gathered=gathered_of(views, rank + 2),
     )
     kinds = tuple(_kind(operand, step) for operand, step in zip(body.operands, strides, strict=True))
 
@@ -141,8 +122,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     )
     walked = (zip(view.sizes, steps, strict=True) for view, steps in zip(views, free, strict=True))
     wide = reaches_wide(walked) or max(rows, keys) >= MOST_INDEX
-    unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
-    return (Layout(len(batch), len(summed), kinds, shared, unit, wide),), (geometry,)
+    unit = unit_of_tiles(body, geometry, kinds, (*geometry.depths, *geometry.widths), call, {})
+    return (Layout(len(batch), len(summed), kinds, unit, wide, shared),), (geometry,)
 
 
 def _kind(operand: Operand, strides: Sequence[int]) -> str:
@@ -153,12 +134,11 @@ def _kind(operand: Operand, strides: Sequence[int]) -> str:
     return "contiguous" if second == 1 else "strided"
 
 
-def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], call: Call) -> int:
-    """See ``Layout.unit``."""
-    accesses = []
-    for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
-        if kind == "contiguous" and operand.buffer is not None:
-            size = item_size(operand.dtype)
-            steps = (step * size for step in (offset, *strides[:-1]))
-            accesses.append((size, [call.buffers[operand.buffer].alignment, *steps]))
-    return unit_of((*geometry.depths, *geometry.widths), accesses)
+def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
+    """The parameters of the kernel: ``depth<t>`` is what product ``t`` of a tile sums over, ``width<r>`` the columns of
+    result ``r``."""
+    (layout,), (body,) = layouts, kernel.bodies
+    results = len(results_of(body))
+    sizes = [Integer(f"depth{number}", "depths", dim=number) for number in range(len(body.contractions) - results)]
+    sizes += [Integer(f"width{number}", "widths", dim=number) for number in range(results)]
+    return tile_parameters(kernel, layout, sizes)

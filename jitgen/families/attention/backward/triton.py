@@ -65,7 +65,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Ba
         "phases": phases(_phase(backward.rule), _phase(backward.unmasked), backward.masked),
     }
     context["include"] = _used(context, backward)
-    return context, options(backward, kernel, schedule, layout.unit, _units(backward, layout))
+    return context, options(backward, schedule, layout.unit, _units(backward, layout))
 
 
 def _units(backward: Backward, layout: Layout) -> dict[str, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.backward.layout import Geometry, Layout, is_tile, results_of
+from jitgen.families.attention.backward.layout import BackwardGeometry, Layout, is_tile, results_of
 from jitgen.families.attention.backward.pairs import products_behind
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, WARPGROUP, is_mappable, tensor_map
 from jitgen.ir.body import Body
@@ -162,7 +163,7 @@ def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def is_copied(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
+def is_copied(body: Body, layout: Layout, geometry: BackwardGeometry, index: int, rows: int, device: Device) -> bool:
     """Whether a tensor map describes operand ``index``, of ``rows`` rows, and copies it."""
     *batch, row, _ = geometry.strides[index]
     kind = layout.operands[index]
@@ -176,9 +177,13 @@ def mapped_names(schedule: WgmmaSchedule, body: Body, role: Roles) -> list[str]:
     return [*blocks, *(f"tile{slot}" for slot, (index, copied) in enumerate(tiles) if copied and index is not None)]
 
 
-def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: WgmmaSchedule) -> Iterator[MappedTensor]:
+def tensor_maps(
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[BackwardGeometry], schedule: Any, device: Device
+) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of ``mapped_names``."""
-    (body,) = kernel.bodies
+    (body,), (layout,), (geometry,) = kernel.bodies, layouts, geometries
+    if device.dialect != "cuda" or not geometry.tasks * geometry.rows * max(geometry.widths):
+        return
     role = roles(body, layout)
     sources = [
         (
@@ -198,5 +203,5 @@ def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: Wg
             sources.append((index, geometry.keys, length, schedule.tile))
     for index, rows, columns, box in sources:
         *steps, row, _ = geometry.strides[index]
-        batch = list(zip((*geometry.batch, *geometry.summed), steps, strict=True))
+        batch = list(zip((*geometry.batch, *geometry.groups), steps, strict=True))
         yield tensor_map(body.operands[index], geometry.offsets[index], batch, (rows, columns), row, box)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jitgen.device import Device
 from jitgen.families.attention.backward.cuda import words_of
-from jitgen.families.attention.backward.layout import Geometry, Layout, results_of
+from jitgen.families.attention.backward.layout import BackwardGeometry, Layout, results_of
 from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, is_copied, roles, tile_operands
 from jitgen.families.attention.rule.wgmma import SHARED_BYTES
 from jitgen.ir.body import Body
@@ -15,7 +15,7 @@ MOST_STAGES = 4
 """Tiles in shared memory at most: three and four were equally fast (H200, D 128)."""
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
+def candidates(body: Body, layout: Layout, geometry: BackwardGeometry, device: Device) -> list[WgmmaSchedule]:
     """The schedule for a kernel with this body."""
     role = roles(body, layout)
     tiles = sorted(role.products)

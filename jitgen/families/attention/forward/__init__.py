@@ -7,15 +7,12 @@ The modules, in the order in which a call needs them:
 * ``claim``, ``results``, ``region``, ``body``: from there to a region and its instructions; ``computed`` and
   ``reading`` say which keys and values the kernel computes as it reads them.
 * ``split_keys``: the rewrite of one kernel to two that split the keys.
-* ``layout``, ``launch``: strides, arguments. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few rows, of
-  ``decode``, whose blocks share keys in ``clusters``.
-* ``render``, ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``: what the templates read. In CUDA ``scales``
+* ``layout``, ``launch``: strides, parameters, launches. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few
+  rows, of ``decode``, whose blocks share keys in ``clusters``.
+* ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``: what the templates read. In CUDA ``scales``
   takes a factor out of the rule of scores, ``ramps`` what is linear in a column, and ``elements`` says how keys and
   values are read.
 * ``explain``: a kernel in words.
-
-The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
-``launch.integer_names`` lists, and the run-time scalars.
 """
 
 from __future__ import annotations
@@ -33,9 +30,10 @@ FAMILY = Family(
     rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
     layout=deferred(__name__, "layout.layout"),
     candidates=deferred(__name__, "schedule.candidates"),
-    render=deferred(__name__, "render.render"),
+    parameters=deferred(__name__, "layout.parameters"),
+    tensor_maps=deferred(__name__, "wgmma.tensor_maps"),
+    render=deferred(__name__, "context.render"),
     launch=deferred(__name__, "launch.launch"),
-    arguments=deferred(__name__, "launch.arguments"),
     work=deferred(__name__, "launch.work"),
     explain=deferred(__name__, "explain.explain"),
     buckets=deferred(__name__, "schedule.buckets"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from jitgen.families.attention.forward.layout import Geometry
+from jitgen.families.attention.forward.layout import AttentionGeometry
 from jitgen.schedule.chips import Chip
 
 MOST_BLOCKS = 8
@@ -40,7 +40,9 @@ class SharedKeys(Protocol):
     def cluster_splits(self) -> int: ...
 
 
-def fastest_cluster(schedule: SharedKeys, geometry: Geometry, chip: Chip, fit: ReadFit, resident: int = 1) -> int:
+def fastest_cluster(
+    schedule: SharedKeys, geometry: AttentionGeometry, chip: Chip, fit: ReadFit, resident: int = 1
+) -> int:
     """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
     values is all that takes time. ``resident``: blocks of a multiprocessor."""
     pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.attention.forward.launch import integer_names
-from jitgen.families.attention.forward.layout import Layout
+from jitgen.families.attention.forward.claim import NAME
+from jitgen.families.attention.forward.layout import Layout, parameters
 from jitgen.families.attention.forward.scales import Scaled, scaled
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
-from jitgen.families.attention.rule.context import Frame, Operand, of_scores, operand_of, rule_of
+from jitgen.families.attention.rule.context import Frame, Operand, frame_attributes, of_scores, operand_of, rule_of
 from jitgen.families.attention.rule.narrow import narrowed
-from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, Instruction
 from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.render import renderer
 
 TAKE_FACTORS = ("cuda",)
 """Dialects whose templates multiply scores with a factor themselves, which the rule then does not."""
@@ -84,7 +87,7 @@ def narrowed_rule(body: Body, layout: Layout) -> tuple[Instruction, ...]:
     return rule if layout.wide else narrowed(rule, body.operands)
 
 
-def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
+def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Any, dialect: Dialect) -> Attention:
     """The context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     queries, probabilities = body.contractions
@@ -97,8 +100,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     values = {**of_query.values, **found.values}
 
     def operand(index: int) -> Operand:
-        value = values.get(index, "")
-        return operand_of(body, index, layout.operands, layout.batch, layout.packed, dialect, value)
+        return operand_of(declared, index, layout, dialect, values.get(index, ""))
 
     operands = tuple(map(operand, range(len(body.operands))))
 
@@ -111,14 +113,12 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     rows = {p for p, i in enumerate(body.instructions) if i.row}
     stores = [i.attr for i in body.instructions if i.op == "store"]
     loads = [i.attr for i in body.instructions if i.op in ("load", "iota")]
-    kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in operands)
 
     def reduced(kind: str) -> tuple[str, ...]:
         return tuple(found.names[p] for p, i in enumerate(body.instructions) if (i.op, i.attr) == ("reduce", kind))
 
     return Attention(
-        title=f"({', '.join(map(str, body.shape))}): {kinds}",
-        operands=operands,
+        **frame_attributes(kernel, layout, declared, operands, probabilities.dtype, dialect),
         factor_lines=tuple(of_factor.lines.values()),
         factor=of_factor.names[len(scale.factor) - 1] if scale.factor else "",
         factor_scalars=dict(of_factor.scalars),
@@ -144,12 +144,10 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         stores=tuple(operands[index] for index in stores if not body.operands[index].row),
         row_maxima=reduced("max"),
         row_sums=reduced("sum"),
-        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
-        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
-        batch=tuple(f"b{dim}" for dim in range(layout.batch)),
-        groups=tuple(f"g{dim}" for dim in range(layout.packed)),
-        accumulator=dialect.types[compute_dtype(probabilities.dtype)],
     )
+
+
+render = renderer(NAME, "jitgen.families.attention.forward", parameters, context)
 
 
 def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]) -> frozenset[int]:

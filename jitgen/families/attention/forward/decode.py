@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
-from jitgen.families.attention.forward.layout import Geometry, Layout
+from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
 from jitgen.ir.body import Body
 from jitgen.schedule.chips import Chip
 from jitgen.schedule.declared import DeclaredSchedule, about
@@ -86,7 +86,7 @@ class DecodeSchedule(DeclaredSchedule):
         return (self.warps * warp_floats + inbox) * 4
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -> list[DecodeSchedule]:
+def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_rows: int) -> list[DecodeSchedule]:
     """The schedules for a kernel with this body; none where it is not for this mainloop. ``most_rows``: the most rows
     that share keys in the bucket of this call.
 
@@ -119,6 +119,6 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -
     ]
 
 
-def cluster(schedule: DecodeSchedule, geometry: Geometry, chip: Chip) -> int:
+def cluster(schedule: DecodeSchedule, geometry: AttentionGeometry, chip: Chip) -> int:
     """How many blocks of a cluster share keys in one launch on ``chip``."""
     return fastest_cluster(schedule, geometry, chip, FIT, schedule.blocks)

@@ -44,7 +44,7 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
         lines.append(
             f"skipped: tiles where {condition if number == 1 else f'not ({condition})'} for every row i and key j"
         )
-    if layout.packed:
+    if layout.groups:
         lines.append("heads that share keys are rows of one tile")
     return lines
 

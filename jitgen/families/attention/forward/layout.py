@@ -11,89 +11,61 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.attention.rule.layout import free_strides, score_kind
+from jitgen.device import Device
+from jitgen.families.attention.rule.layout import (
+    TileGeometry,
+    TileLayout,
+    free_strides,
+    score_kind,
+    tile_parameters,
+    unit_of_tiles,
+)
 from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Operand
+from jitgen.ir.body import Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.layout import reaches_wide, unit_of, views_of
-from jitgen.kernel.operands import Call, base_of, collapse, item_size
+from jitgen.kernel.geometry import gathered_of
+from jitgen.kernel.layout import reaches_wide, views_of
+from jitgen.kernel.operands import Call, base_of, collapse
+from jitgen.kernel.parameters import Integer, KernelParameters
 
 PACKED_ROWS = 32
 """Rows of the query up to which heads that share keys are packed."""
-_INNER = {"query": 1, "key": 1, "key_source": 1, "value": 0, "value_source": 0, "load": 1, "store": 1}
-"""Which of an operand's own two strides is along D or E."""
+_INNER = {"value": 0, "value_source": 0}
+"""Which of an operand's own two strides is along D or E: of others than these the second."""
 _SHARED = ("key", "value", "key_source", "value_source")
 SOURCES = ("key_source", "value_source")
 """Kinds of operand that keys or values are computed from."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What of the strides decides the source. Device-neutral.
+class Layout(TileLayout):
+    """The batch has the dimensions whose indices share no keys; groups have those that share them and count as rows.
+
+    Operands that are not of scores are ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``, and
+    ``"key"`` where they are the same for all elements of a key.
 
     Attributes:
-        batch: dimensions whose indices share no keys, collapsed.
-        packed: dimensions whose indices share keys and count as rows.
-        operands: for each operand: of scores ``"task"``, ``"row"``, ``"key"`` or ``"both"``, by what an element depends
-            on beside the batch; of others ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``, and
-            ``"key"`` where it is the same for all elements of a key.
-        unit: the largest power of two, at most 16, that D, E and the strides and addresses of contiguous operands are
-            multiples of (GPU; else 1).
-        wide: whether an index can reach 2**31, or a size 2**30.
         counts: whether all indices of keys that the rule reads step by 1 (GPU; else False).
     """
 
-    batch: int
-    packed: int
-    operands: tuple[str, ...]
-    unit: int
-    wide: bool
-    counts: bool = False
+    counts: bool
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A call's sizes and strides.
+@dataclass(frozen=True, kw_only=True)
+class AttentionGeometry(TileGeometry):
+    """A call's sizes and strides; ``depth`` and ``width`` are D and E."""
 
-    Attributes:
-        batch, packed: sizes of these dimensions, outermost first.
-        rows, keys, depth, width: M, N, D and E.
-        strides: for each operand, in elements: along the batch, the packed dimensions, and its own two. A dimension of
-            one element has stride 0.
-        offsets: for each operand, in elements from its buffer's pointer.
-        gathered: for each operand, (size, stride) of each dimension that an index chooses along.
-    """
-
-    batch: tuple[int, ...]
-    packed: tuple[int, ...]
-    rows: int
-    keys: int
     depth: int
     width: int
-    strides: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    gathered: tuple[tuple[tuple[int, int], ...], ...]
-
-    @property
-    def tasks(self) -> int:
-        return math.prod(self.batch)
-
-    @property
-    def gathered_sizes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(size for size, _ in chosen) for chosen in self.gathered)
-
-    @property
-    def gathered_strides(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(stride for _, stride in chosen) for chosen in self.gathered)
 
     @property
     def packed_rows(self) -> int:
         """Rows that read the same keys."""
-        return math.prod(self.packed) * self.rows
+        return math.prod(self.groups) * self.rows
 
 
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[AttentionGeometry, ...]]:
     """Layout and geometry of the kernel's one body; NotViewable where a movement needs a copy first."""
     (body,) = kernel.bodies
     *lead, rows, width = (symbols.evaluate(size, call.environment) for size in body.shape)
@@ -101,7 +73,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     views = views_of(body, call)
     rank = len(body.shape)
     free = [free_strides(view)[:rank] for view in views]
-    gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
+    gathered = gathered_of(views, rank)
     leader = body.stores[0]
     sizes, outer = collapse(tuple(lead), [strides[:-2] for strides in free], leader)
     shared = [
@@ -113,16 +85,16 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     strides = tuple(
         (*(walked[dim] for dim in (*batch, *packed)), *own[-2:]) for walked, own in zip(outer, free, strict=True)
     )
-    geometry = Geometry(
-        tuple(sizes[dim] for dim in batch),
-        tuple(sizes[dim] for dim in packed),
-        rows,
-        keys,
-        depth,
-        width,
-        strides,
-        tuple(view.offset for view in views),
-        gathered,
+    geometry = AttentionGeometry(
+        batch=tuple(sizes[dim] for dim in batch),
+        groups=tuple(sizes[dim] for dim in packed),
+        rows=rows,
+        keys=keys,
+        depth=depth,
+        width=width,
+        strides=strides,
+        offsets=tuple(view.offset for view in views),
+        gathered=gathered,
     )
     kinds = tuple(_kind(operand, step[len(batch) :]) for operand, step in zip(body.operands, strides, strict=True))
     large = [
@@ -133,7 +105,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     ]
     walked_sizes = ((*zip(v.sizes, f, strict=False), *g) for v, f, g in zip(views, free, gathered, strict=True))
     wide = reaches_wide(walked_sizes) or max((rows, keys, *large)) >= MOST_INDEX
-    unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
+    unit = unit_of_tiles(body, geometry, kinds, (depth, width), call, _INNER)
     steps = [step[-1] for o, step in zip(body.operands, strides, strict=True) if o.kind == "score" and o.buffer is None]
     counts = call.is_gpu and all(step in (0, 1) for step in steps)
     return (Layout(len(batch), len(packed), kinds, unit, wide, counts),), (geometry,)
@@ -146,20 +118,13 @@ def _kind(operand: Operand, strides: Sequence[int]) -> str:
         return score_kind(any((*packed, first)), second != 0)
     if operand.row:
         return "row"
-    inner = (first, second)[_INNER[operand.kind if operand.kind in _INNER else "load"]]
+    inner = (first, second)[_INNER.get(operand.kind, 1)]
     if operand.kind in SOURCES and inner == 0:
         return "key"
     return "contiguous" if inner == 1 else "strided"
 
 
-def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], call: Call) -> int:
-    """See ``Layout.unit``."""
-    accesses = []
-    operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
-    for operand, kind, strides, offset, gathered in operands:
-        if kind == "contiguous" and operand.buffer is not None:
-            size = item_size(operand.dtype)
-            along = len(strides) - 2 + _INNER[operand.kind]
-            steps = [offset, *strides[:along], *strides[along + 1 :], *(step for _, step in gathered)]
-            accesses.append((size, [call.buffers[operand.buffer].alignment, *(step * size for step in steps)]))
-    return unit_of((geometry.depth, geometry.width), accesses)
+def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
+    """The parameters of the kernel: ``depth`` and ``width`` are its own."""
+    (layout,) = layouts
+    return tile_parameters(kernel, layout, [Integer("depth", "depth"), Integer("width", "width")])

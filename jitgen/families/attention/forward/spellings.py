@@ -64,11 +64,11 @@ def _product_of_reshaped(rewriter: Rewriter, node: Node, product: Node) -> Node:
     return rewriter.like(product, (rows, columns), node.shape)
 
 
-def _reduction_of_regrouped(rewriter: Rewriter, node: Node, reduction: Node, x: Node) -> Node:
+def _reduction_of_regrouped(rewriter: Rewriter, node: Node, combined: Node, x: Node) -> Node:
     lead = node.shape[:-1]
     regrouped = rewriter.again(rewriter.mover.move(x, ("reshape",), (*lead, x.shape[-1])))
-    attrs = (reduction.attrs[0], (len(lead),))
-    one = rewriter.make("reduce", (regrouped,), reduction.dtype, (*lead, 1), attrs, reduction.location)
+    attrs = (combined.attrs[0], (len(lead),))
+    one = rewriter.make("reduce", (regrouped,), combined.dtype, (*lead, 1), attrs, combined.location)
     return rewriter.mover.move(one, ("expand",), node.shape)
 
 
@@ -155,8 +155,8 @@ def _takes_factors(values: Node, factors: Sequence[Node]) -> bool:
 # ----------------------------------------------------------------------------------------------------------- conditions
 
 
-def _regroups_rows(rewriter: Rewriter, node: Node, reduction: Node, rows: Node) -> bool:
-    return node.shape[-1:] == rows.shape[-1:] and reduction.shape[:-1] == rows.shape[:-1]
+def _regroups_rows(rewriter: Rewriter, node: Node, combined: Node, rows: Node) -> bool:
+    return node.shape[-1:] == rows.shape[-1:] and combined.shape[:-1] == rows.shape[:-1]
 
 
 def _sums_its_powers(rewriter: Rewriter, exponent: Node, logarithm: Node, scores: Node, keys: Node) -> bool:
@@ -202,7 +202,7 @@ SPELLINGS = Rewrites(
     ),
     Rewrite(
         "rows are regrouped before they are reduced",
-        view(spread(row_reduction(x).named("reduction")).named("rows"), "reshape"),
+        view(spread(row_reduction(x).named("combined")).named("rows"), "reshape"),
         _reduction_of_regrouped,
         _regroups_rows,
     ),

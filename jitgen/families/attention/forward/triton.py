@@ -59,7 +59,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: A
         "row_sums": attention.row_sums,
     }
     context["include"] = _used(context, attention)
-    return context, options(attention, kernel, schedule, layout.unit, _units(attention, layout))
+    return context, options(attention, schedule, layout.unit, _units(attention, layout))
 
 
 def _units(attention: Attention, layout: Layout) -> dict[str, int]:

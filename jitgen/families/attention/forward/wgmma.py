@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jitgen.device import Device
 from jitgen.families.attention.forward import decode
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
-from jitgen.families.attention.forward.layout import Geometry, Layout
+from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
 from jitgen.families.attention.forward.scales import scaled
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WARPGROUP, is_mappable, tensor_map
@@ -95,7 +96,7 @@ class WgmmaSchedule(DeclaredSchedule):
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[Any]:
+def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
     few = decode.candidates(body, layout, geometry, most_rows(geometry))
     if few:
@@ -126,14 +127,14 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
     return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
 
 
-def few_rows(geometry: Geometry) -> bool:
+def few_rows(geometry: AttentionGeometry) -> bool:
     """Whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
     return most_rows(geometry) <= ROWS
 
 
-def most_rows(geometry: Geometry) -> int:
+def most_rows(geometry: AttentionGeometry) -> int:
     """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where it has many."""
-    return bucket_end(geometry.rows) * math.prod(geometry.packed)
+    return bucket_end(geometry.rows) * math.prod(geometry.groups)
 
 
 def bucket_end(rows: int) -> int:
@@ -158,7 +159,7 @@ def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, 
     return 2, 96 if large <= 192 else 64, 2
 
 
-def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
+def cluster(schedule: WgmmaSchedule, geometry: AttentionGeometry, chip: Chip) -> int:
     """How many blocks of a cluster share keys in one launch on ``chip``."""
     return fastest_cluster(schedule, geometry, chip, FIT)
 
@@ -166,7 +167,7 @@ def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, bool]:
+def copied(body: Body, layout: Layout, geometry: AttentionGeometry) -> tuple[bool, bool, bool]:
     """Whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows are
     packed, is not copied."""
     queries, probabilities = body.contractions
@@ -179,15 +180,19 @@ def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, 
         return is_mappable(operand, kind, layout.unit, batch, rows, strides[len(strides) - 2 + along])
 
     return (
-        plain and not layout.packed and mappable(query, geometry.rows, 0),
+        plain and not layout.groups and mappable(query, geometry.rows, 0),
         not queries.w and mappable(queries.weight[0], geometry.keys, 0),
         not probabilities.w and mappable(probabilities.weight[0], geometry.keys, 1),
     )
 
 
-def tensor_maps(kernel: Kernel, layout: Layout, geometry: Geometry, schedule: WgmmaSchedule) -> Iterator[MappedTensor]:
+def tensor_maps(
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[AttentionGeometry], schedule: Any, device: Device
+) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are copied."""
-    (body,) = kernel.bodies
+    (body,), (geometry,) = kernel.bodies, geometries
+    if device.dialect != "cuda" or not geometry.tasks * geometry.packed_rows * geometry.width:
+        return
     queries, probabilities = body.contractions
     sources: tuple[tuple[int, int, int, int], ...] = (
         (queries.x[0].attr, geometry.rows, geometry.depth, schedule.block_m),

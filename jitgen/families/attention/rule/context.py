@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.codegen.dialect import Dialect, Row
 from jitgen.codegen.printing import Line, printed
 from jitgen.families.attention.rule.bounds import Bounds, ends_of
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.families.attention.rule.layout import TileLayout
+from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.ops import INTS
+from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
 
 LEVELS = ("task", "row", "key", "both")
 """What a value of a tile may depend on besides the task: a row of the block, a streamed row, or both."""
@@ -20,65 +25,33 @@ SCORE_ROWS: Mapping[str, Mapping[str, Row]] = {
 
 
 @dataclass(frozen=True)
-class Operand:
+class Operand(PrintedOperand):
     """One operand.
 
     Attributes:
-        index: among the body's operands.
-        role: the kind that the body gives it, such as ``"key"``, ``"score"``, ``"load"`` or ``"store"``.
-        kind: of its strides; see ``Layout.operands``.
-        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
-        value: the name of its value; of operands that no line reads, empty.
-        batch, groups, own: strides, which are parameters: along the batch, along packed or summed dimensions, and its
-            own two.
-        pointer: the parameter; None for an index, whose first value is the parameter ``offset``.
-        gathered: (size, stride) of each dimension that an index chooses along: parameters.
+        batch, groups, own: strides, which are parameters: along the batch, along groups, and its own two.
     """
 
-    index: int
-    role: str
-    kind: str
-    dtype: str
-    storage: str
-    type: str
-    value: str
     batch: tuple[str, ...]
     groups: tuple[str, ...]
     own: tuple[str, str]
-    pointer: str | None
-    offset: str
-    gathered: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_integer(self) -> bool:
         return self.dtype in INTS
 
-    @property
-    def pointer_type(self) -> str:
-        """The type of ``pointer`` in C++."""
-        return f"{'' if self.role == 'store' else 'const '}{self.storage}*"
-
 
 def operand_of(
-    body: Body, index: int, kinds: Sequence[str], batch: int, groups: int, dialect: Dialect, value: str = ""
+    declared: KernelParameters, index: int, layout: TileLayout, dialect: Dialect, value: str = ""
 ) -> Operand:
-    """Operand ``index`` of ``body``, with strides along so many dimensions of the batch and of groups."""
-    source = body.operands[index]
-    strides = tuple(f"s{index}_{dim}" for dim in range(batch + groups + 2))
+    """Operand ``index`` of a kernel."""
+    parameters = declared.operands[index]
+    *outer, first, second = parameters.strides
     return Operand(
-        index=index,
-        role=source.kind,
-        kind=kinds[index],
-        dtype=source.dtype,
-        storage=dialect.storage_types[source.dtype],
-        type=dialect.types[compute_dtype(source.dtype)],
-        value=value,
-        batch=strides[:batch],
-        groups=strides[batch:-2],
-        own=(strides[-2], strides[-1]),
-        pointer=f"p{index}" if source.buffer is not None else None,
-        offset=f"o{index}" if source.buffer is None else "",
-        gathered=tuple((f"n{index}_{dim}", f"c{index}_{dim}") for dim in range(source.gathered)),
+        **printed_attributes(parameters, layout.operands[index], value, dialect),
+        batch=tuple(outer[: layout.batch]),
+        groups=tuple(outer[layout.batch :]),
+        own=(first, second),
     )
 
 
@@ -164,34 +137,22 @@ def of_scores(dialect: Dialect) -> Dialect:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Frame(KernelContext):
     """What all dialects read of a kernel, be it of attention or of its gradients.
 
     Attributes:
-        title: shape and operands in words.
-        operands: all of them, in the order of the body.
         rule: of a tile; ``unmasked`` the same where no mask hides anything.
         masked: whether the two differ.
-        integers, scalars: parameters.
-        batch, groups: the parameters that are sizes of the batch and of packed or summed dimensions.
+        batch, groups: the parameters that are sizes of the batch and of groups.
         accumulator: the dialect's type of sums.
     """
 
-    title: str
-    operands: tuple[Operand, ...]
     rule: Rule
     unmasked: Rule
     masked: bool
-    integers: tuple[str, ...]
-    scalars: tuple[tuple[str, str], ...]
     batch: tuple[str, ...]
     groups: tuple[str, ...]
     accumulator: str
-
-    @property
-    def memory(self) -> list[Operand]:
-        """The operands that have a pointer."""
-        return [operand for operand in self.operands if operand.pointer]
 
     @property
     def tasks(self) -> str:
@@ -201,3 +162,21 @@ class Frame:
     def ends(self, bounds: Bounds, kind: str) -> list[Operand]:
         """The operands of ``kind`` whose ends ``bounds`` reads."""
         return [operand for operand in self.rule.reads(kind) if bounds.reads(ends_of(operand))]
+
+
+def frame_attributes(
+    kernel: Kernel,
+    layout: TileLayout,
+    declared: KernelParameters,
+    operands: Sequence[Operand],
+    dtype: str,
+    dialect: Dialect,
+) -> dict[str, Any]:
+    """The attributes of a ``Frame``, but for its rules; products are of operands of ``dtype``."""
+    (body,) = kernel.bodies
+    return {
+        **context_attributes(kernel, declared, operands, dialect, [title_of(body, layout.operands)]),
+        "batch": tuple(f"b{dim}" for dim in range(layout.batch)),
+        "groups": tuple(f"g{dim}" for dim in range(layout.groups)),
+        "accumulator": dialect.types[compute_dtype(dtype)],
+    }

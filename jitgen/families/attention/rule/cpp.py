@@ -19,12 +19,9 @@ FLAGS = ["-O2"]
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
     """What both templates read: parameters, fields of the struct, and the rule with and without masks."""
-    pointers = [f"{operand.pointer_type} {operand.pointer}" for operand in frame.memory]
-    scalars = [f"{kind} {name}" for name, kind in frame.scalars]
-    integers = [f"int64_t {name}" for name in frame.integers]
-    fields = [*pointers, *scalars, *integers]
+    fields = [each for each in frame.host_parameters if each not in ("int32_t threads", "int32_t streaming")]
     return {
-        "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
+        "parameters": frame.host_parameters,
         "fields": fields,
         "arguments": [field.rpartition(" ")[2] for field in fields],
         "accumulator": frame.accumulator,

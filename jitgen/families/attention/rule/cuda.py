@@ -22,8 +22,7 @@ def parameters_of(frame: Frame, maps: Sequence[str], wide: bool) -> dict[str, An
         maps: the names of its tensor maps, in order.
         wide: whether indices have 64 bits.
     """
-    fields = [f"{operand.pointer_type} {operand.pointer}" for operand in frame.memory]
-    fields += [*(f"Index {name}" for name in frame.integers), *(f"{kind} {name}" for name, kind in frame.scalars)]
+    fields = frame.cuda_parameters()
     return {
         "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
         "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],

@@ -14,7 +14,6 @@ from jitgen.codegen import environment, triton
 from jitgen.families.attention.rule.addresses import base_of_task, indices
 from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import Frame, Operand, Rule
-from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 AT_ONCE, MOST_AT_ONCE = 1024, 128
@@ -34,7 +33,7 @@ def walk(frame: Frame, bounds: Bounds, schedule: Any, base: str, at_row: Callabl
     key_ends = frame.ends(bounds, "key")
     by_tensor = any(operand.pointer for operand in key_ends)
     return {
-        "parameters": [*(o.pointer for o in frame.memory), *frame.integers, *(name for name, _ in frame.scalars)],
+        "parameters": frame.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "index_lines": [f"{name} = {text}" for name, text in indices(frame.batch, "task", "z", "//")],
         "bases": [f"{base}{o.index} = {base_of_task(o)}" for o in frame.operands],
@@ -127,25 +126,11 @@ def access_unit(operand: Operand, unit: int) -> int:
     return min(unit, ACCESS_BYTES // item_size(operand.dtype))
 
 
-def options(frame: Frame, kernel: Kernel, schedule: Any, unit: int, units: Mapping[str, int]) -> dict[str, Any]:
+def options(frame: Frame, schedule: Any, unit: int, units: Mapping[str, int]) -> dict[str, Any]:
     """The options of the source; ``units`` has what the sizes and strides that decide the width of an access are
     multiples of."""
-    integer = "i64" if schedule.wide else "i32"
-    return {
-        "signature": [
-            *(f"*{triton.SIGNATURE_TYPES[o.dtype]}" for o in frame.memory),
-            *([integer] * len(frame.integers)),
-            *(triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars),
-        ],
-        "multiples": [
-            *(min(unit * item_size(o.dtype), ACCESS_BYTES) if o.kind == "contiguous" else 1 for o in frame.memory),
-            *(min(units.get(name, 1), triton.MULTIPLE) for name in frame.integers),
-            *([1] * len(kernel.scalars)),
-        ],
-        "num_warps": schedule.warps,
-        "num_stages": schedule.stages,
-        "enable_fp_fusion": False,
-    }
+    alignments = [min(unit * item_size(o.dtype), ACCESS_BYTES) if o.kind == "contiguous" else 1 for o in frame.memory]
+    return frame.triton_options(schedule.wide, schedule.warps, alignments, units, num_stages=schedule.stages)
 
 
 def functions_in(lines: Iterable[str]) -> str:

@@ -1,0 +1,148 @@
+"""The schedule of columns in CUDA C++: rows whose elements lie side by side with those of neighbouring rows.
+
+A thread takes as many neighbouring rows as one access moves elements of. Across rows a block has as many threads as
+read a line of the cache; along a row as many as the row is long. What was measured was so on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.device import Device
+from jitgen.families.rows.reduction.cuda_problem import state_bytes
+from jitgen.families.rows.reduction.forms import ColumnBlocks
+from jitgen.families.rows.reduction.online import online
+from jitgen.families.rows.reduction.residency import passes, residency
+from jitgen.families.rows.reduction.schedule import (
+    CLUSTER_BLOCKS,
+    COLUMN_THREADS,
+    FULL_THREAD_BYTES,
+    LINE_BYTES,
+    MANY_COLUMNS,
+    MAX_BLOCK_THREADS,
+    MULTIPROCESSOR_THREADS,
+    SHORT_BLOCK_THREADS,
+    row_item_size,
+)
+from jitgen.ir.program import Kernel
+from jitgen.kernel.operands import ACCESS_BYTES, WARP
+from jitgen.kernel.rows import RowGeometry, RowLayout
+
+COLUMN_UNROLL = 8
+"""Accesses of a thread in flight: four are slower on an H200, sixteen no faster."""
+STATE_BYTES = 80
+"""Bytes that a thread accumulates in addition to its loads, beyond which half as many threads fit a multiprocessor."""
+MAX_STATE_BYTES = 256
+"""Bytes that a thread accumulates beyond which it takes fewer rows."""
+STATIC_SHARED_BYTES = 40 * 1024
+"""Static shared memory for the partial results of columns, in bytes, of the 48 KiB that every block has."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The shape of a block: ``threads`` of each of ``lanes`` times ``rows_per_thread`` rows, in a ``cluster`` of
+    blocks."""
+
+    threads: int
+    lanes: int
+    rows_per_thread: int
+    cluster: int
+
+    def shared_bytes(self, states: Sequence[int]) -> int:
+        """Shared memory in bytes: what its warps combine for one reduction after another, and what other blocks
+        send."""
+        lanes = max(self.lanes, SHORT_BLOCK_THREADS // self.threads)
+        groups = self.threads * lanes // max(lanes, WARP) + 1
+        received = self.cluster * sum(states) if self.cluster > 1 else 0
+        return lanes * self.rows_per_thread * (groups * max(states, default=0) + received)
+
+
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> ColumnBlocks:
+    """The schedule of rows whose elements are neighbours across rows."""
+    (body,) = kernel.bodies
+    length, size = max(geometry.length, 1), row_item_size(kernel, layout)
+    several_passes = passes(kernel) > 1
+    states = state_bytes(online(kernel), layout.wide)
+    rows_per_thread = max(1, min(layout.unit, ACCESS_BYTES // size))
+    while rows_per_thread > 1 and rows_per_thread * sum(states) > MAX_STATE_BYTES:
+        rows_per_thread //= 2
+    per_thread = COLUMN_UNROLL
+    if several_passes:
+        element_bytes = rows_per_thread * residency(body, None).bytes_per_element
+        per_thread = max(1, min(per_thread, FULL_THREAD_BYTES // element_bytes))
+    block = _block(length, per_thread, max(1, min(WARP, LINE_BYTES // (rows_per_thread * size))), rows_per_thread)
+    block = _with_enough_threads(block, length, per_thread, geometry.rows, several_passes, device)
+    block = _within_shared_memory(block, states)
+    block = replace(block, lanes=max(block.lanes, SHORT_BLOCK_THREADS // block.threads))
+    needed = -(-length // (block.threads * block.cluster))
+    if several_passes and needed <= per_thread:
+        found = _resident(block, length, needed, layout.wide)
+    else:
+        found = _looping(block, length, geometry.rows, several_passes, layout.wide)
+    crowded = found.online or rows_per_thread * sum(state_bytes(kernel, False)) > STATE_BYTES
+    threads = MULTIPROCESSOR_THREADS // 2 if crowded else MULTIPROCESSOR_THREADS
+    return replace(found, blocks_per_multiprocessor=max(1, threads // found.block_threads))
+
+
+def _block(length: int, per_thread: int, lanes: int, rows_per_thread: int) -> _Block:
+    """One block of up to ``COLUMN_THREADS``: enough threads for ``length`` elements, of which each holds
+    ``per_thread``."""
+    threads = 1
+    while threads * lanes < COLUMN_THREADS and threads * per_thread < length:
+        threads *= 2
+    return _Block(threads, lanes, rows_per_thread, 1)
+
+
+def _with_enough_threads(
+    block: _Block, length: int, per_thread: int, rows: int, several_passes: bool, device: Device
+) -> _Block:
+    """``block`` in a cluster where columns are long, and few or needed again; then of more threads where they are."""
+    threads, cluster = block.threads, block.cluster
+    few = rows <= MANY_COLUMNS or several_passes
+    while device.has_clusters and few and cluster < CLUSTER_BLOCKS and cluster * threads * per_thread < length:
+        cluster *= 2
+    while several_passes and threads * block.lanes < MAX_BLOCK_THREADS and cluster * threads * per_thread < length:
+        threads *= 2
+    return replace(block, threads=threads, cluster=cluster)
+
+
+def _within_shared_memory(block: _Block, states: Sequence[int]) -> _Block:
+    """``block`` with fewer blocks in its cluster, then fewer threads, until its partial results have room."""
+    while block.cluster > 1 and block.shared_bytes(states) > STATIC_SHARED_BYTES:
+        block = replace(block, cluster=block.cluster // 2)
+    while block.threads > 1 and block.shared_bytes(states) > STATIC_SHARED_BYTES:
+        block = replace(block, threads=block.threads // 2)
+    return block
+
+
+def _resident(block: _Block, length: int, unroll: int, wide: bool) -> ColumnBlocks:
+    """Columns that stay in registers from pass to pass."""
+    complete = length // (block.threads * block.cluster)
+    return ColumnBlocks(
+        threads=block.threads,
+        rows_per_block=block.lanes * block.rows_per_thread,
+        cluster=block.cluster,
+        unroll=unroll,
+        resident=True,
+        unmasked_vectors=complete if complete >= unroll - 1 else 0,
+        wide=wide,
+        rows_per_thread=block.rows_per_thread,
+    )
+
+
+def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool) -> ColumnBlocks:
+    """Columns that each pass reads from memory: blocks of at most ``COLUMN_THREADS``, and no clusters for many."""
+    threads = min(block.threads, max(1, COLUMN_THREADS // block.lanes))
+    cluster = 1 if rows > MANY_COLUMNS else block.cluster
+    return ColumnBlocks(
+        threads=threads,
+        rows_per_block=block.lanes * block.rows_per_thread,
+        cluster=cluster,
+        unroll=min(COLUMN_UNROLL, -(-length // (threads * cluster))),
+        resident=False,
+        unmasked_vectors=0,
+        wide=wide,
+        online=several_passes,
+        rows_per_thread=block.rows_per_thread,
+    )

@@ -1,0 +1,93 @@
+"""A row that is longer than a GPU's block holds, cut into chunks: one kernel becomes two.
+
+The first kernel sorts every chunk and stores as many of its first ranks as the result may need, with their indices in
+the row: ``[rows..., chunks x ranks]``. The second one finds the rank in the row of each of these: its rank in its own
+chunk, and the number of elements of every other chunk that come before it, found by bisection (as in Satish, Harris
+and Garland, "Designing Efficient Sorting Algorithms for Manycore GPUs", 2009). What comes out of it does not depend on
+the chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.errors import UnsupportedError
+from jitgen.families.family import KernelRewrite
+from jitgen.families.rows.sort.layout import order_of
+from jitgen.families.rows.sort.schedule import MOST_ELEMENTS
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
+from jitgen.ir.program import Buffer, Kernel
+from jitgen.ir.regions import Stage, row_axes
+from jitgen.ir.sorts import SORTS, Order
+from jitgen.kernel.operands import INDEX_LIMIT, Call
+
+
+def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
+    """``kernel`` as two, where its rows are longer than a block of ``device`` holds."""
+    (body,) = kernel.bodies
+    if not device.is_gpu:
+        return None
+    chunk, length = MOST_ELEMENTS[device.dialect], body.shape[-1]
+    elements = symbols.evaluate(length, call.environment)
+    if elements <= chunk:
+        return None
+    if elements >= INDEX_LIMIT:
+        raise UnsupportedError(
+            f"{kernel.name}: a row of {elements} elements is too long to be sorted on a GPU; sort slices, or sort "
+            "on the CPU"
+        )
+    order = order_of(body)
+    needed = symbols.add(order.start, order.count)
+    ranks: Any = needed if symbols.evaluate(needed, call.environment) < chunk else chunk
+    chunks = symbols.floordiv(symbols.add(length, chunk - 1), chunk)
+    cut = replace(order, start=0, count=ranks, chunk=chunk, length=length)
+    whole = replace(order, chunk=chunk, length=length)
+    shape: Any = (*body.shape[:-1], symbols.mul(chunks, ranks))
+    temporaries = (Buffer(order.dtype, shape, contiguous=True), Buffer("int32", shape, contiguous=True))
+
+    def kernels(kernel: Kernel, first: int) -> tuple[Kernel, Kernel]:
+        (body,) = kernel.bodies
+        sorted_chunks = replace(kernel, name=f"{kernel.name}_chunks", bodies=(_sorted(body, cut, shape, first),))
+        return sorted_chunks, replace(kernel, bodies=(_merged(body, whole, ranks, shape, first),), scalars=())
+
+    return KernelRewrite(temporaries, kernels)
+
+
+def _temporaries(kind: str, order: Order, shape: Any, first: int) -> tuple[Operand, Operand]:
+    """Values and indices of the chunks."""
+    return Operand(kind, first, order.dtype, shape), Operand(kind, first + 1, "int32", shape)
+
+
+def _sorted(body: Body, order: Order, shape: Any, first: int) -> Body:
+    """The elements of ``body``, sorted in chunks."""
+    loads = tuple(operand for operand in body.operands if operand.kind != "store")
+    elements = [i for i in body.instructions if i.op not in ("sort", "store")]
+    # Instructions behind the first sort are sorts and stores alone, so that positions stay what they were.
+    (key,) = next(i.args for i in body.instructions if i.op == "sort")
+    stored: list[Instruction] = []
+    stores = _temporaries("store", order, shape, first)
+    for number, (what, operand) in enumerate(zip(SORTS, stores, strict=True)):
+        dtype, position = compute_dtype(operand.dtype), len(elements) + len(stored)
+        stored.append(Instruction("sort", (key,), dtype, (what, order), None, False, 1))
+        stored.append(Instruction("store", (position,), dtype, len(loads) + number, None, False, 1))
+    operands = (*loads, *stores)
+    return replace(body, operands=operands, instructions=(*elements, *stored), coarse=False)
+
+
+def _merged(body: Body, order: Order, ranks: Any, shape: Any, first: int) -> Body:
+    """The results of ``body``, from the sorted chunks."""
+    loads = _temporaries("load", order, shape, first)
+    instructions = [Instruction("load", (), compute_dtype(o.dtype), index) for index, o in enumerate(loads)]
+    stores: list[Operand] = []
+    for store in (i for i in body.instructions if i.op == "store"):
+        what, _ = body.instructions[store.args[0]].attr
+        merge = Instruction("merge", (0, 1), store.dtype, (what, order), store.location, False, 1)
+        instructions += [merge, replace(store, args=(len(instructions),), attr=len(loads) + len(stores))]
+        stores.append(body.operands[store.attr])
+    axes = row_axes(shape, 1)
+    stages = (Stage("sort", (axes[-1].name,)),)
+    operands = (*loads, *stores)
+    return replace(body, axes=axes, stages=stages, operands=operands, instructions=tuple(instructions))

@@ -1,0 +1,46 @@
+"""The contexts of ``templates/sort/sort.cu.j2``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, fields
+from jitgen.families.rows.sort.context import Rows
+from jitgen.families.rows.sort.schedule import Schedule
+from jitgen.ir.program import Kernel
+from jitgen.kernel.printed_rows import RowOperand
+from jitgen.kernel.rows import RowLayout
+
+
+def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
+    """Template context and source options; see ``kernel/render.py``."""
+    bits = 64 if schedule.wide else 32
+    context: dict[str, Any] = {
+        "parameters": rows.cuda_parameters(),
+        "index": f"int{bits}_t",
+        "unsigned": f"uint{bits}_t",
+        "chunk": rows.order.chunk,
+        "descending": "true" if rows.order.descending else "false",
+        "index_lines": rows.cuda_indices,
+        "row_loads": [_load(operand) for operand in rows.row_loads],
+        "loads": [_load(operand) for operand in rows.loads],
+        "stores": [_store(operand, what) for operand, what in rows.stores],
+    }
+    return context, {}
+
+
+def _base(operand: RowOperand) -> str:
+    return operand.base([f"i{dim}" for dim in range(len(operand.outer_strides))])
+
+
+def _load(operand: RowOperand) -> dict[str, Any]:
+    """An operand with ``element``, its value at ``column`` of the row with outer indices ``i0`` ..."""
+    at = f"{_base(operand)} + {operand.along('column')}"
+    element = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
+    return fields(operand) | {"element": element, "from_row": f"{operand.pointer} + {_base(operand)}"}
+
+
+def _store(operand: RowOperand, what: str) -> dict[str, Any]:
+    """An operand with the address of rank ``to``; ``found`` is the name of what is stored there."""
+    return fields(operand) | {"what": what, "at": f"{operand.pointer}[{_base(operand)} + {operand.along('to')}]"}

@@ -1,0 +1,76 @@
+"""Where a sort kernel's operands lie, what a launch passes and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.ir import symbols
+from jitgen.ir.body import Body
+from jitgen.ir.program import Kernel
+from jitgen.ir.sorts import Order
+from jitgen.kernel.launch import Work, traffic
+from jitgen.kernel.operands import Call, pointwise_flops
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.rows import RowGeometry, RowLayout, is_wide, row_geometry, row_layout, row_parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry(RowGeometry):
+    """A call's sizes and strides. Where chunks are merged, ``length`` is that of the row that they were cut from.
+
+    Attributes:
+        start, count: the ranks that are stored: from ``start`` on, ``count`` of them.
+        ranks: where chunks are merged, ranks of each chunk.
+        chunks: of a row.
+    """
+
+    start: int
+    count: int
+    ranks: int
+    chunks: int
+
+
+def order_of(body: Body) -> Order:
+    """The order of the sort, or of the merge, that ``body`` is."""
+    return next(i.attr[1] for i in body.instructions if i.op in ("sort", "merge"))
+
+
+def is_merge(body: Body) -> bool:
+    """Whether ``body`` merges sorted chunks."""
+    return any(instruction.op == "merge" for instruction in body.instructions)
+
+
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geometry, ...]]:
+    """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
+    (body,) = kernel.bodies
+    order, rows = order_of(body), row_geometry(body, call)
+    start, count = (symbols.evaluate(number, call.environment) for number in (order.start, order.count))
+    length = symbols.evaluate(order.length, call.environment) if order.chunk else rows.length
+    chunks = -(-length // order.chunk) if order.chunk else 1
+    ranks = rows.length // chunks if order.chunk else 0
+    numbers = vars(rows) | {"length": length, "start": start, "count": count, "ranks": ranks, "chunks": chunks}
+    geometry = Geometry(**numbers)
+    found = replace(row_layout(body, rows, call, units=False), wide=is_wide(geometry, max(length, rows.length)))
+    return (found,), (geometry,)
+
+
+def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> KernelParameters:
+    """Those of rows, whose lengths are ``length`` of a row, ``start`` and ``count`` of the ranks that are stored, and
+    ``ranks`` of a chunk where chunks are merged."""
+    lengths = ("length", "start", "count", *["ranks"] * is_merge(kernel.bodies[0]))
+    return row_parameters(kernel, layouts, device, lengths)
+
+
+def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
+    """What one launch amounts to; a launch that stores nothing is none."""
+    (geometry,), (body,) = geometries, kernel.bodies
+    read, stored = geometry.length, geometry.count * geometry.chunks
+    if is_merge(body):
+        read, stored = geometry.ranks * geometry.chunks, geometry.count
+    extents = ((*geometry.sizes, stored if operand.kind == "store" else read) for operand in body.operands)
+    moved, written = traffic(body, geometry.strides, extents)
+    flops = pointwise_flops(body.instructions, geometry.elements)
+    return Work(geometry.elements if geometry.count else 0, written, moved, flops)

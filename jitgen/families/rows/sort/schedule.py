@@ -1,0 +1,113 @@
+"""How a sort kernel takes its rows: pure functions from sizes and target to numbers, and to words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.device import Device
+from jitgen.families.family import Problem
+from jitgen.families.rows.sort.layout import Geometry, is_merge, order_of
+from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import operations_of
+from jitgen.kernel.launch import LaunchShape, blocks_of
+from jitgen.kernel.operands import WARP
+from jitgen.kernel.rows import RowLayout
+
+MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
+"""Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
+shared memory that need no attribute; Triton's compile time grows with the square of the number's logarithm."""
+BLOCK_THREADS = 512
+"""Threads of a CUDA block at most; each compares two elements at once or more."""
+BLOCK_ELEMENTS = 1024
+"""Elements of short rows that a block sorts together."""
+MERGE_THREADS = 256
+"""Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
+TRITON_MERGED = 1024
+"""Elements whose ranks a Triton program finds."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How rows are taken.
+
+    Attributes:
+        threads: of a block (GPU); 1 on the CPU.
+        rows: that a block sorts at once.
+        tile: a power of two: room for the elements of a row, or where chunks are merged, elements of a block.
+        steps: where chunks are merged: steps of a bisection of a chunk.
+        wide: 64-bit indices.
+    """
+
+    threads: int
+    rows: int
+    tile: int
+    steps: int
+    wide: bool
+
+    def __str__(self) -> str:
+        """The schedule in words, for people; two schedules that differ have different ``repr``."""
+        words = [f"{self.threads} threads a block" if self.threads > 1 else "a row a thread"]
+        if self.steps:
+            words.append(f"the ranks of {self.tile} elements a block, {self.steps} steps of bisection in each chunk")
+        elif self.tile > 1:
+            rows = f"{self.rows} rows" if self.rows > 1 else "one row"
+            words.append(f"{rows} a block, with room for {self.tile} elements of each")
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
+
+
+def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (Schedule(1, 1, 1, 0, layout.wide),)
+    if is_merge(body):
+        steps = geometry.ranks.bit_length()
+        tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
+        return (Schedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
+    most = MOST_ELEMENTS[device.dialect]
+    tile = min(most, max(2, _power_of_two(geometry.length)))
+    rows = max(1, min(BLOCK_ELEMENTS // tile, _power_of_two(geometry.rows)))
+    threads = max(WARP, min(BLOCK_THREADS, rows * tile // (8 if device.dialect == "triton" else 2)))
+    return (Schedule(threads, rows, tile, 0, layout.wide),)
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def launch(
+    kernel: Kernel, layouts: Sequence[RowLayout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
+) -> LaunchShape:
+    """Blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; on a CPU, for
+    each row."""
+    (geometry,), (body,) = geometries, kernel.bodies
+    if is_merge(body):
+        blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
+    else:
+        blocks = -(-geometry.rows // schedule.rows) * geometry.chunks
+    return blocks_of(blocks, schedule.threads, device)
+
+
+def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, device: Device) -> list[str]:
+    """A title, and how a row is sorted."""
+    (layout,), (body,) = layouts, kernel.bodies
+    order = order_of(body)
+    kinds = " and ".join(i.attr[0] for i in body.instructions if i.op in ("sort", "merge"))
+    down = "descending" if order.descending else "ascending"
+    ranks = f"{order.count} ranks from {order.start} on"
+    if is_merge(body):
+        lines = [f"merge of sorted chunks: {kinds}, {down}, {ranks}"]
+        lines.append("the rank of an element is its rank in its chunk, and those before it in the others")
+    else:
+        lines = [f"sort along a row: {kinds}, {down}, {ranks}"]
+    if order.chunk and not is_merge(body):
+        lines.append(f"a row is cut into chunks of {order.chunk} elements, each sorted by a block of its own")
+    if not device.is_gpu:
+        lines.append("a thread sorts a row by itself: by digits, or where few ranks are asked for, those alone")
+    elif not is_merge(body):
+        lines.append(f"a block sorts {schedule.rows} rows of up to {schedule.tile} elements by bitonic merges")
+    return [*lines, operations_of(body, layout.along)]

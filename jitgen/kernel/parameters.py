@@ -1,0 +1,156 @@
+"""The parameters of a kernel, declared as data: axes, and operands that are walked along them.
+
+A family declares them once (``Family.parameters``). What a launch passes follows from the declaration, and so do the
+names that sources have for it: pointers of all operands in memory, then integers, then run-time scalars. On a CPU the
+scalars come before the integers, because a launcher packs once what calls of one shape have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.ir.body import Operand
+from jitgen.kernel.launch import Arguments
+from jitgen.kernel.operands import MappedTensor, item_size
+
+LAUNCH = -1
+"""The region of an integer that the settled schedule has, and no geometry."""
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer parameter is a number of a call.
+
+    Attributes:
+        name: in sources.
+        field: the attribute of the geometry that has it.
+        operand, dim: where it is there; -1 for none.
+        region: whose geometry; ``LAUNCH`` for an attribute of the settled schedule.
+    """
+
+    name: str
+    field: str
+    operand: int = -1
+    dim: int = -1
+    region: int = 0
+
+    def value(self, geometries: Sequence[Any], settled: Any) -> int:
+        number = getattr(settled if self.region == LAUNCH else geometries[self.region], self.field)
+        number = number[self.operand] if self.operand >= 0 else number
+        return int(number[self.dim] if self.dim >= 0 else number)
+
+
+@dataclass(frozen=True)
+class OperandParameters:
+    """An operand is a tensor in memory, or an index that counts along an axis.
+
+    Attributes:
+        operand: of the body.
+        index: among the region's operands.
+        pointer: the parameter with its address; None for an index.
+        offset: the parameter with an index's first value; empty for tensors.
+        strides: for each axis the parameter with its stride there, or the number that the layout fixes it to.
+        batch_strides: the same of axes that number matrices.
+        gathered: (size, stride) of each dimension that a computed index chooses along, likewise.
+    """
+
+    operand: Operand
+    index: int
+    pointer: str | None
+    offset: str
+    strides: tuple[str, ...]
+    batch_strides: tuple[str, ...] = ()
+    gathered: tuple[tuple[str, str], ...] = ()
+
+    def integers(self, region: int) -> Iterator[Integer]:
+        """The integer parameters in order: whatever is no number."""
+        if self.offset:
+            yield Integer(self.offset, "offsets", self.index, region=region)
+        columns = [("strides", self.strides), ("batch_strides", self.batch_strides)]
+        for field, names in columns:
+            for dim, name in enumerate(names):
+                if not name.isdigit():
+                    yield Integer(name, field, self.index, dim, region)
+        for dim, names in enumerate(self.gathered):
+            for field, name in zip(("gathered_sizes", "gathered_strides"), names, strict=True):
+                if not name.isdigit():
+                    yield Integer(name, field, self.index, dim, region)
+
+
+def declared(
+    operand: Operand, index: int, strides: Sequence[str], number: str = "", **others: tuple[Any, ...]
+) -> OperandParameters:
+    """The parameters of ``operand``, with the names that all families give to pointers and first values.
+
+    Args:
+        strides: see ``OperandParameters``; an empty one has the name that all families give to strides.
+        number: what the names of its parameters end in; by default ``index``.
+        others: batch strides and gathered dimensions.
+    """
+    number = number or str(index)
+    return OperandParameters(
+        operand,
+        index,
+        pointer=None if operand.buffer is None else f"p{number}",
+        offset=f"o{number}" if operand.buffer is None else "",
+        strides=tuple(stride or f"s{number}_{dim}" for dim, stride in enumerate(strides)),
+        **others,
+    )
+
+
+@dataclass(frozen=True)
+class RegionParameters:
+    """A region of a kernel has axes and operands.
+
+    Attributes:
+        axes: the sizes that are parameters.
+        operands: all of the body's, in order.
+        last: integers behind those of operands.
+    """
+
+    axes: tuple[Integer, ...]
+    operands: tuple[OperandParameters, ...]
+    last: tuple[Integer, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelParameters:
+    """The parameters of a kernel, by its regions.
+
+    Attributes:
+        wide: whether integers are 64-bit on a GPU.
+    """
+
+    regions: tuple[RegionParameters, ...]
+    wide: bool
+
+    @property
+    def operands(self) -> tuple[OperandParameters, ...]:
+        return tuple(operand for region in self.regions for operand in region.operands)
+
+    @property
+    def integers(self) -> tuple[Integer, ...]:
+        """The integer parameters in order."""
+        found: list[Integer] = []
+        for number, region in enumerate(self.regions):
+            of_operands = (integer for operand in region.operands for integer in operand.integers(number))
+            found += [*region.axes, *of_operands, *region.last]
+        return tuple(found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the integer parameters in order."""
+        return tuple(integer.name for integer in self.integers)
+
+    def arguments(self, geometries: Sequence[Any], settled: Any, maps: Iterable[MappedTensor]) -> Arguments:
+        """What one launch passes for these parameters, after tensor maps."""
+        pointers = tuple(
+            (declared.operand.buffer, geometry.offsets[declared.index] * item_size(declared.operand.dtype))
+            for region, geometry in zip(self.regions, geometries, strict=True)
+            for declared in region.operands
+            if declared.operand.buffer is not None
+        )
+        integers = tuple(integer.value(geometries, settled) for integer in self.integers)
+        return Arguments(pointers, integers, self.wide, tuple(maps))

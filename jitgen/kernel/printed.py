@@ -1,0 +1,175 @@
+"""A kernel's parameters as its templates read them: names, types and expressions in a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.codegen import triton
+from jitgen.codegen.dialect import Dialect
+from jitgen.ir.body import Body, compute_dtype
+from jitgen.ir.program import Kernel
+from jitgen.kernel.parameters import KernelParameters, OperandParameters
+
+
+@dataclass(frozen=True)
+class PrintedOperand:
+    """An operand has names and expressions, as they are printed.
+
+    Attributes:
+        index: among the region's operands.
+        role: the kind that the body gives it, such as ``"load"``, ``"iota"`` or ``"store"``.
+        kind: of its strides, from the layout.
+        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
+        value: the name of its element's value, or of the row's; empty where no line reads it.
+        strides: expressions, one for each axis: parameters, or "0" and "1".
+        pointer: the parameter; None for an iota, whose first value is the parameter ``offset``.
+        gathered: (size, stride) of each dimension that an index chooses along: parameters, or 1.
+        batch_strides: parameters with its strides along the axes that number matrices.
+    """
+
+    index: int
+    role: str
+    kind: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    strides: tuple[str, ...]
+    pointer: str | None
+    offset: str
+    gathered: tuple[tuple[str, str], ...]
+    batch_strides: tuple[str, ...]
+
+    @property
+    def inner(self) -> str:
+        """The stride along the last axis."""
+        return self.strides[-1]
+
+    @property
+    def outer_strides(self) -> tuple[str, ...]:
+        return self.strides[:-1]
+
+    @property
+    def pointer_type(self) -> str:
+        """The type of ``pointer`` in C++."""
+        return f"{'' if self.role == 'store' else 'const '}{self.storage}*"
+
+    def along(self, index: str) -> str:
+        """Offset of the element at ``index`` of the last axis from that at 0."""
+        return {"0": "0", "1": index}.get(self.inner, f"{index} * {self.inner}")
+
+
+def printed_attributes(parameters: OperandParameters, kind: str, value: str, dialect: Dialect) -> dict[str, Any]:
+    """The attributes of a ``PrintedOperand``."""
+    operand = parameters.operand
+    return {
+        "index": parameters.index,
+        "role": operand.kind,
+        "kind": kind,
+        "dtype": operand.dtype,
+        "storage": dialect.storage_types[operand.dtype],
+        "type": dialect.types[compute_dtype(operand.dtype)],
+        "value": value,
+        "strides": parameters.strides,
+        "pointer": parameters.pointer,
+        "offset": parameters.offset,
+        "gathered": parameters.gathered,
+        "batch_strides": parameters.batch_strides,
+    }
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """The parameters of a kernel, for the templates of all dialects.
+
+    Attributes:
+        titles: what the head of the source says in words.
+        operands: those of all regions, in order.
+        integers: the names of the integer parameters.
+        scalars: (name, type) of the run-time scalars, and ``scalar_dtypes`` their dtypes.
+    """
+
+    titles: tuple[str, ...]
+    operands: tuple[Any, ...]
+    integers: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+    scalar_dtypes: tuple[str, ...]
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The operands that have a pointer."""
+        return tuple(operand for operand in self.operands if operand.pointer)
+
+    @property
+    def host_parameters(self) -> list[str]:
+        """The parameters of a CPU's entry, as the launcher passes them: those that may differ between two calls of one
+        shape come first, so that the others are packed once."""
+        numbers = [f"int64_t {name}" for name in self.integers]
+        return [*self._pointers, *self._scalars, "int32_t threads", *numbers, "int32_t streaming"]
+
+    def cuda_parameters(self, index: str = "Index") -> list[str]:
+        """The parameters of a kernel in CUDA C++, after tensor maps; integers have the type ``index``."""
+        return [*self._pointers, *(f"{index} {name}" for name in self.integers), *self._scalars]
+
+    @property
+    def triton_parameters(self) -> list[str]:
+        """The parameters of a kernel in Triton."""
+        return [*(o.pointer for o in self.memory), *self.integers, *(name for name, _ in self.scalars)]
+
+    def triton_options(
+        self,
+        wide: bool,
+        warps: int,
+        alignments: Sequence[int] = (),
+        units: Mapping[str, int] | None = None,
+        **others: int,
+    ) -> dict[str, Any]:
+        """The options of a source in Triton.
+
+        Args:
+            alignments: what the addresses in ``memory`` are multiples of, in bytes; by default nothing is known.
+            units: what integer parameters that decide the width of an access are multiples of, by name.
+            others: options of the compiler.
+        """
+        units = units or {}
+        signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in self.memory]
+        signature += ["i64" if wide else "i32"] * len(self.integers)
+        signature += [triton.SIGNATURE_TYPES[dtype] for dtype in self.scalar_dtypes]
+        multiples = list(alignments) or [1] * len(self.memory)
+        multiples += [min(units.get(name, 1), triton.MULTIPLE) for name in self.integers]
+        multiples += [1] * len(self.scalars)
+        options = {"signature": signature, "multiples": multiples, "num_warps": warps}
+        return {**options, **others, "enable_fp_fusion": False}
+
+    @property
+    def _pointers(self) -> list[str]:
+        return [f"{operand.pointer_type} {operand.pointer}" for operand in self.memory]
+
+    @property
+    def _scalars(self) -> list[str]:
+        return [f"{kind} {name}" for name, kind in self.scalars]
+
+
+def context_attributes(
+    kernel: Kernel,
+    parameters: KernelParameters,
+    operands: Sequence[PrintedOperand],
+    dialect: Dialect,
+    titles: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The attributes of a ``KernelContext``."""
+    return {
+        "titles": tuple(titles),
+        "operands": tuple(operands),
+        "integers": parameters.names,
+        "scalars": tuple((f"a{index}", dialect.types[dtype]) for index, (_, dtype) in enumerate(kernel.scalars)),
+        "scalar_dtypes": tuple(dtype for _, dtype in kernel.scalars),
+    }
+
+
+def title_of(body: Body, kinds: Sequence[str], walk: str = "") -> str:
+    """A region in words: its shape, how it is walked, and the kinds of its operands."""
+    words = (f"{o.kind} {o.dtype} {kind}".rstrip() for o, kind in zip(body.operands, kinds, strict=True))
+    return f"({', '.join(map(str, body.shape))}){walk}: {', '.join(words)}"
