@@ -107,7 +107,7 @@ class Derivative:
         if not self._viewed:
             found = [results[position] for position in self.outputs]  # type: ignore[index]
             return self._with_updates(found, tensors) if self.updated else found
-        known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
+        known = {id(node): tensors[node.attrs.number] for node in self._viewed}
         views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
         found = [results[each] if isinstance(each, int) else views.value(each) for each in self.outputs]
         return self._with_updates(found, tensors) if self.updated else found
@@ -152,7 +152,7 @@ class Derivative:
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors that the backward reads: inputs, saved results, and those of quantised weights."""
         inputs = [tensors[index] for index in self.plan.inputs]
-        codes = [tensors[tensor.attrs[0]] for weight in self.plan.weights for tensor in weight.inputs]
+        codes = [tensors[tensor.attrs.number] for weight in self.plan.weights for tensor in weight.inputs]
         return [*inputs, *(results[index] for index in self._saved), *codes]
 
     def _with_dense_weights(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -281,7 +281,8 @@ class _Backward:
             f"s{index}_{dim}": size for index, tensor in sizes.items() for dim, size in enumerate(tensor.shape)
         } | {f"a{index}": number for index, number in enumerate(rest)}
         known = {id(node): value for node, value in zip((*plan.saved, *plan.weights), (*saved, *weights), strict=True)}
-        known |= {id(node): inputs[node.attrs[0]] for node in _inputs_of(derivative.graph) if node.attrs[0] in inputs}
+        own = _inputs_of(derivative.graph)
+        known |= {id(node): inputs[node.attrs.number] for node in own if node.attrs.number in inputs}
         forward = Replay(known, environment, grads[0].device)
         given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
         found = gradients(plan, given, forward)

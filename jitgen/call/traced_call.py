@@ -127,7 +127,7 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     values: Sequence[torch.Tensor] = ()
     if computed:
         values = _call_operator(replace(graph, outputs=computed, mutated=()), routing, [*inputs, *numbers])
-    known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.kind is INPUT}
+    known = {id(node): inputs[node.attrs.number] for node in topological(ends) if node.kind is INPUT}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
     replay = Replay(known, environment_of(inputs, numbers), device)

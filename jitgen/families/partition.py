@@ -249,7 +249,7 @@ class Partitioner:
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
         self.returned = returned_products(self.graph, self.index)
-        inputs = {node.attrs[0]: node for node in order if node.kind is INPUT}
+        inputs = {node.attrs.number: node for node in order if node.kind is INPUT}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
         self.early = [(index, [moved[id(node)] for node in chain]) for index, chain in early.items()]
@@ -280,7 +280,7 @@ class Partitioner:
             children = [memo[id(child)] for child in node.inputs]
             shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
             if node.kind is SCALAR:
-                memo[id(node)] = self.builder.scalar(symbols.substitute(node.attrs[0], self.equal), node.dtype)
+                memo[id(node)] = self.builder.scalar(symbols.substitute(node.attrs.value, self.equal), node.dtype)
             elif node.kind is VIEW and node.attrs == ("expand",) and self._same(children[0].shape, shape):
                 memo[id(node)] = children[0]
             elif node.kind is VIEW:
@@ -359,7 +359,7 @@ class Partitioner:
         """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""
         found = [self.materialize(node) for node in nodes]
         first = len(self.graph.inputs)
-        self.joined.append(tuple(dict.fromkeys(temporary.under_views.attrs[0] - first for temporary in found)))
+        self.joined.append(tuple(dict.fromkeys(temporary.under_views.attrs.number - first for temporary in found)))
         return found
 
     def decide(self, family: str, question: Any) -> Decision:
@@ -580,7 +580,7 @@ class Partitioner:
             self.stored = dict(zip(self.values[:count], self.temporaries, strict=False))
             del self.values[count:], self.temporaries[count:]
             first_new = len(self.graph.inputs) + count
-            self.flat = {flat: held for flat, held in self.flat.items() if held.attrs[0] < first_new}
+            self.flat = {flat: held for flat, held in self.flat.items() if held.attrs.number < first_new}
             return None
         step = Step(position)
         unread = read[step] - self._read_by(regions, {})
@@ -598,7 +598,7 @@ class Partitioner:
     def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
         """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
         nodes = topological(node for region in regions for store in region.stores for node in store.sources)
-        numbers = {node.attrs[0] for node in nodes if node.kind is INPUT}
+        numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
         first = len(self.graph.inputs)
         changed = (changes[number] for number in numbers & changes.keys())
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
@@ -629,7 +629,7 @@ class Partitioner:
             rebuilt = node
             if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
                 rebuilt = self.builder.like(node, children)
-            if node.kind is VIEW and node.attrs[0] == "reshape" and self.strides(rebuilt) is None:
+            if node.kind is VIEW and node.attrs.kind == "reshape" and self.strides(rebuilt) is None:
                 rebuilt = self.builder.like(node, [self.materialize(children[0])])
             memo[id(node)] = rebuilt
         return memo[id(root)]
@@ -659,10 +659,10 @@ class Partitioner:
                 self.depends_on_strides()
                 return None
         sizes = self._sizes(node)
-        if node.kind is INPUT and node.attrs[0] < len(self.memory):
-            return self.memory[node.attrs[0]]
+        if node.kind is INPUT and node.attrs.number < len(self.memory):
+            return self.memory[node.attrs.number]
         if node.kind is IOTA:
-            return Strided(sizes, tuple(int(dim == node.attrs[0]) for dim in range(len(sizes))))
+            return Strided(sizes, tuple(int(dim == node.attrs.dim) for dim in range(len(sizes))))
         return Strided(sizes, contiguous_strides(sizes))
 
     def _sizes(self, node: Node) -> tuple[int, ...]:
@@ -686,7 +686,7 @@ def _is_read_elsewhere(product: Node, index: Index) -> bool:
 def _keeps_all_elements(node: Node) -> bool:
     """Whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
     whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach")
-    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs[0] in whole)
+    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
@@ -703,7 +703,7 @@ def _is_scatter_of(node: Node, index: int) -> bool:
 
 
 def _is_input(node: Node, index: int) -> bool:
-    return node.kind is INPUT and node.attrs[0] == index
+    return node.kind is INPUT and node.attrs.number == index
 
 
 def _stored(regions: Iterable[Region]) -> Counter[int]:
@@ -746,6 +746,6 @@ def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:
     while node.kind is VIEW:
         movements.append((node.attrs, node.shape))
         node = node.inputs[0]
-    if node.kind is not INPUT or any(node.attrs[0] == index for index, _ in updates):
+    if node.kind is not INPUT or any(node.attrs.number == index for index, _ in updates):
         return None
-    return Alias(node.attrs[0], tuple(reversed(movements)))
+    return Alias(node.attrs.number, tuple(reversed(movements)))

@@ -54,7 +54,7 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
             contributions = _pointwise(node, g, positions, forward)
         for position, contribution in contributions.items():
             _add(total, node.inputs[position], contribution)
-    inputs = {node.attrs[0]: node for node in topological(roots) if node.kind is INPUT}
+    inputs = {node.attrs.number: node for node in topological(roots) if node.kind is INPUT}
     found = [total.get(id(inputs[index])) if index in inputs else None for index in plan.wanted]
     return [
         None if g is None else g.to(DTYPES[plan.graph.inputs[index].dtype])

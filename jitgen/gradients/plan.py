@@ -87,7 +87,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
             continue
         seen.add(id(node))
         if node.kind is INPUT:
-            inputs[node.attrs[0]] = None
+            inputs[node.attrs.number] = None
         elif node.kind is DEQUANTIZE:
             weights[id(node)] = node
         elif (is_saved(node) and id(node) not in again) or id(node) in random:
@@ -110,7 +110,7 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
     active: set[int] = set()
     for node in topological(graph.outputs):
         if node.kind is INPUT:
-            flows = node.attrs[0] in wanted
+            flows = node.attrs.number in wanted
         else:
             flows = not is_detached(node) and bool(active_operands(node, active))
         if flows and differentiable(node):
@@ -135,7 +135,7 @@ def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
 
     A product that another kernel computes again adds up in another order, and then no element is the extremum.
     """
-    extrema = (node.inputs[0] for node in reached if node.kind is REDUCE and node.attrs[0] in ("max", "min"))
+    extrema = (node.inputs[0] for node in reached if node.kind is REDUCE and node.attrs.kind in ("max", "min"))
     ends = frozenset(id(node) for node in topological(graph.outputs) if node.kind.is_saved)
     return {id(node) for node in topological(extrema, known=ends) if node.kind is CONTRACT}
 
@@ -187,7 +187,7 @@ def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
             continue
         seen.add(id(node))
         if node.kind is INPUT:
-            found.add(node.attrs[0])
+            found.add(node.attrs.number)
         stack.extend(node.inputs[position] for position in active_operands(node, plan.active))
     return frozenset(found)
 

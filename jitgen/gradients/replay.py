@@ -90,7 +90,7 @@ class Replay:
 
     def _computed(self, node: Node, operands: list[Any]) -> Any:
         if node.kind.is_number:
-            return self.size(node.attrs[0])
+            return self.size(node.attrs.value)
         if node.kind is IOTA:
             return self._index(node)
         if node.kind is VIEW:
@@ -100,9 +100,9 @@ class Replay:
         if node.kind is CAST:
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
         if node.kind is CAT:
-            return torch.cat(operands, node.attrs[0])
+            return torch.cat(operands, node.attrs.dim)
         if node.kind is CONTRACT:
-            return torch.einsum(node.attrs[0], *operands).to(DTYPES[node.dtype])
+            return torch.einsum(node.attrs.equation, *operands).to(DTYPES[node.dtype])
         if node.kind is CUSTOM_GRADIENT:
             return with_gradient(*operands)
         if node.op not in OPS:

@@ -110,7 +110,7 @@ def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
     if first.exponential is not None and node.op == _EXPONENTIALS[first.exponential]:
         return _Shift(first.times)
     if node.kind is CONTRACT and first.exponential is not None and not shifts[1].times:
-        return first if _keeps_rows_of_left(node.attrs[0], rank) else None
+        return first if _keeps_rows_of_left(node.attrs.equation, rank) else None
     if node.kind is REDUCE and node.attrs == ("sum", (rank - 1,)) and first.exponential is not None:
         return first
     return _selected(node, shifts, power) if node.op == "where" else None
@@ -150,11 +150,11 @@ def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
     shift = shifts[1 + values.index(other)]
     if shift.exponential is None:
         return None
-    if constant.attrs[0] == 0:
+    if constant.attrs.value == 0:
         return shift
     picked = "eq" if constant is values[0] else "ne"
     tests_zero = condition.op == picked and any(
-        one is other and zero.kind is CONST and zero.attrs[0] == 0
+        one is other and zero.kind is CONST and zero.attrs.value == 0
         for one, zero in (condition.inputs, condition.inputs[::-1])
     )
     return replace(shift, vanishes=False, guarded=True) if tests_zero and _is_sum_of(other, power) else None
@@ -173,12 +173,12 @@ def _is_sum_of(total: Node, power: Node) -> bool:
 def _keeps_rows(view: Node, rank: int) -> bool:
     """Whether the elements of ``view`` are of the rows that they were of, of values of ``rank`` dimensions."""
     (source,) = view.inputs
-    kind, last = view.attrs[0], rank - 1
+    kind, last = view.attrs.kind, rank - 1
     if kind == "expand":
         sizes = zip(source.shape[:last], view.shape[:last], strict=True) if len(source.shape) == rank else ()
         return len(source.shape) == rank and all(before != 1 or after == 1 for before, after in sizes)
     if kind in ("unsqueeze", "squeeze"):
-        return bool(view.attrs[1] == last)
+        return bool(view.attrs.dim == last)
     shapes = tuple(source.shape), tuple(view.shape)
     return kind == "reshape" and any(len(one) == rank and one == (*other, 1) for one, other in (shapes, shapes[::-1]))
 

@@ -87,13 +87,13 @@ def _cast(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
 
 @_derivative(VIEW, _nothing)
 def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    kind, source = node.attrs[0], node.inputs[0]
+    kind, source = node.attrs.kind, node.inputs[0]
     if kind == "permute":
-        return {0: g.permute([node.attrs[1].index(dim) for dim in range(len(source.shape))])}
+        return {0: g.permute([node.attrs.order.index(dim) for dim in range(len(source.shape))])}
     if kind == "unsqueeze":
-        return {0: g.squeeze(node.attrs[1])}
+        return {0: g.squeeze(node.attrs.dim)}
     if kind == "squeeze":
-        return {0: g.unsqueeze(node.attrs[1])}
+        return {0: g.unsqueeze(node.attrs.dim)}
     if kind == "reshape":
         return {0: g.reshape(at.shape(source))}
     if kind == "expand":
@@ -151,7 +151,7 @@ def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients
 
 def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return {"sum": (), "prod": (node, node.inputs[0]), "max": (node, node.inputs[0]), "min": (node, node.inputs[0])}[
-        node.attrs[0]
+        node.attrs.kind
     ]
 
 
@@ -191,7 +191,9 @@ def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
 
 
 def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return {"sum": (), "prod": (node, *node.inputs), "logsumexp": (node, *node.inputs)}.get(node.attrs[0], node.inputs)
+    return {"sum": (), "prod": (node, *node.inputs), "logsumexp": (node, *node.inputs)}.get(
+        node.attrs.kind, node.inputs
+    )
 
 
 @_derivative(SCAN, _scan_reads)
@@ -259,8 +261,8 @@ def _contract_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 @_derivative(CONTRACT, _contract_reads)
 def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of either operand is the product of ``g`` and the other one."""
-    named = axes(node.attrs[0])
-    x, weight = (names for names in node.attrs[0].partition("->")[0].split(","))
+    named = axes(node.attrs.equation)
+    x, weight = (names for names in node.attrs.equation.partition("->")[0].split(","))
     result = "".join((*named.batch, *named.rows, *named.columns))
     dtype, found = DTYPES[node.inputs[0].dtype], {}
     if 0 in positions:
@@ -297,7 +299,7 @@ def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
 
 def _same_behind(index: Node, behind: int) -> bool:
     """Whether ``index`` is the same along its last ``behind`` dimensions: broadcast there, or of size 1."""
-    broadcast = index.kind is VIEW and index.attrs[0] == "expand"
+    broadcast = index.kind is VIEW and index.attrs.kind == "expand"
     shape = index.inputs[0].shape if broadcast else index.shape
     return all(size == 1 for size in shape[len(shape) - behind :]) and len(shape) == len(index.shape)
 
@@ -325,8 +327,8 @@ def _everywhere(
 
 
 def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    if node.attrs[0] not in ("set", "sum"):
-        raise _refused(f"a scatter that combines by {node.attrs[0]}", "one that adds or replaces", node)
+    if node.attrs.kind not in ("set", "sum"):
+        raise _refused(f"a scatter that combines by {node.attrs.kind}", "one that adds or replaces", node)
     return node.inputs[2:]
 
 

@@ -88,7 +88,7 @@ def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> 
 
 def _weighted(result: Node, users: Users, active: Collection[int], roots: Collection[int]) -> Weighted | None:
     """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
-    if len(axes(result.attrs[0]).contracted) != 1 or id(result.inputs[0]) not in active:
+    if len(axes(result.attrs.equation).contracted) != 1 or id(result.inputs[0]) not in active:
         return None
     chain: list[Node] = []
     rows: dict[int, Node] = {}
@@ -129,8 +129,8 @@ def _next_of(node: Node) -> Node | None:
     if node.kind is VIEW:
         (kind, *_), (source,) = node.attrs, node.inputs
         last = len(node.shape) - 1
-        of_rows = kind in ("unsqueeze", "squeeze") and node.shape[-1] == source.shape[-1] and node.attrs[1] != last
-        of_rows |= kind == "permute" and node.attrs[1][-1] == last
+        of_rows = kind in ("unsqueeze", "squeeze") and node.shape[-1] == source.shape[-1] and node.attrs.dim != last
+        of_rows |= kind == "permute" and node.attrs.order[-1] == last
         of_rows |= kind == "reshape" and bool(node.shape and source.shape) and node.shape[-1] == source.shape[-1]
         return source if of_rows else None
     return linear_operand(node, (len(node.shape) - 1,))
@@ -147,11 +147,11 @@ def _row_of(spread: Node) -> Node | None:
 def _is_reciprocal(row: Node) -> bool:
     """Whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by it."""
     if row.op == "where":
-        zero = [each for each in row.inputs[1:] if each.kind is CONST and each.attrs[0] == 0]
+        zero = [each for each in row.inputs[1:] if each.kind is CONST and each.attrs.value == 0]
         others = [each for each in row.inputs[1:] if each not in zero]
         return len(others) == 1 and _is_reciprocal(others[0])
     if row.op == "div":
-        return row.inputs[0].kind is CONST and row.inputs[0].attrs[0] != 0
+        return row.inputs[0].kind is CONST and row.inputs[0].attrs.value != 0
     return row.op == "reciprocal" or (row.kind in (CAST, VIEW) and _is_reciprocal(row.inputs[0]))
 
 
@@ -181,7 +181,7 @@ def _product_of(scores: Node) -> Node | None:
             continue
         seen.add(id(node))
         if node.kind is CONTRACT:
-            if len(axes(node.attrs[0]).contracted) == 1:
+            if len(axes(node.attrs.equation).contracted) == 1:
                 return node
         elif node.kind.is_pointwise or node.kind in (VIEW, CUSTOM_GRADIENT):
             stack.extend(reversed(node.inputs))
@@ -227,7 +227,7 @@ class RowGradients:
         of = self._results.get(id(node))
         if of is None:
             return
-        named = axes(node.attrs[0])
+        named = axes(node.attrs.equation)
         first = len(named.batch) + len(named.rows)
         delta = (g * self._value(node).to(g.dtype)).sum(tuple(range(first, len(node.shape)))).unsqueeze(-1)
         for step in of.chain:
@@ -238,12 +238,12 @@ class RowGradients:
 
     def _before(self, view: Node, delta: Any) -> Any:
         """``delta`` of a view of weights, as that of what is viewed."""
-        kind, source = view.attrs[0], view.inputs[0]
+        kind, source = view.attrs.kind, view.inputs[0]
         if kind == "permute":
-            return delta.permute([view.attrs[1].index(dim) for dim in range(len(source.shape))])
+            return delta.permute([view.attrs.order.index(dim) for dim in range(len(source.shape))])
         if kind == "reshape":
             return delta.reshape((*self._shape(source)[:-1], 1))
-        return delta.squeeze(view.attrs[1]) if kind == "unsqueeze" else delta.unsqueeze(view.attrs[1])
+        return delta.squeeze(view.attrs.dim) if kind == "unsqueeze" else delta.unsqueeze(view.attrs.dim)
 
     def of_operands(self, node: Node) -> dict[int, tuple[Node, Any]]:
         """For each operand of ``node`` that is a value of its rows: the node before it is spread, and its gradient, or

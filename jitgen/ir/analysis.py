@@ -134,14 +134,14 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
 
 def _source_dim(view: Node, dim: int) -> int | None:
     """The dimension of the view's source that ``dim`` of the view runs along; None where it repeats one element."""
-    kind = view.attrs[0]
+    kind = view.attrs.kind
     source = view.inputs[0]
     if kind == "permute":
-        return view.attrs[1][dim]
+        return view.attrs.order[dim]
     if kind == "unsqueeze":
-        return None if dim == view.attrs[1] else dim - (dim > view.attrs[1])
+        return None if dim == view.attrs.dim else dim - (dim > view.attrs.dim)
     if kind == "squeeze":
-        return dim + (dim >= view.attrs[1])
+        return dim + (dim >= view.attrs.dim)
     if kind == "expand" and (source.kind.is_number or (source.shape[dim] == 1 and view.shape[dim] != 1)):
         return None
     return dim

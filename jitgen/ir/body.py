@@ -272,14 +272,14 @@ class BodyBuilder:
     def _lower(self, node: Node) -> int:
         dtype = compute_dtype(node.dtype)
         if node.kind is CONST:
-            return self._emit(Instruction("const", (), dtype, node.attrs[0]))
+            return self._emit(Instruction("const", (), dtype, node.attrs.value))
         if node.kind is SCALAR:
-            return self._scalar(node.attrs[0], dtype)
+            return self._scalar(node.attrs.value, dtype)
         if _is_row_value(node):
             return self._positions[id(node.inputs[0])]
         if node.kind is CONTRACT:
             self._contractions.append(self._contraction(node))
-            accumulator = node.attrs[1]
+            accumulator = node.attrs.accumulator
             total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
             return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
         if _is_leaf(node):
@@ -292,7 +292,7 @@ class BodyBuilder:
             order = Order(descending, start, node.shape[dim], node.inputs[0].dtype)
             return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
         if node.kind in (REDUCE, SCAN):
-            return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
+            return self._emit(Instruction(node.op, arguments, dtype, node.attrs.kind, node.location))
         if node.kind is CAST:
             if node.attrs == ROUNDED:
                 return self._rounded(arguments[0], node.dtype, node.location)
@@ -322,13 +322,13 @@ class BodyBuilder:
                 self._operand(kind, tensor, tuple(_slice_of_tiles(movement, tensor, tile) for movement in slices))
                 for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
             )
-        precision = node.attrs[2]
+        precision = node.attrs.precision
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
 
     def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
         """The operand that is ``node``, an input or views of one, under further ``slices``; added where it is new."""
         base, movements = _seen_through_views(node)
-        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, (*movements, *slices))
+        operand = Operand(kind, base.attrs.number, node.dtype, base.shape, (*movements, *slices))
         if operand not in self.operands:
             self.operands.append(operand)
         return self.operands.index(operand)
@@ -338,7 +338,7 @@ class BodyBuilder:
         node, kind = store.value, "set"
         sources: Sequence[Node] = (node, *store.indices)
         if node.kind is SCATTER:
-            sources, kind = node.inputs[1:], node.attrs[0]
+            sources, kind = node.inputs[1:], node.attrs.kind
         arguments = tuple(self.value(source) for source in sources)
         shape = self.buffers[buffer]
         self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(sources) - 1))
@@ -350,7 +350,7 @@ class BodyBuilder:
         base, movements = _seen_through_views(source)
         movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
-        operand = Operand(self._chosen, base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
+        operand = Operand(self._chosen, base.attrs.number, node.dtype, base.shape, movements, None, row, len(indices))
         if operand not in self.operands:
             self.operands.append(operand)
         arguments = tuple(self._positions[id(index)] for index in indices)
@@ -360,9 +360,9 @@ class BodyBuilder:
         base, movements = _seen_through_views(node)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.kind is INPUT:
-            operand = Operand(self._load, base.attrs[0], node.dtype, base.shape, movements, None, row)
+            operand = Operand(self._load, base.attrs.number, node.dtype, base.shape, movements, None, row)
         elif base.kind is IOTA:
-            operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs[0], row)
+            operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs.dim, row)
         elif base.kind.is_number:
             return self.value(base)
         else:

@@ -30,12 +30,12 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
     for node in topological(graph.results):
         shape = tuple(symbols.substitute(size, sizes) for size in node.shape)
         children = [memo[id(child)] for child in node.inputs]
-        if node.kind is VIEW and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
+        if node.kind is VIEW and node.attrs.kind in ("expand", "reshape") and shape == children[0].shape:
             memo[id(node)] = children[0]  # a trace at these sizes has no such view
         elif node.kind is REDUCE:
             memo[id(node)] = _reduced(builder, node, children[0], shape)
         elif node.kind is SCALAR:
-            value = symbols.substitute(node.attrs[0], sizes)
+            value = symbols.substitute(node.attrs.value, sizes)
             known = DTYPES[node.dtype].is_floating_point and not isinstance(value, Expr)
             memo[id(node)] = builder.scalar(float(value) if known else value, node.dtype)  # type: ignore[arg-type]
         else:
@@ -55,7 +55,7 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
 
 def _reduced(builder: Builder, node: Node, source: Node, shape: Any) -> Node:
     """The reduction ``node`` of ``source``, as a trace has it where some of its dimensions are of size 1."""
-    kind, dims = node.attrs[0], reduced_dims(node.attrs[0], node.attrs[1], source.shape)
+    kind, dims = node.attrs.kind, reduced_dims(node.attrs.kind, node.attrs.dims, source.shape)
     if dims:
         return builder.make("reduce", (source,), node.dtype, shape, (kind, dims))
     return source if source.dtype == node.dtype else builder.make("cast", (source,), node.dtype, shape)

@@ -188,12 +188,12 @@ select = functools.partial(operation, "where")
 
 def view(x: Pattern, kind: str = "") -> Pattern:
     """A view of ``x``, of ``kind`` where that is named."""
-    return operation("view", x).where(lambda node: kind in ("", node.attrs[0]))
+    return operation("view", x).where(lambda node: kind in ("", node.attrs.kind))
 
 
 def maybe_view(x: Pattern, kind: str = "") -> Pattern:
     """``x`` or such a view of it."""
-    return Through(inner=x, skip=lambda node: node.kind is VIEW and kind in ("", node.attrs[0]), most=1)
+    return Through(inner=x, skip=lambda node: node.kind is VIEW and kind in ("", node.attrs.kind), most=1)
 
 
 def spread(x: Pattern) -> Pattern:
@@ -204,7 +204,7 @@ def spread(x: Pattern) -> Pattern:
 def row_reduction(x: Pattern, kind: str = "") -> Pattern:
     """A reduction of ``x`` over its last dimension alone, of ``kind`` where that is named."""
     return operation("reduce", x).where(
-        lambda node: node.attrs[1] == (len(node.shape) - 1,) and kind in ("", node.attrs[0])
+        lambda node: node.attrs.dims == (len(node.shape) - 1,) and kind in ("", node.attrs.kind)
     )
 
 
@@ -218,7 +218,7 @@ def row_sum(x: Pattern) -> Pattern:
 
 def number(test: Callable[[Any], bool]) -> Pattern:
     """An immediate of which ``test`` holds."""
-    return Operation(op="const").where(lambda node: test(node.attrs[0]))
+    return Operation(op="const").where(lambda node: test(node.attrs.value))
 
 
 ZERO = number(lambda value: value == 0)

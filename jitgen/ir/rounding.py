@@ -54,7 +54,7 @@ def sees_rounded(node: Node, dtype: str) -> bool:
         return dtype in NARROW and node.dtype != dtype
     if node.op in HIDES_INFINITY:
         return dtype == "float16"
-    kind = node.attrs[0] if node.kind in (REDUCE, SCAN) else None
+    kind = node.attrs.kind if node.kind in (REDUCE, SCAN) else None
     return kind in ("argmax", "argmin") or (node.kind is SCAN and kind in PLACES)
 
 

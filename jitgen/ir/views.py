@@ -140,15 +140,15 @@ class Mover:
                 return node.inputs[0]
             if attrs[0] == "squeeze" and node.attrs == ("unsqueeze", attrs[1]):
                 return node.inputs[0]
-            if attrs[0] in ("squeeze", "unsqueeze") and node.attrs[0] == "reshape" and node.inputs[0].shape == shape:
+            if attrs[0] in ("squeeze", "unsqueeze") and node.attrs.kind == "reshape" and node.inputs[0].shape == shape:
                 return node.inputs[0]
-            if attrs[0] == node.attrs[0] == "permute":
-                order = tuple(node.attrs[1][dim] for dim in attrs[1])
+            if attrs[0] == node.attrs.kind == "permute":
+                order = tuple(node.attrs.order[dim] for dim in attrs[1])
                 return self.move(node.inputs[0], ("permute", order), shape)
             of_reduction = node.attrs.kind == "expand" and node.inputs[0].kind is REDUCE
             if of_reduction and attrs[0] in ("permute", "unsqueeze", "slice"):
                 return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
-            if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
+            if attrs[0] == "reshape" and node.attrs.kind in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.kind.commutes:
             children = [c if c.kind.is_number else self.move(c, attrs, shape) for c in node.inputs]

@@ -40,18 +40,18 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     changed: dict[int, torch.Tensor] = {}  # by index of the input
     elsewhere = {id(i) for node in topological(graph.results) if node.kind is not DEQUANTIZE for i in node.inputs}
     for node in topological(graph.results):
-        if node.kind is DEQUANTIZE and node.attrs[2] != layout:
+        if node.kind is DEQUANTIZE and node.attrs.layout != layout:
             # An embedding of the weight has addresses in the layout that it was traced with, and keeps it.
             if any(id(tensor) in elsewhere for tensor in node.inputs):
                 if layout == "portable":
                     continue
                 raise UnsupportedError(
                     f"{graph.name} has an embedding and a product of one quantised weight, and was recorded with the "
-                    f"layout {node.attrs[2]!r}; this backend reads {layout!r}: record it with this backend"
+                    f"layout {node.attrs.layout!r}; this backend reads {layout!r}: record it with this backend"
                 )
             format, group_size, _ = node.attrs
             tensors = weights.described_tensors(format, group_size, node.shape, layout)  # type: ignore[arg-type]
-            changed |= {input.attrs[0]: tensor for input, tensor in zip(node.inputs, tensors, strict=True)}
+            changed |= {input.attrs.number: tensor for input, tensor in zip(node.inputs, tensors, strict=True)}
     if not changed:
         return Relaid(graph, environment, memory)
     for index, tensor in changed.items():
@@ -65,11 +65,11 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     for node in topological(graph.results):
         children = [memo[id(child)] for child in node.inputs]
         if node.kind is INPUT:
-            spec = inputs[node.attrs[0]]
+            spec = inputs[node.attrs.number]
             memo[id(node)] = builder.make("input", (), spec.dtype, spec.shape, node.attrs)
         else:
-            replaced = node.kind is DEQUANTIZE and node.inputs[0].attrs[0] in changed
-            attrs = (*node.attrs[:2], layout) if replaced else node.attrs
+            replaced = node.kind is DEQUANTIZE and node.inputs[0].attrs.number in changed
+            attrs = node.attrs._replace(layout=layout) if replaced else node.attrs
             memo[id(node)] = builder.make(node.op, children, node.dtype, node.shape, attrs)
     outputs = tuple(memo[id(node)] for node in graph.outputs)
     mutated = tuple((index, memo[id(node)]) for index, node in graph.mutated)

@@ -87,7 +87,7 @@ def _inputs_of(node: Node) -> Iterator[int]:
         if not DTYPES[each.dtype].is_floating_point or is_detached(each):
             continue
         if each.kind is INPUT:
-            yield each.attrs[0]
+            yield each.attrs.number
             continue
         children = [each.inputs[position] for position in differentiated(each)]
         stack += [child for child in children if id(child) not in seen]

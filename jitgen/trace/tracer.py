@@ -192,7 +192,7 @@ class Trace:
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
             node = self.captured_input(self._on_device(found, tensor))
-            proxy = self._captured_proxies[id(tensor)] = TensorProxy(node, self, input=node.attrs[0])
+            proxy = self._captured_proxies[id(tensor)] = TensorProxy(node, self, input=node.attrs.number)
         if tensor.requires_grad and torch.is_grad_enabled() and not self.differentiable:
             raise RequiresGrad(
                 f"{self.name}: {self._find_captured(tensor).path} requires grad, and neither a plan nor a call with "
@@ -466,8 +466,8 @@ class Trace:
         return self.make("cast", (node,), dtype, node.shape)
 
     def _cast_scalar(self, node: Node, dtype: str) -> Node:
-        if node.kind is CONST and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
-            return self.builder.const(rounded(node.attrs[0], dtype), dtype)
+        if node.kind is CONST and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs.value, float)):
+            return self.builder.const(rounded(node.attrs.value, dtype), dtype)
         return self.make("cast", (node,), dtype, ())
 
 

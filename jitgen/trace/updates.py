@@ -110,7 +110,7 @@ def _with_history(trace: Trace, value: Node, before: Node, name: str) -> Node:
     ``before``, as in eager torch."""
     if before.kind is not INPUT:
         return with_gradient(trace, value, before, 1.0)
-    if trace.sources[before.attrs[0]].value.requires_grad:
+    if trace.sources[before.attrs.number].value.requires_grad:
         raise UnsupportedError(
             f"{trace.name}: {name} updates an argument that requires grad without a gradient, under no_grad or through "
             f"detach or .data{quote(user_location())}\n"
@@ -128,7 +128,7 @@ def is_selection(value: object) -> bool:
 
 
 def _is_one_number(node: Node) -> bool:
-    while node.kind is VIEW and node.attrs[0] in ("unsqueeze", "expand"):
+    while node.kind is VIEW and node.attrs.kind in ("unsqueeze", "expand"):
         node = node.inputs[0]
     return not node.shape
 
@@ -179,7 +179,7 @@ def _moved(trace: Trace, base: Node, steps: Sequence[Node]) -> Node:
 
 def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> Node:
     """``base`` with the view of it that ``steps`` lead to replaced by ``value``."""
-    first = next((n for n, step in enumerate(steps) if step.kind is GATHER or step.attrs[0] == "reshape"), None)
+    first = next((n for n, step in enumerate(steps) if step.kind is GATHER or step.attrs.kind == "reshape"), None)
     if not steps:
         return value
     if first is None:

@@ -142,7 +142,7 @@ def _without_one_concatenation(
     viewed = _viewed(nodes, inside)
     for node in viewed:
         source = node.inputs[0]
-        if node.attrs[0] == "reshape" and source.kind is not VIEW:
+        if node.attrs.kind == "reshape" and source.kind is not VIEW:
             reshaped = _reshaped(region, source.shape, mover)
             # Another gather, one that reads ``node`` among them, may stop the reshape: then it would be the next to ask
             # for its own shape, and neither would ever be reached.
@@ -191,7 +191,7 @@ def _reached_without_views(region: Region) -> set[int]:
 
 def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
     """One region for each tensor that ``cat`` concatenates; none for one without elements, but where all are so."""
-    dim = cat.attrs[0]
+    dim = cat.attrs.dim
     start: Size = 0
     regions = []
     for concatenated in cat.inputs:

@@ -195,7 +195,7 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     if x.is_in_memory or any(kind.reads_others for kind in x.kinds):
         return None
     weight = product.inputs[1].under_views
-    format = weight.attrs[0] if weight.kind is DEQUANTIZE else None
+    format = weight.attrs.format if weight.kind is DEQUANTIZE else None
     operations = tuple(node.op for node in topological([x]) if node.kind.is_pointwise)
     return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
 

@@ -28,7 +28,7 @@ def reduce_integer_products(values: Sequence[Node], partition: Partition) -> Seq
         return values
     memo: dict[int, Node] = {}
     for node in topological(values):
-        if node.kind is CONTRACT and node.attrs[1] not in FLOATS and not _has_mainloop(node, partition.mover):
+        if node.kind is CONTRACT and node.attrs.accumulator not in FLOATS and not _has_mainloop(node, partition.mover):
             x, weight = (partition.mover.substituted(operand, memo) for operand in node.inputs)
             memo[id(node)] = _sum_of_products(node, x, weight, partition.mover)
     return [partition.mover.substituted(value, memo) for value in values] if memo else values
@@ -41,7 +41,7 @@ def _has_mainloop(product: Node, mover: Mover) -> bool:
 
 def _sum_of_products(node: Node, x: Node, weight: Node, mover: Mover) -> Node:
     """``node``, the product of ``x`` and ``weight``, as a sum over (batch..., rows..., columns, K)."""
-    make, batch = mover.builder.make, len(axes(node.attrs[0]).batch)
+    make, batch = mover.builder.make, len(axes(node.attrs.equation).batch)
     lead, rows, (columns, length) = x.shape[:batch], x.shape[batch:-1], weight.shape[batch:]
     shape = (*lead, *rows, columns, length)
     x, weight = (_cast(operand, node.dtype, mover) for operand in (x, weight))

@@ -24,7 +24,7 @@ MOST_MOVEMENTS = 16
 
 def batch_rank(product: Node) -> int:
     """How many batch axes a product has."""
-    return len(equation_axes(product.attrs[0]).batch)
+    return len(equation_axes(product.attrs.equation).batch)
 
 
 def products_of(root: Node) -> list[Node]:

@@ -193,7 +193,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     found = []
     for product in topological(graph.results):
         if product.kind is CONTRACT:
-            batch = len(axes(product.attrs[0]).batch)
+            batch = len(axes(product.attrs.equation).batch)
             found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
             if batch:
                 matrices = symbols.product(product.shape[:batch])

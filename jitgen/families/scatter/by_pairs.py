@@ -60,7 +60,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     """The scatter ``node``, which replaces elements of an argument, with distinct elements: values that a later one
     replaces are left out. None where there are too many pairs of values."""
     base, value, *indices = node.inputs
-    walked = [dim for dim, size in enumerate(value.shape) if dim not in node.attrs[1] and size != 1]
+    walked = [dim for dim, size in enumerate(value.shape) if dim not in node.attrs.coordinates and size != 1]
     kept = sorted(frozenset(walked).union(*map(varying_dims, indices)))
     sizes = [value.shape[dim] for dim in kept]
     pairs = symbols.product([*sizes, *(value.shape[dim] for dim in walked)])

@@ -43,7 +43,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node | None:
     """``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a pointwise
     kernel can compute; None where it is none, or where a walk of its values is one kernel on a CPU."""
-    if node.attrs[0] != "set" or not partition.is_updated(node):
+    if node.attrs.kind != "set" or not partition.is_updated(node):
         return None
     from jitgen.families.scatter.by_pairs import with_last_values
     from jitgen.families.scatter.distinct import is_distinct

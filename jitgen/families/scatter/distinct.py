@@ -24,7 +24,7 @@ from jitgen.ir.symbols import Size
 def is_distinct(node: Node, partition: Partition) -> bool:
     """Whether no two values of the scatter ``node`` choose one element. What it takes of sizes becomes a guard."""
     _, value, *indices = node.inputs
-    coordinates = node.attrs[1]
+    coordinates = node.attrs.coordinates
     unresolved = {dim for dim, size in enumerate(value.shape) if dim not in coordinates and size != 1}
     while unresolved:
         found = None
@@ -69,12 +69,12 @@ def _is_consecutive(node: Node, dim: int) -> bool:
         chain.append(node)
         node = node.inputs[0]
     # Any views but a reshape keep an iota's steps alike, and they are no zeros where it varies.
-    plain = not any(view.attrs[0] == "reshape" for view in chain)
+    plain = not any(view.attrs.kind == "reshape" for view in chain)
     return node.kind is IOTA and plain and _steps_are_one(chain) and _varies(chain[0] if chain else node, dim)
 
 
 def _steps_are_one(chain: Sequence[Node]) -> bool:
-    return all(view.attrs[3] == 1 for view in chain if view.attrs[0] == "slice")
+    return all(view.attrs.step == 1 for view in chain if view.attrs.kind == "slice")
 
 
 def _varies(node: Node, dim: int) -> bool:
@@ -92,4 +92,4 @@ def _is_at_most(size: Size, bound: Node, partition: Partition) -> bool:
     """Whether ``size`` is no more than the number ``bound``, which then is a guard."""
     if not bound.kind.is_number:
         return False
-    return partition.mover.decide(symbols.compare("le", size, bound.attrs[0]))
+    return partition.mover.decide(symbols.compare("le", size, bound.attrs.value))

@@ -50,7 +50,7 @@ class _ResultBuilder(BodyBuilder):
             instructions = reachable(instructions, instructions[-1].args[0])  # rounded as an operand anyway
         attrs, shape = last_two(len(value.shape)), (*value.shape[:-2], value.shape[-1], value.shape[-2])
         operand = self._operand("value", value, ((attrs, shape),))
-        return Contraction(instructions, (operand,), function.shape[-1], value.dtype, node.attrs[2])
+        return Contraction(instructions, (operand,), function.shape[-1], value.dtype, node.attrs.precision)
 
 
 class _TileBuilder(TileBuilder):
@@ -58,4 +58,4 @@ class _TileBuilder(TileBuilder):
         left, right = node.inputs
         first, second = self._operand("left", left), self._operand("right", right)
         load = Instruction("load", (), compute_dtype(left.dtype), first)
-        return Contraction((load,), (second,), left.shape[-1], left.dtype, node.attrs[2])
+        return Contraction((load,), (second,), left.shape[-1], left.dtype, node.attrs.precision)

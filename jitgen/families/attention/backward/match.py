@@ -47,7 +47,7 @@ class Streamed:
 
 def is_plain(product: Node) -> bool:
     """Whether ``product`` is one of matrices: with one axis of rows, of columns, and one that it sums over."""
-    named = axes(product.attrs[0])
+    named = axes(product.attrs.equation)
     return len(named.rows) == len(named.columns) == len(named.contracted) == 1
 
 
@@ -86,7 +86,7 @@ def _has_own_rows(stop: Node) -> bool:
     if stop.kind is not REDUCE:
         return False
     (operand,) = stop.inputs
-    return _is_function(operand) or (stop.attrs[0] == "max" and bool(_products_behind(operand)))
+    return _is_function(operand) or (stop.attrs.kind == "max" and bool(_products_behind(operand)))
 
 
 def results_of(stores: Sequence[Store]) -> list[Node]:
@@ -225,7 +225,7 @@ class _Orient:
     def _moved(self, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``product`` under a movement of its batch."""
         x, w = (self._operand(node, product, attrs, shape) for node in product.inputs)
-        attributes = (equation(len(shape) - 2, 1), *product.attrs[1:])
+        attributes = product.attrs._replace(equation=equation(len(shape) - 2, 1))
         return self._kept(
             self.mover.builder.make("contract", (x, w), product.dtype, shape, attributes, product.location)
         )

@@ -86,7 +86,7 @@ class _Builder(RegionBuilder):
             end = self._end(store.value)
             memo: dict[int, Node] = {}
             if end.kind is REDUCE:
-                dims = self._split_dims(end.attrs[1])
+                dims = self._split_dims(end.attrs.dims)
                 summed.update(dims)
                 shape = tuple(1 if dim in dims else size for dim, size in enumerate(result.shape))
                 memo[id(end)] = self.make("reduce", (result,), end.dtype, shape, ("sum", dims), end.location)

@@ -34,7 +34,7 @@ class _ResultBuilder(BodyBuilder):
 
     def _lower(self, node: Node) -> int:
         if node.kind is REDUCE:
-            return self._emit(Instruction("reduce", (), compute_dtype(node.dtype), node.attrs[0], node.location))
+            return self._emit(Instruction("reduce", (), compute_dtype(node.dtype), node.attrs.kind, node.location))
         return super()._lower(node)
 
     def _contraction(self, node: Node) -> Contraction:
@@ -45,7 +45,9 @@ class _ResultBuilder(BodyBuilder):
         assert found == len(scores.instructions) - 1
         instructions = _computed("value", value, self)
         operands = _read(instructions) or (self._operand("value", value),)
-        return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2], w=instructions)
+        return Contraction(
+            tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs.precision, w=instructions
+        )
 
 
 class _ScoreBuilder(TileBuilder):
@@ -58,7 +60,7 @@ class _ScoreBuilder(TileBuilder):
         instructions = _computed("key", key, self)
         operands = _read(instructions) or (self._operand("key", key),)
         return Contraction(
-            tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs[2], w=instructions
+            tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs.precision, w=instructions
         )
 
 

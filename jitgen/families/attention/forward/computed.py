@@ -66,7 +66,7 @@ def with_computed_pages(root: Node, mover: Mover) -> Node:
         if rebuilt.kind is not VIEW:
             return rebuilt
         (source,) = rebuilt.inputs
-        if source.kind is GATHER and rebuilt.attrs[0] == "reshape":
+        if source.kind is GATHER and rebuilt.attrs.kind == "reshape":
             return _merged(source, rebuilt.shape, mover) or rebuilt
         return mover.move(source, rebuilt.attrs, rebuilt.shape)
 

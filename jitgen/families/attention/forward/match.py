@@ -70,7 +70,7 @@ def is_copy(node: Node) -> bool:
 
 def matched(result: Node) -> Attention | None:
     """The attention that the product ``result`` is the last step of; None where it is none."""
-    if result.kind is not CONTRACT or len(axes(result.attrs[0]).contracted) != 1:
+    if result.kind is not CONTRACT or len(axes(result.attrs.equation).contracted) != 1:
         return None
     probabilities = result.inputs[0]
     power = linear_in(probabilities) if exponential_behind(probabilities) else None
@@ -86,7 +86,7 @@ def matched(result: Node) -> Attention | None:
 
 def is_maximum(node: Node, scores: Node) -> bool:
     """Whether ``node`` is the maximum of each row of ``scores``, spread over it."""
-    source = node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
+    source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
     return source.kind is REDUCE and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
 
 
@@ -113,7 +113,7 @@ def spread_rows(root: Node, attention: Attention) -> list[Node]:
         if id(node) in seen or node is attention.result:
             continue
         seen.add(id(node))
-        source = node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
+        source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
         if node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source):
             found.append(node)
         elif node.kind.is_pointwise:
@@ -206,16 +206,16 @@ def obstacle(attention: Attention, index: Index, ends: Sequence[Node], stops: Co
         ends: what it ends in.
         stops: those of the results behind which nothing is looked for, because what they end in is in ``ends``.
     """
-    product, accumulator = attention.product, attention.result.attrs[1]
-    if len(axes(product.attrs[0]).contracted) != 1:
+    product, accumulator = attention.product, attention.result.attrs.accumulator
+    if len(axes(product.attrs.equation).contracted) != 1:
         return "the product of queries and keys sums over several dimensions"
-    if accumulator != product.attrs[1] or compute_dtype(attention.scores.dtype) != accumulator:
+    if accumulator != product.attrs.accumulator or compute_dtype(attention.scores.dtype) != accumulator:
         return f"the scores are {attention.scores.dtype}, the values are summed in {accumulator}"
     for reduction in row_sources(row_values(attention)):
         if not index.depends(reduction, attention.product):
             continue
         if not attention.is_row_reduction(reduction):
-            return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
+            return f"a {reduction.attrs.kind} over a row of something else than the scores' exponentials"
     if is_needed_elsewhere(attention, index, ends, stops):
         return "the scores or the weights are also needed in memory"
     return None

@@ -60,7 +60,7 @@ class _Builder(RegionBuilder):
     def __init__(self, attention: Attention, partition: Partition):
         super().__init__(partition, attention.scores.shape[:-2], None)
         self.attention = attention
-        self.dtype = attention.result.attrs[1]
+        self.dtype = attention.result.attrs.accumulator
         column = (*self.lead, attention.scores.shape[-2], 1)
         self.hole = self._placeholder(attention.product.dtype, attention.product.shape, -1)
         self.result = self._placeholder(attention.result.dtype, attention.result.shape, -2)
@@ -99,7 +99,7 @@ class _Builder(RegionBuilder):
                 source = node.inputs[0] if node.kind is VIEW else node
                 outer[id(self.over_split(inner[id(node)]))] = self._spread(source, values, weighted)
             value = self._in_place(store.value, inner, outer)
-            assert not any(node.kind is INPUT and node.attrs[0] < 0 for node in topological([value]))
+            assert not any(node.kind is INPUT and node.attrs.number < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self.over_split(self._row(store.value)), dict(values))
@@ -218,7 +218,7 @@ class _Builder(RegionBuilder):
         """The operands of ``product`` over (lead..., ...): rows other than the last are a batch that shares the right
         operand."""
         left, right = product.inputs
-        found = axes(product.attrs[0])
+        found = axes(product.attrs.equation)
         for dim in range(len(found.batch), len(found.batch) + len(found.rows) - 1):
             right = self.mover.move(right, ("unsqueeze", dim), (*right.shape[:dim], 1, *right.shape[dim:]))
         shape = (*product.shape[:-2], *right.shape[-2:])

@@ -58,7 +58,7 @@ def _last(node: Node) -> tuple[int]:
 
 def _product_of_reshaped(rewriter: Rewriter, node: Node, product: Node) -> Node:
     x, weight = product.inputs
-    batch, move = len(axes(product.attrs[0]).batch), rewriter.mover.move
+    batch, move = len(axes(product.attrs.equation).batch), rewriter.mover.move
     rows = move(x, ("reshape",), (*node.shape[:-1], x.shape[-1]))
     columns = move(weight, ("reshape",), (*node.shape[:batch], node.shape[-1], weight.shape[-1]))
     return rewriter.like(product, (rows, columns), node.shape)
@@ -67,7 +67,7 @@ def _product_of_reshaped(rewriter: Rewriter, node: Node, product: Node) -> Node:
 def _reduction_of_regrouped(rewriter: Rewriter, node: Node, combined: Node, x: Node) -> Node:
     lead = node.shape[:-1]
     regrouped = rewriter.again(rewriter.mover.move(x, ("reshape",), (*lead, x.shape[-1])))
-    attrs = (combined.attrs[0], (len(lead),))
+    attrs = combined.attrs._replace(dims=(len(lead),))
     one = rewriter.make("reduce", (regrouped,), combined.dtype, (*lead, 1), attrs, combined.location)
     return rewriter.mover.move(one, ("expand",), node.shape)
 
@@ -101,11 +101,11 @@ def _selected_by_sum(rewriter: Rewriter, node: Node, probabilities: Node, total:
 
 
 def _product_of_one_row(rewriter: Rewriter, node: Node, probabilities: Node, values: Node) -> Node:
-    batch = len(axes(node.attrs[0]).batch)
+    batch = len(axes(node.attrs.equation).batch)
     row = rewriter.mover.move(
         probabilities, ("unsqueeze", batch), (*probabilities.shape[:-1], 1, probabilities.shape[-1])
     )
-    attrs = (equation(batch, 1), *node.attrs[1:])
+    attrs = node.attrs._replace(equation=equation(batch, 1))
     shape = (*node.shape[:-1], 1, node.shape[-1])
     product = rewriter.step(rewriter.make("contract", (row, values), node.dtype, shape, attrs, node.location))
     return rewriter.make("view", (product,), node.dtype, node.shape, ("squeeze", batch))
@@ -115,7 +115,7 @@ def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, v
     """The product ``node`` with factors that are the same for all rows taken from ``probabilities`` to ``values``."""
     chain: list[tuple[Node, Node]] = []
     factors: list[tuple[Node, Node]] = []
-    step, last, row = probabilities, _last(probabilities), len(axes(node.attrs[0]).batch)
+    step, last, row = probabilities, _last(probabilities), len(axes(node.attrs.equation).batch)
     while step.op != "exp":
         operand = linear_operand(step, last)
         steps = factors if operand is None else chain
@@ -168,7 +168,7 @@ def _sums_its_powers(rewriter: Rewriter, exponent: Node, logarithm: Node, scores
 
 def _weighs(product: Node, rows: int) -> bool:
     """Whether ``product`` sums exponentials times values over one axis, and has so many axes of ``rows``."""
-    named = axes(product.attrs[0])
+    named = axes(product.attrs.equation)
     return len(named.rows) == rows and len(named.contracted) == 1 and exponential_behind(product.inputs[0])
 
 

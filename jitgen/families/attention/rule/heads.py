@@ -23,10 +23,10 @@ Split = tuple[int, tuple[Size, Size]]
 def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split | None:
     """The dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another one."""
     for view in topological(operands):
-        source = view.inputs[0] if view.kind is VIEW and view.attrs[0] == "reshape" else None
+        source = view.inputs[0] if view.kind is VIEW and view.attrs.kind == "reshape" else None
         if source is None or source.kind not in (VIEW, GATHER) or len(view.shape) != len(lead) + 2:
             continue
-        if source.kind is VIEW and source.attrs[0] != "expand":
+        if source.kind is VIEW and source.attrs.kind != "expand":
             continue
         for dim in range(len(lead)):
             if source.kind is GATHER and varies(source, (dim,)) and varies(source, (dim + 1,)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from jitgen.families.attention.rule.heads import Split, with_split
 from jitgen.families.attention.rule.views import last_two
@@ -49,7 +48,7 @@ class RegionBuilder:
 
     def product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
         """The product of matrices ``left`` and ``right``, which sums as ``like`` does."""
-        attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
+        attrs = like.attrs._replace(equation=equation(len(shape) - 2, 1))
         return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
 
     def in_memory(self, operand: Node, transposed: bool = False) -> Node:

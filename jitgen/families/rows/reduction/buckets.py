@@ -41,7 +41,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     found = []
     for node in topological(graph.results):
         if node.kind is REDUCE:
-            shape, reduced = node.inputs[0].shape, node.attrs[1]
+            shape, reduced = node.inputs[0].shape, node.attrs.dims
             elements = symbols.product(shape[dim] for dim in reduced)
             length = symbols.evaluate(elements, environment)
             rows = symbols.product(size for dim, size in enumerate(shape) if dim not in reduced)

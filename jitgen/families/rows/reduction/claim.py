@@ -82,7 +82,7 @@ def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) 
     outermost = next(_outermost(node), None)
     if outermost is None:
         return None, None
-    rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
+    rows = _Rows(outermost.inputs[0].shape, outermost.attrs.dims)
     store = Store(position, node)
     reduced = rows.reduced_shape
     for dim, size in enumerate(reduced):
@@ -135,7 +135,7 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
             return materialize(rebuilt)
         if node.kind is VIEW and REDUCE in rebuilt.kinds:
             source = rebuilt.inputs[0]
-            if not (node.attrs[0] == "expand" and source.shape == rows.reduced_shape and node.shape == rows.shape):
+            if not (node.attrs.kind == "expand" and source.shape == rows.reduced_shape and node.shape == rows.shape):
                 return mover.builder.like(rebuilt, [materialize(source)])
         return rebuilt
 
@@ -145,7 +145,7 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
 
 def _is_over(node: Node, rows: _Rows) -> bool:
     """Whether ``node`` is a reduction of ``rows``."""
-    return node.kind is REDUCE and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
+    return node.kind is REDUCE and (node.inputs[0].shape, node.attrs.dims) == (rows.shape, rows.dims)
 
 
 def _is_foreign(node: Node, rows: _Rows) -> bool:
@@ -175,7 +175,7 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
             materialized[id(node)] = node
         elif node.kind.commutes and uniform:
             materialized[id(node)] = one_of(node, uniform, mover)
-        elif node.kind is VIEW and node.attrs[0] == "expand" and node.inputs[0].kind.commutes:
+        elif node.kind is VIEW and node.attrs.kind == "expand" and node.inputs[0].kind.commutes:
             materialized[id(node)] = node.inputs[0]
         else:
             needed.update(map(id, node.inputs))
@@ -204,7 +204,7 @@ def are_columns(node: Node) -> bool:
     """Whether neighbouring elements of the operand of the reduction ``node`` belong to different rows in a dense
     tensor."""
     shape = node.inputs[0].shape
-    return len(shape) - 1 not in node.attrs[1] and shape[-1] != 1
+    return len(shape) - 1 not in node.attrs.dims and shape[-1] != 1
 
 
 def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

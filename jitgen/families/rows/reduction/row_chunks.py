@@ -103,7 +103,7 @@ def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, b
         mover: decides comparisons of sizes; each becomes a guard.
         blocks: the most blocks that can share a row; 0 on a CPU.
     """
-    length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
+    length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs.dims)
     count, columns = symbols.product(node.shape), are_columns(node)
     if not blocks:
         is_long = not columns and mover.decide(symbols.compare("ge", length, CPU_CHUNKED_ROW))
@@ -324,7 +324,7 @@ class _ChunkedReduction:
             is_guard = condition.op == "lt" and condition.inputs[0].op == "abs"
             if not is_guard or condition.inputs[0].inputs[0] is not subtrahend.inputs[1] or otherwise.kind is not CONST:
                 return None
-            if not _is_number(condition.inputs[1], math.inf) or not math.isfinite(otherwise.attrs[0]):
+            if not _is_number(condition.inputs[1], math.inf) or not math.isfinite(otherwise.attrs.value):
                 return None
         chunks = self._chunks(self.rebuilt.inputs[0].inputs[0].inputs[0])
         maxima = self._partials("max", chunks)
@@ -346,7 +346,7 @@ class _ChunkedReduction:
         # tells which.
         base = maximum
         if otherwise is not None:
-            number = self.builder.const(otherwise.attrs[0], self.accumulator)
+            number = self.builder.const(otherwise.attrs.value, self.accumulator)
             base = self._make("where", self._is_finite(maximum), maximum, number, dtype=maximum.dtype)
         not_finite = self._make("exp", self._make("sub", maximum, base))
         total = self._combined("sum", terms)
@@ -359,9 +359,9 @@ class _ChunkedReduction:
 
 
 def _under_expand(node: Node) -> Node:
-    return node.inputs[0] if node.kind is VIEW and node.attrs[0] == "expand" else node
+    return node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
 
 
 def _is_number(node: Node, value: object) -> bool:
     node = _under_expand(node)
-    return node.kind.is_number and bool(node.attrs[0] == value)
+    return node.kind.is_number and bool(node.attrs.value == value)

@@ -47,7 +47,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     found = []
     for node in topological(graph.results):
         if node.kind is SCAN:
-            scanned = node.attrs[1]
+            scanned = node.attrs.dim
             columns = scanned != len(node.shape) - 1
             length = symbols.evaluate(node.shape[scanned], environment)
             in_chunks = device.is_gpu and chunks_of(1, length, columns) > 1

@@ -83,7 +83,7 @@ def _is_one_region(stores: Sequence[Store]) -> bool:
 def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
     """What the scans under ``roots`` carry along the row: an extremum and its index are one state."""
     scans = [node for node in topological(roots) if node.kind is SCAN]
-    return list(dict.fromkeys((EXTREMA.get(scan.attrs[0], scan.attrs[0]), id(scan.inputs[0])) for scan in scans))
+    return list(dict.fromkeys((EXTREMA.get(scan.attrs.kind, scan.attrs.kind), id(scan.inputs[0])) for scan in scans))
 
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
@@ -102,7 +102,7 @@ def _elements_read(region: Region) -> set[int]:
 
 
 def _rows_of(scan: Node) -> _Rows:
-    return _Rows(scan.shape, scan.attrs[1], scan.attrs[2])
+    return _Rows(scan.shape, scan.attrs.dim, scan.attrs.reverse)
 
 
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:

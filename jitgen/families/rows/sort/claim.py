@@ -61,7 +61,7 @@ def _joined(regions: Sequence[Region]) -> list[Region]:
 
 def _region(node: Node, position: int, partition: Partition) -> Region:
     """The region of ``node``, with the sorted dimension last."""
-    rank, dim = len(node.shape), node.attrs[1]
+    rank, dim = len(node.shape), node.attrs.dim
     order = (*(other for other in range(rank) if other != dim), dim)
     movements: tuple[Movement, ...] = ()
     if order != tuple(range(rank)):
