@@ -33,6 +33,7 @@ from jitgen.device import Device
 from jitgen.fingerprint import folders_digest
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
+from jitgen.ir.nodes import Kind
 from jitgen.ir.program import Buffer, Decision, Kernel
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.symbols import Expr, Scalar
@@ -71,6 +72,9 @@ class Partition(Protocol):
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """The same for several nodes, which are partitioned as one, so that a region may compute all of them."""
+
+    def without(self, kind: Kind, root: Node) -> Node:
+        """``root`` with every node of ``kind`` materialized."""
 
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes; remembered, and explained to users."""

@@ -24,7 +24,7 @@ from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.graph import Builder, Graph, Node, Shape, equal_sizes, kinds_of, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, GATHER, INPUT, IOTA, SCALAR, SCATTER, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, GATHER, INPUT, IOTA, SCALAR, SCATTER, VIEW, Kind
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
 from jitgen.ir.symbols import Scalar
@@ -354,6 +354,14 @@ class Partitioner:
         if len(node.shape) <= 2 or not any(at_own_coordinates(node, CONTRACT)):
             return node
         return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))
+
+    def without(self, kind: Kind, root: Node) -> Node:
+        """``root`` with every node of ``kind`` materialized."""
+        memo: dict[int, Node] = {}
+        for node in topological([root] if kind in root.kinds else []):
+            if node.kind is kind and id(node) not in memo:
+                memo[id(node)] = self.materialize(self.mover.substituted(node, dict(memo)))
+        return self.mover.substituted(root, memo)
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""

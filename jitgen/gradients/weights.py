@@ -188,10 +188,6 @@ def _product_of(scores: Node) -> Node | None:
     return None
 
 
-def _under_spread(node: Node) -> Node:
-    return node.inputs[0] if node.kind is VIEW and node.attrs == ("expand",) else node
-
-
 class RowGradients:
     """The gradients of the row values of weighted products, as a backward meets their nodes.
 
@@ -252,14 +248,14 @@ class RowGradients:
             return self._of_factor(node, self._steps[id(node)])
         if id(node) in self._exponents:
             of = self._exponents[id(node)]
-            return {1: (_under_spread(node.inputs[1]), None if id(of.base) in self._zero else self._of_base(of))}
+            return {1: (node.inputs[1].under_expand, None if id(of.base) in self._zero else self._of_base(of))}
         return {}
 
     def _of_factor(self, node: Node, of: Weighted) -> dict[int, tuple[Node, Any]]:
         row = of.rows.get(id(node))
         if row is None:
             return {}
-        (position,) = (number for number, child in enumerate(node.inputs) if _under_spread(child) is row)
+        (position,) = (number for number, child in enumerate(node.inputs) if child.under_expand is row)
         delta = self._deltas[id(node)]
         quotient = delta / self._value(row).to(delta.dtype)
         return {position: (row, quotient if node.op == "mul" else -quotient)}

@@ -66,7 +66,7 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     for node in order:
         if id(node) not in needed:
             continue
-        source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
+        source = node.under_expand
         if source.kind.is_number:
             found[id(node)] = source
             continue

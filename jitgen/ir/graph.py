@@ -70,6 +70,11 @@ class Node:
         return node
 
     @property
+    def under_expand(self) -> Node:
+        """The node that this repeats along some dimensions; itself where it is no ``expand``."""
+        return self.inputs[0] if self.kind is VIEW and self.attrs.kind == "expand" else self
+
+    @property
     def is_in_memory(self) -> bool:
         """Whether it is a tensor input, or a view of one."""
         return self.under_views.kind is INPUT

@@ -152,6 +152,12 @@ class Region:
         """Whether it changes results that must have been written before."""
         return any(store.is_update for store in self.stores)
 
+    @property
+    def elements_read(self) -> frozenset[Node]:
+        """The tensors, or views of them, that the values of the stores are computed from element by element."""
+        nodes = topological(store.value for store in self.stores)
+        return frozenset(node for node in nodes if node.is_in_memory and node.shape == self.shape)
+
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         return self.stated or stages_of([node for store in self.stores for node in store.sources], self.axes)

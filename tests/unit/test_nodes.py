@@ -174,11 +174,15 @@ def test_nodes_say_where_their_values_are() -> None:
     tensor = builder.make("input", (), "float32", (4, 6), (0,))
     view = builder.make("view", (tensor,), "float32", (6, 4), ("permute", (1, 0)))
     doubled = builder.make("add", (view, view), "float32", (6, 4))
+    one = builder.make("view", (tensor,), "float32", (4, 1), ("slice", 1, 0, 1))
+    repeated = builder.make("view", (one,), "float32", (4, 6), ("expand",))
     assert view.under_views is tensor
     assert tensor.is_in_memory
     assert view.is_in_memory
     assert not doubled.is_in_memory
     assert not view.is_weight
+    assert repeated.under_expand is one
+    assert one.under_expand is one
     assert doubled.kinds == {INPUT, VIEW, KINDS["add"]}
 
 

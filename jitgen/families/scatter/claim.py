@@ -14,7 +14,7 @@ from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import CAT, REDUCE, SCAN, SCATTER, SORT
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scatters import in_order
@@ -31,12 +31,12 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if update is not None:
             rest.append(update)
         elif node.kind is SCATTER and not partition.decide(NAME, question(node)).fused:
-            rest.append(without_scatters(by_element(node, partition.mover), partition))
+            rest.append(partition.without(SCATTER, by_element(node, partition.mover)))
         elif node.kind is SCATTER:
             regions.append(_region(position, node, partition))
-            rest.append(None if partition.is_updated(node) else without_scatters(node.inputs[0], partition))
+            rest.append(None if partition.is_updated(node) else partition.without(SCATTER, node.inputs[0]))
         else:
-            rest.append(without_scatters(node, partition))
+            rest.append(partition.without(SCATTER, node))
     return Claim(regions, rest)
 
 
@@ -58,21 +58,10 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     base, *sources = distinct.inputs
     found = []
     for source in sources:
-        source = without_scatters(source, partition)
+        source = partition.without(SCATTER, source)
         is_pointwise = source.kinds.isdisjoint((REDUCE, SCAN, SORT))
         found.append(source if is_pointwise else partition.materialize(source))
     return partition.mover.builder.like(node, (base, *found))
-
-
-def without_scatters(root: Node, partition: Partition) -> Node:
-    """``root`` with every scatter read from a temporary."""
-    if SCATTER not in root.kinds:
-        return root
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
-        if node.kind is SCATTER and id(node) not in memo:
-            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
-    return partition.mover.substituted(root, memo)
 
 
 def _region(position: int, node: Node, partition: Partition) -> Region:

@@ -27,7 +27,7 @@ from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.index import Index, Reach
-from jitgen.ir.nodes import CAST, CAT, CONTRACT, REDUCE, VIEW
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, REDUCE
 from jitgen.spec import DTYPES
 
 _IN_SUMS = ("cat", "sub", "exp", "cast")
@@ -86,7 +86,7 @@ def matched(result: Node) -> Attention | None:
 
 def is_maximum(node: Node, scores: Node) -> bool:
     """Whether ``node`` is the maximum of each row of ``scores``, spread over it."""
-    source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
+    source = node.under_expand
     return source.kind is REDUCE and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
 
 
@@ -113,7 +113,7 @@ def spread_rows(root: Node, attention: Attention) -> list[Node]:
         if id(node) in seen or node is attention.result:
             continue
         seen.add(id(node))
-        source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
+        source = node.under_expand
         if node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source):
             found.append(node)
         elif node.kind.is_pointwise:

@@ -66,15 +66,9 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
     """One region of two over the same rows that read some of the same elements; else None."""
     if (left.shape, left.row_rank) != (right.shape, right.row_rank):
         return None
-    if not _elements_read(left) & _elements_read(right):
+    if left.elements_read.isdisjoint(right.elements_read):
         return None
     return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
-
-
-def _elements_read(region: Region) -> set[int]:
-    """The identities of the tensors, seen through their views, that a region reads element by element."""
-    nodes = topological(store.value for store in region.stores)
-    return {id(node) for node in nodes if node.is_in_memory and node.shape == region.shape}
 
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:

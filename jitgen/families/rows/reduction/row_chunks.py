@@ -30,7 +30,7 @@ from jitgen.families.rows.reduction.schedule import blocks_per_row
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten, unrounded
 from jitgen.ir.graph import Node, Shape, kinds_of, topological
-from jitgen.ir.nodes import CONST, INPUT, REDUCE, VIEW
+from jitgen.ir.nodes import CONST, INPUT, REDUCE
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
@@ -320,7 +320,7 @@ class _ChunkedReduction:
         if not self._is_reduction(subtrahend, "max", value):
             if subtrahend.op != "where" or not self._is_reduction(subtrahend.inputs[1], "max", value):
                 return None
-            condition, otherwise = subtrahend.inputs[0], _under_expand(subtrahend.inputs[2])
+            condition, otherwise = subtrahend.inputs[0], subtrahend.inputs[2].under_expand
             is_guard = condition.op == "lt" and condition.inputs[0].op == "abs"
             if not is_guard or condition.inputs[0].inputs[0] is not subtrahend.inputs[1] or otherwise.kind is not CONST:
                 return None
@@ -354,14 +354,10 @@ class _ChunkedReduction:
 
     def _is_reduction(self, node: Node, kind: str, value: Node) -> bool:
         """Whether ``node`` is, for every element, ``kind`` of its row of ``value``."""
-        node = _under_expand(node)
+        node = node.under_expand
         return node.kind is REDUCE and node.attrs == (kind, self.dims) and node.inputs[0] is value
 
 
-def _under_expand(node: Node) -> Node:
-    return node.inputs[0] if node.kind is VIEW and node.attrs.kind == "expand" else node
-
-
 def _is_number(node: Node, value: object) -> bool:
-    node = _under_expand(node)
+    node = node.under_expand
     return node.kind.is_number and bool(node.attrs.value == value)

@@ -50,7 +50,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             rows = _rows_of(scan)
             value = _fitted(node, rows, partition)
         if scan is None or value is None:
-            rest[position] = _without_scans(node, partition)
+            rest[position] = partition.without(SCAN, node)
         else:
             gathered.setdefault(rows, []).append(Store(position, value))
             rest[position] = None
@@ -88,17 +88,11 @@ def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
     """Scans of the same rows that read some of the same elements are one region."""
-    if left.shape != right.shape or not _elements_read(left) & _elements_read(right):
+    if left.shape != right.shape or left.elements_read.isdisjoint(right.elements_read):
         return None
     if not _is_one_region((*left.stores, *right.stores)):
         return None
     return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
-
-
-def _elements_read(region: Region) -> set[int]:
-    """The tensors, seen through their views, that are read element by element."""
-    nodes = topological(store.value for store in region.stores)
-    return {id(node) for node in nodes if node.is_in_memory and node.shape == region.shape}
 
 
 def _rows_of(scan: Node) -> _Rows:
@@ -108,10 +102,9 @@ def _rows_of(scan: Node) -> _Rows:
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
     own = {id(scan) for scan in at_own_coordinates(root, SCAN) if _rows_of(scan) == rows}
-    for node in topological([root]):
-        # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
-        if not node.kind.is_pointwise:
-            own -= {id(read) for read in topological(node.inputs) if read.kind is SCAN}
+    # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
+    apart = [child for node in topological([root]) if not node.kind.is_pointwise for child in node.inputs]
+    own -= {id(read) for read in topological(apart) if read.kind is SCAN}
     selected = _states(scan for scan in at_own_coordinates(root, SCAN) if id(scan) in own)[:MAX_STATES]
     own = {id(scan) for scan in at_own_coordinates(root, SCAN) if id(scan) in own and _states([scan])[0] in selected}
     if not own:
@@ -121,15 +114,6 @@ def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
         return partition.materialize(rebuilt) if node.kind.reads_others and id(node) not in own else rebuilt
 
     return rewritten(root, partition.mover, change)
-
-
-def _without_scans(root: Node, partition: Partition) -> Node:
-    """``root`` with every scan read from a temporary."""
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
-        if node.kind is SCAN and id(node) not in memo:
-            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
-    return partition.mover.substituted(root, memo)
 
 
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

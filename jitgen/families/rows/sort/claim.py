@@ -13,7 +13,7 @@ from typing import Any
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir.analysis import rewritten
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node
 from jitgen.ir.nodes import SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
 
@@ -29,7 +29,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             regions.append(_region(node, position, partition))
             rest[position] = None
         elif SORT in node.kinds:
-            rest[position] = _without_sorts(node, partition)
+            rest[position] = partition.without(SORT, node)
     return Claim(_joined(regions), rest)
 
 
@@ -76,12 +76,3 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
     operand = rewritten(node.inputs[0], partition.mover, change)
     node = partition.mover.builder.like(node, [operand])
     return Region(NAME, row_axes(operand.shape, 1), (Store(position, node, movements),))
-
-
-def _without_sorts(root: Node, partition: Partition) -> Node:
-    """``root`` with every sort read from a temporary."""
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
-        if node.kind is SORT and id(node) not in memo:
-            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
-    return partition.mover.substituted(root, memo)
