@@ -131,12 +131,12 @@ def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
     """The rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and tasks."""
-    if not has_exponentials(graph.results):
+    mover = Mover(Builder())
+    if not has_exponentials(graph.results, mover):
         return []
     from jitgen.families.attention.forward.spellings import respelt
 
     found = []
-    mover = Mover(Builder())
     images = respelt(graph.results, mover)
     index = Index(images[id(node)] for node in graph.results)
     for node in index.order:
