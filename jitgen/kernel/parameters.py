@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitgen.ir.body import Operand
 from jitgen.kernel.launch import Arguments
@@ -19,9 +19,8 @@ LAUNCH = -1
 """The region of an integer that the settled schedule has, and no geometry."""
 
 
-@dataclass(frozen=True)
-class Integer:
-    """An integer parameter is a number of a call.
+class Integer(NamedTuple):
+    """An integer parameter is a number of a call. (A tuple, because each call of new sizes makes some.)
 
     Attributes:
         name: in sources.
@@ -42,8 +41,7 @@ class Integer:
         return int(number[self.dim] if self.dim >= 0 else number)
 
 
-@dataclass(frozen=True)
-class OperandParameters:
+class OperandParameters(NamedTuple):
     """An operand is a tensor in memory, or an index that counts along an axis.
 
     Attributes:
@@ -67,9 +65,8 @@ class OperandParameters:
     def integers(self, region: int) -> Iterator[Integer]:
         """The integer parameters in order: whatever is no number."""
         if self.offset:
-            yield Integer(self.offset, "offsets", self.index, region=region)
-        columns = [("strides", self.strides), ("batch_strides", self.batch_strides)]
-        for field, names in columns:
+            yield Integer(self.offset, "offsets", self.index, -1, region)
+        for field, names in (("strides", self.strides), ("batch_strides", self.batch_strides)):
             for dim, name in enumerate(names):
                 if not name.isdigit():
                     yield Integer(name, field, self.index, dim, region)
