@@ -22,7 +22,7 @@ import torch
 
 from jitgen.call.opaque import opaque
 from jitgen.call.resolver import Captures
-from jitgen.call.signature import environment_of, is_traced
+from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
 from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
@@ -34,6 +34,7 @@ from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
+from jitgen.trace.readable import any_traced
 from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Derivative:
         """The values of ``results``, with their history."""
         if not self.results:
             return ()
-        if self.updated and not any(map(is_traced, tensors)):
+        if self.updated and not any_traced(tensors):
             self._refuse_shared(tensors)
         read = list(tensors)
         for index in self._read_and_updated:

@@ -13,22 +13,21 @@ from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 
-from jitgen.call import observers, warm
+from jitgen.call import observers
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
+from jitgen.call.dispatch_text import DispatchFacts, make_dispatch, make_unpacking
 from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
-from jitgen.call.signature import NUMBERS, STATIC, Call, check, is_traced
+from jitgen.call.signature import Call, check
 from jitgen.call.table import LaunchTable, Table
-from jitgen.codegen.python import PythonFunction, block, tuple_text
-from jitgen.errors import RequiresGrad, UnsupportedError
+from jitgen.errors import RequiresGrad
 from jitgen.quant import weights
 from jitgen.runtime.guards import layout_check
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
 from jitgen.trace.journal import changes_stay
-from jitgen.trace.readable import TENSORS, refuse_tangents
+from jitgen.trace.readable import any_traced, refuse_tangents
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative, GradientCall, Launch
@@ -75,7 +74,7 @@ class Dispatchers:
         if walked is not None and (known := self.table.get(walked[0])) is not None:
             return known(*walked[1])
         leaves, tree, _ = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
-        if any(map(is_traced, leaves)):
+        if any_traced(leaves):
             return traced_call(self._resolver, leaves, tree)
         dispatcher = self.find(leaves, tree)
         if walked is not None:
@@ -134,7 +133,7 @@ class Dispatchers:
         values = (*args, *kwargs.values())
         quantized = list(map(weights.is_quantized, values))
         kinds = tuple(map(type, values))
-        if leaf_kinds(kind for kind, is_weight in zip(kinds, quantized, strict=True) if not is_weight):
+        if leaf_kinds([kind for kind, is_weight in zip(kinds, quantized, strict=True) if not is_weight]):
             key = (tuple(kwargs), *kinds) if kwargs else kinds
             if key not in self.table:
                 if any(quantized):
@@ -143,57 +142,14 @@ class Dispatchers:
 
     def _make(self, kinds: tuple[type, ...], tree: Any) -> Dispatcher:
         """A function of leaves of exactly these types."""
-        tensors = [index for index, kind in enumerate(kinds) if kind in TENSORS]
-        numbers = [index for index, kind in enumerate(kinds) if kind in NUMBERS]
-        static = [index for index, kind in enumerate(kinds) if issubclass(kind, STATIC)]
-        static += [index for number, index in enumerate(numbers) if number in self._resolver.static_numbers]
-        arguments = warm.Arguments(len(kinds), tensors, numbers)
-        values = [f"exact(arg{index})" if kinds[index] is float else f"arg{index}" for index in static]
-        # A GPU's 16-byte accesses depend on the address; the CPU's do not.
-        values += [f"{address} & 15" for address in arguments.addresses] if torch.cuda.is_available() else []
-        known = [f"known{index}" for index in range(len(values))]
-        conditions = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
-        conditions = [*arguments.addresses, *conditions]
-        compared = arguments.tensor_names
-        facts = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
-        layout = tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
-        leaves, launched = tuple_text(arguments.all), tuple_text(arguments.launched)
-        inline = f"state.inline({', '.join(arguments.all)})"
-        function = warm.function(
-            "dispatch",
-            arguments.all,
-            [] if tensors else [f"if tracing.get() is not None: return {inline}"],
-            arguments,
-            # A trace in progress refuses to read an address: then this call is part of its kernel. Tensors without
-            # memory refuse too.
-            unreadable="(UnsupportedError, RuntimeError)",
-            inline=inline,
-            attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments),
-            otherwise=f"state.cold({layout}, {tuple_text(values)}, {leaves}, {launched})",
-        )
-        state = DispatchState(self, self._resolver, tree, tensors, len(values))
-        names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
-        names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing, "forward_ad": forward_ad}
-        names |= {"modes": observers.modes, "is_recording": observers.is_recording}
-        return function.define(f"dispatch of {self._resolver.name}", names)
+        facts = DispatchFacts(kinds, self._resolver.static_numbers)
+        return make_dispatch(self._resolver.name, facts, DispatchState(self, self._resolver, tree, facts))
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
         """A function of ``count`` positional arguments and then keywords, of which some are quantised weights.
 
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
-        values = [f"arg{index}" for index in range(len(quantized))]
-        packed = [value for value, is_packed in zip(values, quantized, strict=True) if is_packed]
-        unpacked = [f"*stored_{value}.tensors" if value in packed else value for value in values]
-        tokens = [f"stored_{value}.token" for value in packed]
-        keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
-        arguments = f"{tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
-        lines = [
-            *(f"stored_{value} = {value}.stored" for value in packed),
-            f"dispatcher = table.get({tuple_text(tokens)})",
-            *block("if dispatcher is None or tracing.get() is not None:", [f"return learn({arguments})"]),
-            f"return dispatcher({', '.join(unpacked)})",
-        ]
         table: Table[Any, Dispatcher] = Table()
         resolver, parameters = self._resolver, self._parameters
 
@@ -201,7 +157,7 @@ class Dispatchers:
             if tracing.get() is not None:
                 return resolver.function(*args, **kwargs)
             leaves, tree, _ = parameters.flatten(args, kwargs, resolver.layout_of)
-            if any(map(is_traced, leaves)):
+            if any_traced(leaves):
                 return traced_call(resolver, leaves, tree)
             dispatcher = self.find(leaves, tree)
             # Only now have weights of the portable layout the layout, and so the token, that later calls have.
@@ -211,8 +167,7 @@ class Dispatchers:
                 table.put(tokens, dispatcher)
             return dispatcher(*leaves)
 
-        used = {"tracing": tracing, "table": table, "learn": learn}
-        return PythonFunction("dispatch", values, lines).define(f"dispatch of {resolver.name}", used)
+        return make_unpacking(resolver.name, count, names, quantized, table, learn)
 
 
 class DispatchState:
@@ -227,19 +182,19 @@ class DispatchState:
 
     __slots__ = ("dispatchers", "gradients", "last", "resolver", "table", "tensors", "tree")
 
-    def __init__(self, dispatchers: Dispatchers, resolver: Resolver, tree: Any, tensors: Sequence[int], values: int):
+    def __init__(self, dispatchers: Dispatchers, resolver: Resolver, tree: Any, facts: DispatchFacts):
         self.dispatchers = dispatchers
         self.resolver = resolver
         self.tree = tree
-        self.tensors = tensors
-        self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
+        self.tensors = facts.tensors
+        self.last: tuple[Any, ...] = (_never, None, None, *(None,) * len(facts.values))
         self.table: LaunchTable[BoundLaunch] = LaunchTable()
         self.gradients: LaunchTable[GradientCall] = LaunchTable()
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
         if tracing.get() is None:
-            if any(map(is_traced, leaves)):
+            if any_traced(leaves):
                 return traced_call(self.resolver, leaves, self.tree)
             check(self.resolver.name, leaves, self.tree, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)

@@ -291,7 +291,7 @@ class Resolver:
 
     def _lowered_with(self, call: Call, route: Route) -> CallEvent | None:
         """A call that is not made; None where the function cannot be traced for it."""
-        with changes_stay(False):
+        with changes_stay(False), arguments_are(call.leaves):
             try:
                 traced = self._trace(call, route)
             except Exception:  # the function's own included: the user wrote it for other arguments
@@ -335,7 +335,8 @@ class Resolver:
             traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
-        self._note_static_numbers(specialization)  # before another thread finds it
+        if call.numbers:
+            self._note_static_numbers(specialization)  # before another thread finds it
         if traced.changes is not None and len(alike) >= MANY_TRACES:  # it is for this call alone
             return specialization, captured, environment | size_symbols([*tensors, *captured])
         while True:
@@ -354,6 +355,7 @@ class Resolver:
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(self, call: Call, route: Route, runs: bool = True, differentiable: bool = False) -> Traced:
+        """A trace of the call, made within ``arguments_are`` of its leaves."""
         leaves, tree = call.leaves, call.tree
         guards = Guards(number_symbols(call.numbers))
         count = iter(range(len(call.numbers)))
@@ -363,8 +365,7 @@ class Resolver:
         objects = [
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
-        with arguments_are(leaves):
-            traced = self._run(symbolic, structure, guards, call.device, layout, objects, runs, differentiable)
+        traced = self._run(symbolic, structure, guards, call.device, layout, objects, runs, differentiable)
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return dataclasses.replace(traced, follows_arguments=traced.follows_arguments or bool(objects))

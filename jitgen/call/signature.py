@@ -21,28 +21,17 @@ from jitgen.ir.symbols import Expr
 from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import dtype_name
 from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host_scalar
-from jitgen.trace.readable import TENSORS, is_traced_tensor, why_unreadable
+from jitgen.trace.readable import TENSORS, why_unreadable
 
 NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 """The types of numbers; a number of a subclass is an object."""
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""The types of numbers that torch knows as symbols while it traces."""
 
 
 def is_object(kind: type) -> bool:
     """Whether an argument of this type is one that the trace follows, as it follows captured objects
     (``trace/captures.py``): neither a tensor, nor a number, nor static."""
     return kind not in NUMBERS and not issubclass(kind, (torch.Tensor, *STATIC))
-
-
-def is_traced(leaf: Any) -> bool:
-    """Whether an argument stands for one that torch will have when it runs what it traces now, or for a batch of them:
-    a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
-    if isinstance(leaf, torch.Tensor):
-        return is_traced_tensor(leaf)
-    return isinstance(leaf, SYMBOLIC)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from jitgen.ir.graph import Guard, described_inputs
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import OVERLAPS
-from jitgen.kernel.operands import item_size
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.pipeline import BuiltKernel
 from jitgen.runtime import overlap
@@ -172,10 +171,8 @@ class Specialization:
             drawn=offsets_drawn(scalar for kernel in program.kernels for scalar, _ in kernel.scalars),
             caller_outputs=caller_outputs,
             extents=tuple(
-                overlap.extent(memory.view.sizes, memory.view.strides, item_size(buffer.dtype))
-                if index in inputs_used
-                else 0
-                for index, (buffer, memory) in enumerate(zip(program.inputs, lowered.memories, strict=False))
+                overlap.extent(a.sizes, a.strides, a.dtype.itemsize) if index in inputs_used else 0
+                for index, a in enumerate(allocations[: len(program.inputs)])
             ),
             lines=tuple((index, node.location) for index, node in self.traced.graph.mutated),
         )

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from jitgen.codegen.python import PythonFunction, block
 
@@ -68,25 +69,25 @@ class Arguments:
     tensors: Sequence[int]
     numbers: Sequence[int]
 
-    @property
+    @cached_property
     def all(self) -> list[str]:
         return [f"arg{index}" for index in range(self.count)]
 
-    @property
+    @cached_property
     def tensor_names(self) -> list[str]:
         return [f"arg{index}" for index in self.tensors]
 
-    @property
+    @cached_property
     def addresses(self) -> list[str]:
         """The addresses of the tensors, which ``function`` reads first."""
         return [f"address{index}" for index in self.tensors]
 
-    @property
+    @cached_property
     def launched(self) -> list[str]:
         """What a launcher takes (``runtime/launcher.py``): tensors, their addresses, numbers."""
         return self._launched([], [])
 
-    @property
+    @cached_property
     def launched_with_captured(self) -> list[str]:
         """The same of a launch that takes ``captured``, a list of tensors, and ``captured_addresses``."""
         return self._launched(["*captured"], ["*captured_addresses"])

@@ -25,6 +25,7 @@ from jitgen.export.build import Kernels, object_of
 from jitgen.export.nodes import Found, found_in, is_ours, open_size
 from jitgen.export.table import Table, table_of
 from jitgen.forks import Lock
+from jitgen.paths import check_writable
 from jitgen.quant import weights
 from jitgen.spec import digest
 
@@ -64,11 +65,8 @@ def _check_arguments(program: object, path: object) -> None:
             f"a package is made of an exported program, and not of a {type(program).__name__}: pass "
             "torch.export.export(model, args), where args are those of a call of the model"
         )
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".pt2"):
+    if not check_writable(path, "model.pt2", UnsupportedError).endswith(".pt2"):
         raise UnsupportedError(f"a package is written to a path that ends in .pt2, and not to {path!r:.200}")
-    directory = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(directory):
-        raise UnsupportedError(f"{os.fspath(path)}: there is no directory {directory}; make it first")
 
 
 def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.paths import check_writable
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.qtensor import QTensor
 
@@ -120,7 +121,7 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
             f"save_quantized writes a model or a dict of tensors, and not a {type(model).__name__}: call "
             "save_quantized(model, path)"
         )
-    _check_writable(path)
+    check_writable(path, "model.safetensors", FormatError)
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     tensors, metadata = flattened(state)
     # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
@@ -128,17 +129,6 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
     safetensors = _safetensors()
     with _shared_as_new_files_are(path):
         safetensors.save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
-
-
-def _check_writable(path: object) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        raise FormatError(f"{path!r:.80} is no path; pass that of the file to write, such as 'model.safetensors'")
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        raise FormatError(f"{name} is a directory; pass the file to write: {os.path.join(name, 'model.safetensors')}")
-    directory = os.path.dirname(os.path.abspath(name))
-    if not os.path.isdir(directory):
-        raise FormatError(f"{name}: there is no directory {directory}; make it first")
 
 
 @contextmanager

@@ -94,6 +94,8 @@ class Read:
 
 def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     """A function that reads them all, each step that several share once. It raises what a step raises."""
+    if not reads:
+        return list
     roots: list[Callable[[], Any]] = []
     steps: list[tuple[Callable[[Any], Any], tuple[bool, int]]] = []
     entered: dict[int, tuple[bool, int]] = {}

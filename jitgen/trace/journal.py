@@ -78,8 +78,9 @@ class Change:
     keys: tuple[Any, ...]
 
     def exchanged(self, exchange: Exchange) -> Change:
-        """The change with the leaves of its new contents exchanged."""
-        return replace(self, new={key: exchange(value) for key, value in self.new.items()})
+        """The change with the leaves of what is new exchanged. What stays is not touched, nor copied."""
+        new = {key: exchange(value) if key in self.keys else value for key, value in self.new.items()}
+        return replace(self, new=new)
 
     def make(self) -> None:
         """Make the change, after it was taken back."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,8 +71,7 @@ def described(
             for value in contained(change.new.get(key)):
                 if id(value) in own or (isinstance(value, weakref.ref) and isinstance(value(), TensorProxy | None)):
                     raise TraceError(_refused(trace, change, key, value))
-        new = {key: exchange(value) if key in change.keys else value for key, value in change.new.items()}
-        found.append(replace(change, new=new))
+        found.append(change.exchanged(exchange))
     return found, kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch._C._functorch import (
@@ -20,6 +21,9 @@ from jitgen.errors import UnsupportedError
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that kernels take; a subclass may mean anything by its elements."""
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""The types of numbers that torch knows as symbols while it traces."""
 
 TANGENT = (
     "a dual tensor of forward-mode AD (torch.autograd.forward_ad): kernels compute no tangents; call the function "
@@ -51,6 +55,14 @@ def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
 def is_traced_tensor(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of them."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(tensor)
+
+
+def any_traced(leaves: Iterable[Any]) -> bool:
+    """Whether some argument stands for one that torch will have when it runs what it traces now, or for a batch of
+    them: a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
+    return any(
+        is_traced_tensor(leaf) if isinstance(leaf, torch.Tensor) else isinstance(leaf, SYMBOLIC) for leaf in leaves
+    )
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:
