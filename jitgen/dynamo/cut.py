@@ -40,7 +40,8 @@ MAX_NODES = 160
 largest layer of the models in ``tests/huggingface.py`` fits; a model without numbered layers has several programs."""
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
-_MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode", "_enter_inference_mode")
+_MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode")
+_MODES += ("_enter_inference_mode", "_exit_inference_mode")
 _LAYER = re.compile(r"^(.*?\.(?:\d+))(?:\.|$)")
 
 

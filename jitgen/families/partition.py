@@ -693,7 +693,7 @@ def _is_read_elsewhere(product: Node, index: Index) -> bool:
 
 def _keeps_all_elements(node: Node) -> bool:
     """Whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
-    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach")
+    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
     return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
 
 

@@ -17,17 +17,12 @@ from jitgen.errors import UnsupportedError
 from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
-from jitgen.ir.custom_gradients import SAVED_VIEW, differentiated
+from jitgen.ir.custom_gradients import SAVED_VIEW, differentiated, is_detached
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
 _OPERANDS = ("a", "b", "c")
-
-
-def is_detached(node: Node) -> bool:
-    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
-    return node.kind is VIEW and node.attrs == ("detach",)
 
 
 def is_saved(node: Node) -> bool:

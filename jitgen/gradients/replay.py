@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import SAVED_VIEW, with_gradient
+from jitgen.ir.custom_gradients import SAVED_VIEW, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS
@@ -138,7 +138,10 @@ class Replay:
             return source.reshape(tuple(map(self.size, shape)))
         if attrs == SAVED_VIEW:
             return source
-        if kind == "detach":  # for the derivative of what reads it
+        if attrs == UNTRACKED_VIEW:
+            with torch.no_grad():
+                return source.view_as(source)
+        if kind in ("detach", "untracked_contiguous"):  # for the derivative of what reads it
             return source.detach()
         _, dim, start, step = attrs
         start, step, length = self.size(start), self.size(step), self.size(shape[dim])

@@ -120,10 +120,13 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "expand": ToShapeAttrs,
     "reshape": ToShapeAttrs,
     "detach": ToShapeAttrs,
+    "untracked_view": ToShapeAttrs,
+    "untracked_contiguous": ToShapeAttrs,
     "saved": ToShapeAttrs,
+    "shared": ToShapeAttrs,
 }
-"""The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``). The last two are marks for
-gradients (``ir/custom_gradients.py``)."""
+"""The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``). Those from ``detach`` on are
+marks for gradients (``ir/custom_gradients.py``)."""
 
 
 def view(kind: str, *parameters: Any) -> Any:

@@ -19,10 +19,21 @@ from typing import Any
 from torch.overrides import handle_torch_function, has_torch_function
 
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CUSTOM_GRADIENT
+from jitgen.ir.nodes import CUSTOM_GRADIENT, VIEW
 
+DETACHED = ("detach",)
+"""Attrs of a view through which no gradient flows: ``x.detach()``, and what is computed under ``no_grad``."""
+UNTRACKED_VIEW = ("untracked_view",)
+"""Attrs of such a view that torch makes a leaf which requires grad where its tensor does: a view under ``no_grad``."""
+UNTRACKED_CONTIGUOUS = ("untracked_contiguous",)
+"""Attrs of such a view of what ``contiguous()`` returns under ``no_grad``: the tensor itself, or a copy of it."""
 SAVED_VIEW = ("saved",)
 """Attrs of a view that is its operand: a mark that the forward saves this value for its backward."""
+
+
+def is_detached(node: Node) -> bool:
+    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
+    return node.kind is VIEW and node.attrs in (DETACHED, UNTRACKED_VIEW, UNTRACKED_CONTIGUOUS)
 
 
 def differentiated(node: Node) -> range:

@@ -38,13 +38,13 @@ def _register_casts() -> None:
         def convert(trace: Trace, input: Node, *, memory_format: Any = None, dtype: str = dtype) -> Node:
             return ordered(trace, trace.cast(input, dtype), memory_format)
 
-        row(name, view=True)(convert)
+        row(name, itself=True)(convert)
 
 
 _register_casts()
 
 
-@row("to", view=True)
+@row("to", itself=True)
 def to(
     trace: Trace,
     input: Node,
@@ -78,7 +78,7 @@ def to(
     return ordered(trace, trace.cast(input, dtype_name(dtype)) if dtype else input, memory_format)
 
 
-@row("type", view=True)
+@row("type", itself=True)
 def type_(trace: Trace, input: Node, dtype: torch.dtype | str | None = None, non_blocking: bool = False) -> Node:
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(
@@ -87,6 +87,6 @@ def type_(trace: Trace, input: Node, dtype: torch.dtype | str | None = None, non
     return trace.cast(input, dtype_name(dtype))
 
 
-@row("type_as", view=True)
+@row("type_as", itself=True)
 def type_as(trace: Trace, input: Node, other: Node) -> Node:
     return trace.cast(input, other.dtype)

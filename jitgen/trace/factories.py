@@ -119,7 +119,7 @@ def tensor(trace: Trace, data: Any, *, dtype: Any = None, device: Any = None) ->
     return to_shape(trace, cat(trace, ones), shape) if ones else filled(trace, number(trace, 0, name), shape)
 
 
-@row("as_tensor", "asarray", view=True)
+@row("as_tensor", "asarray", itself=True)
 def as_tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None) -> Node:
     return tensor(trace, data, dtype=dtype, device=device)
 

@@ -112,7 +112,7 @@ def reshape_as(trace: Trace, input: Node, other: Node) -> Node:
     return to_shape(trace, input, other.shape)
 
 
-@row("flatten", view=True)
+@row("flatten", itself=True)
 def flatten(trace: Trace, input: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
     if not input.shape:
         return view(trace, input, ("unsqueeze", 0), (1,))
@@ -240,7 +240,7 @@ def expand_as(trace: Trace, input: Node, other: Node) -> Node:
     return expand_row(trace, input, *other.shape)
 
 
-@row("broadcast_tensors", view=True)
+@row("broadcast_tensors", itself=True)
 def broadcast_tensors(trace: Trace, *tensors: Any) -> tuple[Node, ...]:
     nodes = listed(tensors)
     shape = broadcast_shapes(trace, *(node.shape for node in nodes))

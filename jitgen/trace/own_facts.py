@@ -8,15 +8,15 @@ Neighbours: ``tracer.py`` and ``proxy.py`` ask here; ``captures.py`` follows wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.errors import TraceError, UnsupportedError
-from jitgen.ir.custom_gradients import differentiated
+from jitgen.ir.custom_gradients import UNTRACKED_CONTIGUOUS, UNTRACKED_VIEW, differentiated, is_detached
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import INPUT, VIEW
+from jitgen.ir.nodes import INPUT
 from jitgen.spec import DTYPES
 from jitgen.trace.captured import MISSING, Captured, attribute, derived
 from jitgen.trace.location import quote, user_location
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 NAMES = frozenset({"requires_grad", "is_leaf", "grad", "grad_fn"})
-OF_PROXIES = frozenset({"tracer", "node", "value", "owner", "input", "memory", "is_view"})
+OF_PROXIES = frozenset({"tracer", "node", "value", "owner", "input", "memory", "is_view", "untracked", "made_after"})
 """The attributes of a proxy that are its own."""
+UNTRACKED = {
+    "view": "a view that was made where gradients are disabled",
+    "contiguous": "what contiguous() returns where gradients are disabled, which is the tensor itself or a copy of it",
+}
+"""Kinds of tensors that torch's autograd does not know of, though it may know of what they are views of."""
 
 
 def read(trace: Trace, proxy: TensorProxy, name: str) -> Any:
@@ -38,11 +43,14 @@ def read(trace: Trace, proxy: TensorProxy, name: str) -> Any:
     """
     source = None if proxy.input is None else trace.sources[proxy.input]
     if source is None:
-        has_history = requires_grad(trace, proxy.value)
+        has_history = _has_history(trace, proxy, name)
+        is_leaf = not (has_history and trace.differentiable) or proxy.value.attrs == UNTRACKED_VIEW
         if name in ("requires_grad", "is_leaf"):
-            return has_history is (name == "requires_grad")
-        if not has_history or name == "grad":
+            return has_history if name == "requires_grad" else is_leaf
+        if is_leaf or name == "grad":
             return None
+    elif name in ("requires_grad", "is_leaf") and proxy.value.kind is not INPUT and requires_grad(trace, proxy.value):
+        return name == "requires_grad"  # since the function updated it
     elif name in ("requires_grad", "is_leaf"):
         return _guarded(trace, attribute(source, name))
     elif _guarded(trace, derived(f"{source.path}.{name} is None", source, _IS_NONE[name])):
@@ -66,25 +74,52 @@ def _guarded(trace: Trace, found: Captured) -> Any:
     return found.value
 
 
-def requires_grad(trace: Trace, node: Node) -> bool:
-    """Whether eager torch would give the result that ``node`` computes a history."""
-    if not trace.differentiable or not torch.is_grad_enabled():
+def _has_history(trace: Trace, proxy: TensorProxy, name: str) -> bool:
+    """Whether a tensor that is no argument requires grad in eager torch.
+
+    Raises:
+        TraceError: it does if it is a view, and not if it is a copy, which depends on strides.
+    """
+    if proxy.untracked == "detached":
         return False
-    found = [_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node)]
+    if trace.differentiable or proxy.untracked is None:
+        found = requires_grad(trace, proxy.value, (UNTRACKED_VIEW, UNTRACKED_CONTIGUOUS))
+    else:
+        inputs = [alias.input for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
+        base = proxy.memory.base
+        indices = {index for index in inputs if index is not None} | set(base.attrs if base.kind is INPUT else ())
+        found = any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in sorted(indices))
+    if found and proxy.untracked and not proxy.is_view:
+        raise TraceError(
+            f"{trace.name} reads {name} of what was made where gradients are disabled, and is a view or a copy"
+            f"{quote(user_location())}\n  ask the tensor that it was made of"
+        )
+    return found
+
+
+def requires_grad(trace: Trace, node: Node, through: Collection[Any] = (UNTRACKED_VIEW,)) -> bool:
+    """Whether the tensor of ``node`` requires grad in eager torch.
+
+    Args:
+        through: kinds of marks that do not end a history.
+    """
+    if not trace.differentiable:
+        if trace.enables_gradients and any(trace.sources[index].value.requires_grad for index in _inputs_of(node)):
+            raise TraceError(
+                f"{trace.name} enables gradients in a call under torch.no_grad(), which has no effect there, and asks "
+                f"for requires_grad{quote(user_location())}\n  call it where gradients are enabled"
+            )
+        return False
+    found = [_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node, through)]
     return any(found)
 
 
-def is_detached(node: Node) -> bool:
-    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
-    return node.kind is VIEW and node.attrs == ("detach",)
-
-
-def _inputs_of(node: Node) -> Iterator[int]:
+def _inputs_of(node: Node, through: Collection[Any] = ()) -> Iterator[int]:
     """The inputs to which gradients of ``node`` may flow."""
     stack, seen = [node], {id(node)}
     while stack:
         each = stack.pop()
-        if not DTYPES[each.dtype].is_floating_point or is_detached(each):
+        if not DTYPES[each.dtype].is_floating_point or (is_detached(each) and each.attrs not in through):
             continue
         if each.kind is INPUT:
             yield each.attrs.number
@@ -92,6 +127,43 @@ def _inputs_of(node: Node) -> Iterator[int]:
         children = [each.inputs[position] for position in differentiated(each)]
         stack += [child for child in children if id(child) not in seen]
         seen.update(map(id, children))
+
+
+def untracked(source: TensorProxy, node: Node, kind: str | None) -> str | None:
+    """Why autograd does not know of ``node``, which may be a view of ``source``; None where it does.
+
+    Args:
+        kind: of views that are made now, in a graph without marks.
+    """
+    if is_detached(node):
+        return {UNTRACKED_VIEW: "view", UNTRACKED_CONTIGUOUS: "contiguous"}.get(node.attrs)
+    return source.untracked if kind is None or source.untracked == "detached" else kind
+
+
+def refuse_untracked(trace: Trace, proxy: TensorProxy, name: str) -> None:
+    """TraceError where ``name``, called where gradients are enabled, would read ``proxy`` with a history that eager
+    torch does not know: torch raises an error, or what it does depends on strides."""
+    through, why = (UNTRACKED_CONTIGUOUS,), ""
+    if proxy.untracked == "view":
+        if proxy.made_after == proxy.memory.updates:
+            return
+        through, why = (UNTRACKED_VIEW,), ", and that was updated since, as torch refuses"
+    if requires_grad(trace, proxy.value, through):
+        raise TraceError(
+            f"{trace.name}: {name} reads {UNTRACKED[str(proxy.untracked)]}{why}{quote(user_location())}\n"
+            "  make it and use it either both under torch.no_grad(), or both outside of it"
+        )
+
+
+def refuse_untracked_update(trace: Trace, proxy: TensorProxy, value: Node, name: str) -> None:
+    """TraceError where an update with ``value`` would be of a tensor with a history that autograd does not know of."""
+    if proxy.untracked is None or not (trace.differentiable and torch.is_grad_enabled()):
+        return
+    if DTYPES[value.dtype].is_floating_point and (requires_grad(trace, proxy.value) or requires_grad(trace, value)):
+        raise TraceError(
+            f"{trace.name}: {name} updates {UNTRACKED[proxy.untracked]}, where they are enabled, as torch refuses"
+            f"{quote(user_location())}\n  make and update it either both under torch.no_grad(), or both outside of it"
+        )
 
 
 def refuse_other_history(trace: Trace, node: Node) -> None:

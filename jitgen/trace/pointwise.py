@@ -263,7 +263,7 @@ def div(trace: Trace, input: Value, other: Value, *, rounding_mode: str | None =
     raise ValueError(f"rounding_mode must be None, 'trunc' or 'floor', not {rounding_mode!r}")
 
 
-@row("positive", "__pos__", view=True)
+@row("positive", "__pos__", itself=True)
 def positive(trace: Trace, input: Node) -> Node:
     not_bool(input)
     return input
@@ -279,7 +279,7 @@ def detach(trace: Trace, input: Node) -> Node:
     return trace.detached(input)
 
 
-@row("requires_grad_", view=True)
+@row("requires_grad_", itself=True)
 def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
     if requires_grad:
         raise UnsupportedError("requires_grad_ inside a decorated function; call it outside, on the arguments")

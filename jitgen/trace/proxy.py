@@ -30,12 +30,14 @@ class Memory:
         base: the node of the whole tensor's current value, which the values of all views are views of.
         proxies: the tensor and its views.
         is_row_major: whether it is known to be contiguous, so that a reshape of it is a view.
+        updates: how often it was updated in place.
     """
 
     def __init__(self, base: Node, is_row_major: bool = False):
         self.base = base
         self.proxies: list[weakref.ref[TensorProxy]] = []
         self.is_row_major = is_row_major
+        self.updates = 0
 
 
 class TensorProxy(fx.Proxy):
@@ -47,6 +49,9 @@ class TensorProxy(fx.Proxy):
         input: the index of the graph input that it is; None for any other tensor.
         memory: which every proxy has whose tensor would share memory with this one.
         is_view: whether torch is sure to have made it without a copy, or to have raised an error.
+        untracked: why autograd does not know of it, ``"view"`` for a view that was made where gradients are disabled
+            (``own_facts.UNTRACKED``); None for other tensors. In graphs without marks ``"detached"``, too.
+        made_after: how often its memory was updated before it was made.
     """
 
     __array_ufunc__ = None  # numpy leaves its operators to ours
@@ -61,6 +66,8 @@ class TensorProxy(fx.Proxy):
         self.memory = memory or Memory(node)
         self.memory.proxies.append(weakref.ref(self))
         self.is_view = is_view
+        self.untracked: str | None = None
+        self.made_after = self.memory.updates
         trace.guards.given.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:

@@ -293,7 +293,7 @@ def normal_of(
 # ---------------------------------------------------------------------------------------------------------- dropout
 
 
-@row("torch.dropout", view=True)
+@row("torch.dropout", itself=True)
 def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     _probability(trace, p)
     if not train or p == 0:
@@ -303,7 +303,7 @@ def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     return _scaled(trace, input, input.shape, p)
 
 
-@row("torch.feature_dropout", view=True)
+@row("torch.feature_dropout", itself=True)
 def feature_dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     """Whole channels, dimension 1, are dropped."""
     _probability(trace, p)

@@ -34,6 +34,7 @@ class Row:
     Attributes:
         function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
         is_view: whether torch's result may share memory with the first argument.
+        itself: whether torch returns an argument itself where there is nothing to do.
         copied: whether torch's result shares memory with the first argument although the row computes a copy of it.
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
@@ -43,6 +44,7 @@ class Row:
 
     function: Callable[..., Any]
     is_view: bool = False
+    itself: bool = False
     copied: bool = False
     inplace: bool = False
     weights: bool = False
@@ -61,26 +63,26 @@ _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 
 
 def row(
-    *names: str, view: bool = False, weights: bool = False, inplace: bool = False
+    *names: str, view: bool = False, itself: bool = False, weights: bool = False, inplace: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the row of torch's ``names``."""
+    """Register a function as the row of torch's ``names``; what may return an argument itself is a view too."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view, inplace=inplace, weights=weights)
+            ROWS[name] = Row(function, view or itself, itself, inplace=inplace, weights=weights)
         return function
 
     return register
 
 
 def composition(
-    *names: str, view: bool = False, copied: bool = False
+    *names: str, view: bool = False, itself: bool = False, copied: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function of tensors, written in torch functions that have rows, as torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, is_view=view, copied=copied, composed=True)
+            ROWS[name] = Row(function, view or itself, itself, copied, composed=True)
         return function
 
     return register
@@ -191,7 +193,7 @@ def by_name(name: str) -> Row | None:
         return ROWS.get(_OPERATORS.get(bare, bare))
     if name.endswith("_copy"):  # what the function of that name views, in memory of its own
         found = by_name(name.removesuffix("_copy"))
-        return replace(found, is_view=False) if found and found.is_view and not found.composed else None
+        return replace(found, is_view=False, itself=False) if found and found.is_view and not found.composed else None
     if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
         found = by_name(name[:-1])
         return replace(found, is_view=False, inplace=True) if found and not found.is_view else None

@@ -25,8 +25,9 @@ from jitgen import settings
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.attributes import ROUNDED
+from jitgen.ir.custom_gradients import DETACHED, UNTRACKED_CONTIGUOUS, UNTRACKED_VIEW
 from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
-from jitgen.ir.nodes import CONST, INPUT
+from jitgen.ir.nodes import CAST, CONST, INPUT
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, own_facts, table
@@ -43,7 +44,7 @@ from jitgen.trace.numbers import wrap
 from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
-from jitgen.trace.typing import rounded
+from jitgen.trace.typing import is_float, rounded
 from jitgen.trace.updates import is_selection, memory_of, note_copies, updated
 
 
@@ -118,6 +119,9 @@ class Trace:
         self.rounds_results = settings.get("JITGEN_EAGER_ROUNDING")
         """Whether the result of each torch function is rounded, where it has 16 bits; not within a composition, which
         is one function."""
+        self._began_with_gradients = torch.is_grad_enabled()
+        self.enables_gradients = False
+        """Whether the function enables gradients in a call under ``no_grad``."""
         self.draws = 0
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
@@ -212,6 +216,7 @@ class Trace:
                 raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
             if target is torch._C._set_grad_enabled:  # as torch.no_grad() does
+                self.enables_gradients |= bool(args[0]) and not self._began_with_gradients
                 return target(*args)
             row, name = table.find(target)
             if row is None:
@@ -228,18 +233,23 @@ class Trace:
         standing = [self._proxy_of(value) for value in pytree.tree_leaves((args, kwargs))]
         proxies = [proxy for proxy in standing if proxy is not None]
         result = self._result(row, name, positional, named, proxies)
+        if row.python and not kwargs.get("inplace"):
+            return result
         with torch._C.DisableTorchFunction():
-            if self.differentiable and not torch.is_grad_enabled():
-                result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
+            first = self._proxy_of(args[0]) if args else None
+            itself = _by_node(proxies) if row.itself else {}
+            if row.itself and first is not None:
+                itself[id(first.value)] = first
+            copied = row.copied or (row.is_view and is_selection(result))
+            if self.differentiable:
+                result = self._tracked(row, name, result, proxies, itself)
             if self.rounds_results and not row.is_view and not row.python:
                 result = pytree.tree_map(self._rounded, result)
-            first = self._proxy_of(args[0]) if args else None
             if row.inplace or kwargs.get("inplace"):
                 updated(self, first, result, name)
                 return args[0]
-            if row.is_view or row.composed:  # what a composition calls has made its copies
-                copied = row.copied or (row.is_view and is_selection(result))
-                left = self._leave(result, proxies, copied=copied)
+            if row.is_view or row.python or row.copied:  # what the body of a function calls has made its copies
+                left = self._leave(result, proxies, itself, copied, self._untracked_view(name))
                 if name.rpartition(".")[2] not in _VIEWS:
                     note_copies(proxies, pytree.tree_leaves(left))
                 return left
@@ -269,9 +279,12 @@ class Trace:
                 rounds, self.rounds_results = self.rounds_results, self.rounds_results and row.python
                 try:
                     with InterceptFunctions(self), inner:
-                        result = self._enter(row.function(*args, **keywords))
+                        made = row.function(*args, **keywords)
                 finally:
                     self.rounds_results = rounds
+                if row.python and not named.get("inplace"):
+                    return made
+                result = self._enter(made)
                 return result if row.python else self._with_wide_intermediates(result, nodes)
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
@@ -283,6 +296,34 @@ class Trace:
         except Exception as error:
             why = refusal(error, positional, named, self.guards.hint)
             raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def _tracked(
+        self, row: table.Row, name: str, result: Any, proxies: Sequence[TensorProxy], itself: Mapping[int, TensorProxy]
+    ) -> Any:
+        """``result``, of a call of ``name``, as autograd knows of it: where gradients are disabled, not."""
+        leaves, tree = pytree.tree_flatten(result)
+        if torch.is_grad_enabled():
+            computes = any(isinstance(leaf, Node) and is_float(leaf) for leaf in leaves)
+            for proxy in proxies if computes and name.rpartition(".")[2] != "detach" else ():
+                if proxy.untracked:
+                    own_facts.refuse_untracked(self, proxy, name)
+            return result
+        known = [memory_of(proxy.value) for proxy in proxies] if row.is_view else []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Node) and id(leaf) not in itself and leaf.attrs != DETACHED:
+                attrs = DETACHED
+                if any(memory_of(leaf) is memory for memory in known):
+                    attrs = UNTRACKED_VIEW if leaf.kind is not CAST else UNTRACKED_CONTIGUOUS
+                leaves[index] = self.detached(leaf, attrs)
+        return pytree.tree_unflatten(leaves, tree)
+
+    def _untracked_view(self, name: str) -> str | None:
+        """The kind of what ``name`` views in a graph that has no marks of what is not tracked."""
+        if self.differentiable:
+            return None
+        if name.rpartition(".")[2] in ("detach", "data"):
+            return "detached"
+        return None if torch.is_grad_enabled() else "view"
 
     def composed(self, function: Callable[..., Any], proxies: Sequence[TensorProxy]) -> Node:
         """The node of ``function``, in torch calls, of ``proxies``."""
@@ -334,7 +375,12 @@ class Trace:
         found = table.properties().get(name)
         if found is not None:
             with torch._C.DisableTorchFunction():
-                return self._leave(found(self, proxy.value), (proxy,))
+                value = found(self, proxy.value)
+                if name in table.VIEW_PROPERTIES and value is not proxy.value:
+                    row = table.Row(found, is_view=True)
+                    value = self._tracked(row, name, value, (proxy,), {}) if self.differentiable else value
+                itself = {id(proxy.value): proxy} if name == "real" else {}
+                return self._leave(value, (proxy,), itself, untracked=self._untracked_view(name))
         if not hasattr(torch.Tensor, name):
             return own_facts.stored(self, proxy, name)
         if not callable(getattr(torch.Tensor, name)):
@@ -389,6 +435,7 @@ class Trace:
         sources: Sequence[TensorProxy] = (),
         given: Mapping[int, TensorProxy] | None = None,
         copied: bool = False,
+        untracked: str | None = None,
     ) -> Any:
         """A row's result as user code sees it.
 
@@ -396,6 +443,7 @@ class Trace:
             sources: the proxies of which it may be a view.
             given: proxies that are there already, by the id of their nodes.
             copied: whether torch's result is a view of the first of ``sources`` although ``value`` is none.
+            untracked: what views of them are in a graph without marks; see ``TensorProxy``.
         """
         if isinstance(value, Node):
             if given and id(value) in given:
@@ -404,11 +452,13 @@ class Trace:
             source = next((source for source in sources if memory_of(source.value) is memory), None)
             if source is None:
                 return TensorProxy(value, self)
-            return TensorProxy(value, self, source.memory, is_view=source.is_view)
+            left = TensorProxy(value, self, source.memory, is_view=source.is_view)
+            left.untracked = own_facts.untracked(source, value, untracked)
+            return left
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._leave(item, sources, given, copied) for item in value])
+            return type(value)([self._leave(item, sources, given, copied, untracked) for item in value])
         return value
 
     def forget_tensors(self) -> None:
@@ -455,11 +505,11 @@ class Trace:
             return self._cast_scalar(node, dtype)
         return self.make("cast", (node,), dtype, node.shape)
 
-    def detached(self, node: Node) -> Node:
+    def detached(self, node: Node, attrs: tuple[str, ...] = DETACHED) -> Node:
         """``node`` as a value through which no gradient flows."""
         if not (self.differentiable and DTYPES[node.dtype].is_floating_point):
             return node
-        return self.make("view", (node,), node.dtype, node.shape, ("detach",))
+        return self.make("view", (node,), node.dtype, node.shape, attrs)
 
     def copy(self, node: Node, dtype: str) -> Node:
         """``node`` as ``dtype`` in memory of its own."""

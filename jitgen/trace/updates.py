@@ -10,6 +10,7 @@ import torch
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
+from jitgen.ir.custom_gradients import is_detached
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import GATHER, INPUT, VIEW
 from jitgen.spec import DTYPES
@@ -43,6 +44,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{trace.name}: {name} updates a 0-d CPU tensor in a kernel on {trace.device}{quote(user_location())}\n"
             "  move it there first, with .to(device)"
         )
+    own_facts.refuse_untracked_update(trace, proxy, value, name)
     sharing = [alias for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
     memory = proxy.memory
     base = memory.base
@@ -83,6 +85,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
         memory.base = written if is_tracked else _with_history(trace, written, base, name)
         for alias, chain in zip(sharing, chains, strict=True):
             alias.value = _moved(trace, memory.base, chain or ())
+    memory.updates += 1
     for alias in sharing:
         if alias.input is not None:
             trace.mutated[alias.input] = alias.value
@@ -95,7 +98,7 @@ def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> 
         return True
     if not torch.is_grad_enabled():
         return False
-    if not any(map(own_facts.is_detached, steps)):
+    if not any(map(is_detached, steps)):
         return True
     if own_facts.requires_grad(trace, value):
         raise UnsupportedError(
@@ -166,7 +169,7 @@ def _is_writable(steps: Sequence[Node], memory: Memory, is_view: bool) -> bool:
         attrs: Any = step.attrs if step.kind is VIEW else (GATHER.name,)
         if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):
             return False
-        keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach") or attrs[:2] == ("slice", 0)
+        keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach", "untracked_view") or attrs[:2] == ("slice", 0)
         is_row_major = is_row_major and keeps and (attrs[0] != "slice" or attrs[3] == 1)
     return True
 

@@ -68,6 +68,7 @@ def test_a_call_gives_the_same_bits_whatever_threads_do(threads: int) -> None:
 
 OUTSIDE: dict[str, tuple[Any, ...]] = {
     "embedding": (lambda i, x: F.embedding(i, x), 0, -1),
+    "embedding_bag": (lambda i, x: F.embedding_bag(i[None], x), 0, -1),
     "index_select": (lambda i, x: x.index_select(1, i), 1, -1),
     "gather": (lambda i, x: x.gather(1, i[:, None].expand(-1, 2)), 1, -1),
     "take": (lambda i, x: x.take(i), None, None),

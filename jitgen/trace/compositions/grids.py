@@ -83,7 +83,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return tuple(grids)
 
 
-@composition("_VF.cartesian_prod")
+@composition("_VF.cartesian_prod", itself=True)
 def cartesian_prod(tensors: Any) -> Tensor:
     for tensor in tensors:
         require_rank(tensor, (0, 1))

@@ -129,7 +129,7 @@ def embedding_bag(
         begins = torch.zeros(input.shape[0] + 1, dtype=torch.int64)
         bag = begins.index_add(0, offsets.long(), torch.ones_like(offsets).long()).cumsum(0)[:-1] - 1
     flat = input.reshape(-1)
-    found = weight[flat]
+    found = weight.index_select(0, flat)
     if per_sample_weights is not None:
         found = found * per_sample_weights.reshape(-1, 1)
     counted = torch.ones_like(flat, dtype=torch.bool) if padding_idx is None else flat != padding_idx % weight.shape[0]

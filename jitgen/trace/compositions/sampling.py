@@ -59,12 +59,12 @@ def _dropped_out(input: Tensor, p: float, train: bool, shape: Any) -> Tensor:
     return _alpha_dropped(input, p, torch.empty(shape).bernoulli_(1 - p))
 
 
-@composition("torch.alpha_dropout", view=True)
+@composition("torch.alpha_dropout", itself=True)
 def alpha_dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
     return _dropped_out(input, p, train, input.shape)
 
 
-@composition("torch.feature_alpha_dropout", view=True)
+@composition("torch.feature_alpha_dropout", itself=True)
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
     """Whole channels, dimension 1, are dropped."""
     if train and p != 0 and input.dim() < 2:

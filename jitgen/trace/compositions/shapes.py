@@ -18,13 +18,13 @@ Sizes = Sequence[Any]
 # ---------------------------------------------------------------------------------------------------------- as they are
 
 
-@composition("conj", "resolve_conj", "resolve_neg", "real", view=True)
+@composition("conj", "resolve_conj", "resolve_neg", "real", itself=True)
 def same(input: Tensor) -> Tensor:
     """Of a real tensor."""
     return input
 
 
-@composition("conj_physical")
+@composition("conj_physical", itself=True)
 def conj_physical(input: Tensor) -> Tensor:
     return input.clone()
 
@@ -44,12 +44,12 @@ def aten_slice(input: Tensor, dim: int = 0, start: int | None = None, end: int |
     return input[tuple(key)]
 
 
-@composition("unsafe_chunk")
+@composition("unsafe_chunk", view=True)
 def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return input.chunk(chunks, dim)
 
 
-@composition("unsafe_split", "unsafe_split_with_sizes")
+@composition("unsafe_split", "unsafe_split_with_sizes", view=True)
 def unsafe_split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     return input.split(split_size_or_sections, dim)
 
@@ -109,12 +109,12 @@ def _each(tensors: Any, function: Any) -> Any:
     return tuple(map(function, listed))
 
 
-@composition("torch.atleast_1d", view=True)
+@composition("torch.atleast_1d", itself=True)
 def atleast_1d(*tensors: Any) -> Any:
     return _each(tensors, lambda x: x.reshape(1) if x.dim() == 0 else x)
 
 
-@composition("torch.atleast_2d", view=True)
+@composition("torch.atleast_2d", itself=True)
 def atleast_2d(*tensors: Any) -> Any:
     return _each(tensors, lambda x: x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x)
 
@@ -127,7 +127,7 @@ def _deep(x: Tensor) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 2 else x
 
 
-@composition("torch.atleast_3d", view=True)
+@composition("torch.atleast_3d", itself=True)
 def atleast_3d(*tensors: Any) -> Any:
     return _each(tensors, _deep)
 
@@ -270,7 +270,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     return input.reshape(rows, groups, channels // groups, *spatial).transpose(1, 2).reshape(input.shape)
 
 
-@composition("sum_to_size")
+@composition("sum_to_size", itself=True)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     sizes = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
     if not sizes:
