@@ -38,7 +38,8 @@ class About:
     """What is said of a field, or of a number that follows from fields.
 
     Attributes:
-        words: of the sentence, ``{}`` being the number; empty where it is not said.
+        words: of the sentence, ``{}`` being the number, and ``{:row}`` or ``{:access|accesses}`` the number of such;
+            empty where it is not said.
         least: the least number that is said. A boolean is said where it is true, text where there is any.
         member: its name in the ``struct Config``, where that is not its own.
     """
@@ -74,6 +75,14 @@ def derived(words: str = "", *, least: int = 2, member: str = "") -> Callable[[C
     return lambda compute: Derived(compute, About(words, least, member))
 
 
+class _Count(int):
+    """A number that is formatted with what it counts: ``row`` or, where the plural is another, ``access|accesses``."""
+
+    def __format__(self, noun: str) -> str:
+        one, _, several = noun.partition("|")
+        return " ".join(filter(None, (str(int(self)), one if self == 1 else several or (one and f"{one}s"))))
+
+
 class Member(NamedTuple):
     """A member of a ``struct Config``: ``static constexpr <type> <name> = <value>;``."""
 
@@ -105,14 +114,14 @@ class DeclaredSchedule:
         return declared(own)
 
     def _said(self, item: str) -> str:
-        if "{" in item:
+        if not item.isidentifier():
             names = [name for _, name, _, _ in string.Formatter().parse(item) if name]
-            return item.format(**{name: getattr(self, name) for name in names})
+            return item.format(**{name: _counting(getattr(self, name)) for name in names})
         about = self._declared.get(item)
         value = getattr(self, item) if about is not None else 0
         if about is None or not (value if isinstance(value, (bool, str)) else value >= about.least):
             return ""
-        return about.words.format(value)
+        return about.words.format(_counting(value))
 
     def members(self, **facts: bool | int | str) -> list[Member]:
         """Returns the members of the ``struct Config`` of this schedule's mainloop.
@@ -127,6 +136,10 @@ class DeclaredSchedule:
             _member(name, facts[name] if name in facts else getattr(self, names.get(name, name)))
             for name in self.config
         ]
+
+
+def _counting(value: Any) -> Any:
+    return _Count(value) if isinstance(value, int) else value
 
 
 def _member(name: str, value: bool | int | str) -> Member:

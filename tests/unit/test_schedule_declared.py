@@ -24,6 +24,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaDense,
     WgmmaQuantized,
 )
+from jitgen.families.rows.reduction import forms
 from jitgen.ir.program import plain
 from jitgen.schedule.declared import DeclaredSchedule, about, declared, derived
 
@@ -57,6 +58,18 @@ def test_a_subclass_shares_the_sentence() -> None:
     assert list(declared(Narrow)) == ["stages", "splits", "wide", "absent", "columns"]
 
 
+def test_a_number_is_said_with_what_it_counts() -> None:
+    @dataclass(frozen=True)
+    class Counted(DeclaredSchedule):
+        sentence = ("{rows:row}", "{accesses:access|accesses} a thread", "tiles", "in order")
+        rows: int
+        accesses: int
+        tiles: int = field(default=0, metadata=about("{:tile} at once", least=1))
+
+    assert str(Counted(1, 2)) == "1 row, 2 accesses a thread, in order"
+    assert str(Counted(3, 1, 1)) == "3 rows, 1 access a thread, 1 tile at once, in order"
+
+
 def test_a_derived_number_is_no_field_and_cannot_be_set() -> None:
     schedule = Example(8, 1)
     assert replace(schedule, rows=4).columns == 8
@@ -65,7 +78,10 @@ def test_a_derived_number_is_no_field_and_cannot_be_set() -> None:
         schedule.columns = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda each: each.__name__)
+FORMS = [*SCHEDULES, *forms.SCHEDULES, wgmma.WgmmaSchedule, DecodeSchedule, backward_wgmma.WgmmaSchedule]
+
+
+@pytest.mark.parametrize("schedule", FORMS, ids=lambda each: each.__name__)
 def test_every_declared_word_is_in_the_sentence(schedule: Any) -> None:
     said = {name for name, about in declared(schedule).items() if about.words}
     assert said <= set(schedule.sentence)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jitgen.device import Device
 from jitgen.families.elementwise.layout import Layout, RegionGeometry
@@ -14,6 +15,7 @@ from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations
 from jitgen.kernel.launch import LaunchShape, blocks_of
 from jitgen.kernel.operands import CPU_LANES, item_size
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 CPU_BLOCK = 1024
 """Elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""
@@ -42,7 +44,7 @@ GPU_MOST_BYTES_PER_STEP = 512
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(DeclaredSchedule):
     """How a kernel's threads share its elements.
 
     Attributes:
@@ -53,28 +55,40 @@ class Schedule:
         blocks: blocks that the registers of a multiprocessor must suffice for; 0 leaves that to the compiler.
     """
 
+    sentence: ClassVar[tuple[str, ...]] = (
+        "{threads} threads a block",
+        "{steps} a thread of {vector} elements",
+        "blocks",
+        "wide",
+    )
     threads: int
     vectors: tuple[int, ...]
     unrolls: tuple[int, ...]
-    wide: bool
-    blocks: int = 0
+    wide: bool = field(metadata=about("64-bit indices"))
+    blocks: int = field(default=0, metadata=about("{} blocks a multiprocessor", least=1))
 
-    def __str__(self) -> str:
-        """The schedule in words, for people; two schedules that differ have different ``repr``."""
-        vectors, unrolls = _by_region(self.vectors), _by_region(self.unrolls)
-        if self.threads == 1:
-            return f"runs of {vectors} elements, groups of {unrolls} elements"
-        steps = "1 step" if unrolls == "1" else f"{unrolls} steps"
-        words = [f"{self.threads} threads a block", f"{steps} a thread of {vectors} elements"]
-        if self.blocks:
-            words.append(f"{self.blocks} blocks a multiprocessor")
-        if self.wide:
-            words.append("64-bit indices")
-        return ", ".join(words)
+    @property
+    def vector(self) -> str:
+        return _by_region(self.vectors)
+
+    @property
+    def unroll(self) -> str:
+        return _by_region(self.unrolls)
+
+    @property
+    def steps(self) -> str:
+        return "1 step" if self.unroll == "1" else f"{self.unroll} steps"
 
     def tile(self, region: int) -> int:
         """Elements one block computes in ``region``."""
         return self.threads * self.vectors[region] * self.unrolls[region]
+
+
+@dataclass(frozen=True)
+class CpuSchedule(Schedule):
+    """On a CPU, of which one thread computes a run at a time."""
+
+    sentence = ("runs of {vector} elements, groups of {unroll} elements",)
 
 
 def _by_region(numbers: tuple[int, ...]) -> str:
@@ -88,7 +102,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     wide = any(layout.wide for layout in layouts)
     if not device.is_gpu:
         lanes = tuple(_lanes(body, device) for body in kernel.bodies)
-        return (Schedule(1, (CPU_BLOCK,) * len(layouts), lanes, True),)
+        return (CpuSchedule(1, (CPU_BLOCK,) * len(layouts), lanes, True),)
     vectors, unrolls, most = [], [], 0
     for body, layout in zip(kernel.bodies, layouts, strict=True):
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]

@@ -12,23 +12,29 @@ from jitgen.families.scatter.layout import Layout, ScatterGeometry
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations
 from jitgen.kernel.launch import LaunchShape, blocks_of
+from jitgen.schedule.declared import DeclaredSchedule
 
 GPU_THREADS = 128
 """Threads of a block, each of which has one index of the grid dimensions."""
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(DeclaredSchedule):
     """``threads`` of a block; 1 on a CPU, where threads share outer dimensions and cache lines of the inner one."""
 
+    sentence = ("{threads} threads a block, each in order",)
     threads: int
 
-    def __str__(self) -> str:
-        return "each thread in order" if self.threads == 1 else f"{self.threads} threads a block, each in order"
+
+@dataclass(frozen=True)
+class CpuSchedule(Schedule):
+    """On a CPU."""
+
+    sentence = ("each thread in order",)
 
 
 def candidates(problem: Any, device: Device) -> tuple[Schedule, ...]:
-    return (Schedule(GPU_THREADS if device.is_gpu else 1),)
+    return (Schedule(GPU_THREADS) if device.is_gpu else CpuSchedule(1),)
 
 
 def launch(

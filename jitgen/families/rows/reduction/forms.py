@@ -8,14 +8,15 @@ where all rows read the same elements of it. What is the same for every schedule
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from jitgen.kernel.operands import ACCESS_BYTES
+from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 
 @dataclass(frozen=True)
-class HostRows:
+class HostRows(DeclaredSchedule):
     """A CPU's: its threads share the rows.
 
     Attributes:
@@ -24,21 +25,25 @@ class HostRows:
         scratch: whether values that are costly to compute stay in scratch memory between passes.
     """
 
+    sentence = ("{rows_at_once}", "groups of {group} elements", "scratch")
     wide: ClassVar[bool] = True
     online: ClassVar[bool] = False
     tile_rows: int
     group: int
-    scratch: bool
+    scratch: bool = field(metadata=about("costly values stay in scratch memory"))
 
-    def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
-        words = ["one row at a time" if self.tile_rows == 1 else f"tiles of {self.tile_rows} rows"]
-        words.append(f"groups of {self.group} elements")
-        return ", ".join([*words, *["costly values stay in scratch memory"] * self.scratch])
+    @property
+    def rows_at_once(self) -> str:
+        return "one row at a time" if self.tile_rows == 1 else f"tiles of {self.tile_rows} rows"
+
+
+class _MayBeResident(Protocol):
+    @property
+    def resident(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuRows:
+class GpuRows(DeclaredSchedule):
     """What the forms on a GPU have in common.
 
     Attributes:
@@ -54,14 +59,35 @@ class GpuRows:
         online: whether reductions that wait for another one are accumulated in the same pass (``online.py``).
     """
 
+    sentence = (
+        *("{row_threads}", "rows_per_block", "rows_per_thread", "rows_per_iteration"),
+        *("{unroll:access|accesses} a thread of {vector:element}", "masked", "{residence}", "shared_vectors"),
+        *("online", "is_persistent", "is_staged", "preload_deferred", "is_prefetched", "streaming_loads"),
+        *("blocks_per_multiprocessor", "wide"),
+    )
     threads: int
     unroll: int
     unmasked_vectors: int
-    wide: bool
+    wide: bool = field(metadata=about("64-bit indices"))
     vector: int = 1
-    rows_per_block: int = 1
-    rows_per_thread: int = 1
-    online: bool = False
+    rows_per_block: int = field(default=1, metadata=about("{} rows a block"))
+    rows_per_thread: int = field(default=1, metadata=about("{} neighbouring rows a thread"))
+    online: bool = field(default=False, metadata=about("online accumulation"))
+
+    @property
+    def row_threads(self) -> str:
+        return f"{self.threads} thread{'s' * (self.threads != 1)} a row"
+
+    @property
+    def residence(self: _MayBeResident) -> str:
+        return "the row stays in registers" if self.resident else "each pass reads the row from memory"
+
+    @derived("{}")
+    def masked(self) -> str:
+        """Which vectors need a mask."""
+        if self.is_unmasked:
+            return ""
+        return f"the first {self.unmasked_vectors} unmasked" if self.unmasked_vectors else "all masked"
 
     @property
     def block_threads(self) -> int:
@@ -98,9 +124,6 @@ class TritonRows(GpuRows):
 
     resident: bool
 
-    def __str__(self) -> str:
-        return ", ".join(_words(self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class CudaRows(GpuRows):
@@ -112,10 +135,11 @@ class CudaRows(GpuRows):
     """
 
     cluster: int = 1
-    blocks_per_multiprocessor: int = 1
+    blocks_per_multiprocessor: int = field(default=1, metadata=about("{} blocks a multiprocessor"))
 
-    def __str__(self) -> str:
-        return ", ".join(_words(self))
+    @property
+    def row_threads(self) -> str:
+        return super().row_threads + (f" in each of {self.cluster} blocks" if self.cluster > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +170,7 @@ class LoopedRows(CudaRows):
     staged: ClassVar[None] = None
     prefetch: ClassVar[None] = None
     streaming_loads: ClassVar[bool] = False
-    rows_per_iteration: int = 1
+    rows_per_iteration: int = field(default=1, metadata=about("{} rows an iteration"))
 
 
 @dataclass(frozen=True)
@@ -197,12 +221,22 @@ class ResidentRows(CudaRows):
     """
 
     resident: ClassVar[bool] = True
-    rows_per_iteration: int = 1
-    shared_vectors: int = 0
-    preload_deferred: bool = False
+    rows_per_iteration: int = field(default=1, metadata=about("{} rows an iteration"))
+    shared_vectors: int = field(
+        default=0, metadata=about("its last {:access|accesses} a thread in shared memory", least=1)
+    )
+    preload_deferred: bool = field(default=False, metadata=about("deferred operands loaded with the row"))
     staged: Staged | None = None
     prefetch: Prefetch | None = None
-    streaming_loads: bool = False
+    streaming_loads: bool = field(default=False, metadata=about("streaming loads"))
+
+    @derived("deferred operands staged in shared memory")
+    def is_staged(self) -> bool:
+        return self.staged is not None
+
+    @derived("prefetch to the L2 cache")
+    def is_prefetched(self) -> bool:
+        return self.prefetch is not None
 
     @property
     def shared_bytes(self) -> int:
@@ -227,45 +261,13 @@ class PersistentRows(CudaRows):
     shared_operands: int
     shared_bytes: int
 
+    @derived("persistent clusters")
+    def is_persistent(self) -> bool:
+        return True
+
 
 CudaSchedule = LoopedRows | ResidentRows | PersistentRows | ColumnBlocks
 RowSchedule = HostRows | TritonRows | CudaSchedule
 """The schedule of a row kernel."""
 SCHEDULES: tuple[type, ...] = (HostRows, TritonRows, LoopedRows, ResidentRows, PersistentRows, ColumnBlocks)
 """Every class of ``RowSchedule``."""
-
-
-def _words(schedule: Any) -> list[str]:
-    """A schedule on a GPU in words; ``schedule`` is of any form."""
-    cluster = getattr(schedule, "cluster", 1)
-    words = [f"{_counted(schedule.threads, 'thread')} a row" + f" in each of {cluster} blocks" * (cluster > 1)]
-    if schedule.rows_per_block > 1:
-        words.append(f"{schedule.rows_per_block} rows a block")
-    if schedule.rows_per_thread > 1:
-        words.append(f"{schedule.rows_per_thread} neighbouring rows a thread")
-    if getattr(schedule, "rows_per_iteration", 1) > 1:
-        words.append(f"{schedule.rows_per_iteration} rows an iteration")
-    words.append(f"{_counted(schedule.unroll, 'access', 'es')} a thread of {_counted(schedule.vector, 'element')}")
-    if not schedule.is_unmasked:
-        unmasked = schedule.unmasked_vectors
-        words.append(f"the first {unmasked} unmasked" if unmasked else "all masked")
-    words.append("the row stays in registers" if schedule.resident else "each pass reads the row from memory")
-    if getattr(schedule, "shared_vectors", 0):
-        words.append(f"its last {_counted(schedule.shared_vectors, 'access', 'es')} a thread in shared memory")
-    if schedule.online:
-        words.append("online accumulation")
-    if isinstance(schedule, PersistentRows):
-        words.append("persistent clusters")
-    if isinstance(schedule, ResidentRows):
-        words += ["deferred operands staged in shared memory"] * (schedule.staged is not None)
-        words += ["deferred operands loaded with the row"] * schedule.preload_deferred
-        words += ["prefetch to the L2 cache"] * (schedule.prefetch is not None)
-        words += ["streaming loads"] * schedule.streaming_loads
-    blocks = getattr(schedule, "blocks_per_multiprocessor", 1)
-    if blocks > 1:
-        words.append(f"{blocks} blocks a multiprocessor")
-    return [*words, *["64-bit indices"] * schedule.wide]
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"

@@ -9,7 +9,8 @@ CPU a thread takes a row by itself, or a tile of neighbouring rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
@@ -17,6 +18,7 @@ from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
 from jitgen.kernel.operands import WARP, item_size
 from jitgen.kernel.rows import RowLayout
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 CPU_BLOCK = 1024
 """Elements of a row that a CPU thread takes at once: what is scanned of them, its operands and its results fit the
@@ -49,7 +51,7 @@ TRITON_TILE = 2048
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(DeclaredSchedule):
     """How rows are walked.
 
     Attributes:
@@ -64,31 +66,18 @@ class Schedule:
         wide: 64-bit indices.
     """
 
+    sentence: ClassVar[tuple[str, ...]] = (
+        *("{threads} threads a block", "{rows:row} at once", "{items} elements of a row at once"),
+        *("vector", "rows_per_thread", "chunks", "wide"),
+    )
     threads: int
     rows: int
     items: int
-    vector: int
-    rows_per_thread: int
-    chunks: int
+    vector: int = field(metadata=about("accesses of {} elements"))
+    rows_per_thread: int = field(metadata=about("{} neighbouring rows a thread"))
+    chunks: int = field(metadata=about("rows in {} chunks"))
     loops: bool
-    wide: bool
-
-    def __str__(self) -> str:
-        """The schedule in words, for people; two schedules that differ have different ``repr``."""
-        if self.threads == 1:
-            at_once = f"{self.items} elements at once" if self.items > 1 else "element by element"
-            return f"tiles of {self.rows} neighbouring rows" if self.rows > 1 else f"rows one by one, {at_once}"
-        words = [f"{self.threads} threads a block", f"{self.rows} {'rows' if self.rows > 1 else 'row'} at once"]
-        words.append(f"{self.items} elements of a row at once")
-        if self.vector > 1:
-            words.append(f"accesses of {self.vector} elements")
-        if self.rows_per_thread > 1:
-            words.append(f"{self.rows_per_thread} neighbouring rows a thread")
-        if self.chunks > 1:
-            words.append(f"rows in {self.chunks} chunks")
-        if self.wide:
-            words.append("64-bit indices")
-        return ", ".join(words)
+    wide: bool = field(metadata=about("64-bit indices"))
 
     @property
     def along(self) -> int:
@@ -101,6 +90,19 @@ class Schedule:
         return self.along * self.items
 
 
+@dataclass(frozen=True)
+class CpuSchedule(Schedule):
+    """On a CPU, of which one thread walks a row, or a tile of them."""
+
+    sentence = ("{walk}",)
+
+    @property
+    def walk(self) -> str:
+        if self.rows > 1:
+            return f"tiles of {self.rows} neighbouring rows"
+        return f"rows one by one, {f'{self.items} elements at once' if self.items > 1 else 'element by element'}"
+
+
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
@@ -109,7 +111,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         is_short = geometry.length < CPU_SHORT_ROW and not (layout.columns or exponentials)
         items = 1 if is_short else CPU_BLOCK
         rows = CPU_COLUMN_ROWS if layout.columns else CPU_SHORT_ROWS if is_short else 1
-        return (Schedule(1, rows, items, 1, 1, body.chunks, True, True),)
+        return (CpuSchedule(1, rows, items, 1, 1, body.chunks, True, True),)
     length, neighbours = max(geometry.length, 1), geometry.sizes[-1]
     if device.dialect == "triton":
         threads, rows, items = _triton(layout.columns, length, neighbours, body.chunks)

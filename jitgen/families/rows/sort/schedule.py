@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
@@ -13,6 +14,7 @@ from jitgen.kernel.explain import operations_of
 from jitgen.kernel.launch import LaunchShape, blocks_of
 from jitgen.kernel.operands import WARP
 from jitgen.kernel.rows import RowLayout
+from jitgen.schedule.declared import DeclaredSchedule, about
 
 MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
 """Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
@@ -28,7 +30,7 @@ TRITON_MERGED = 1024
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(DeclaredSchedule):
     """How rows are taken.
 
     Attributes:
@@ -39,34 +41,49 @@ class Schedule:
         wide: 64-bit indices.
     """
 
+    sentence: ClassVar[tuple[str, ...]] = (
+        "{threads} threads a block",
+        "{counted_rows} a block, with room for {tile} elements of each",
+        "wide",
+    )
     threads: int
     rows: int
     tile: int
     steps: int
-    wide: bool
+    wide: bool = field(metadata=about("64-bit indices"))
 
-    def __str__(self) -> str:
-        """The schedule in words, for people; two schedules that differ have different ``repr``."""
-        words = [f"{self.threads} threads a block" if self.threads > 1 else "a row a thread"]
-        if self.steps:
-            words.append(f"the ranks of {self.tile} elements a block, {self.steps} steps of bisection in each chunk")
-        elif self.tile > 1:
-            rows = f"{self.rows} rows" if self.rows > 1 else "one row"
-            words.append(f"{rows} a block, with room for {self.tile} elements of each")
-        if self.wide:
-            words.append("64-bit indices")
-        return ", ".join(words)
+    @property
+    def counted_rows(self) -> str:
+        return f"{self.rows} rows" if self.rows > 1 else "one row"
+
+
+@dataclass(frozen=True)
+class CpuSchedule(Schedule):
+    """On a CPU, of which each thread sorts rows by itself."""
+
+    sentence = ("a row a thread", "wide")
+
+
+@dataclass(frozen=True)
+class MergeSchedule(Schedule):
+    """Where chunks are merged."""
+
+    sentence = (
+        "{threads} threads a block",
+        "the ranks of {tile} elements a block, {steps} steps of bisection in each chunk",
+        "wide",
+    )
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
-        return (Schedule(1, 1, 1, 0, layout.wide),)
+        return (CpuSchedule(1, 1, 1, 0, layout.wide),)
     if is_merge(body):
         steps = geometry.ranks.bit_length()
         tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
-        return (Schedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
+        return (MergeSchedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
     most = MOST_ELEMENTS[device.dialect]
     tile = min(most, max(2, _power_of_two(geometry.length)))
     rows = max(1, min(BLOCK_ELEMENTS // tile, _power_of_two(geometry.rows)))
