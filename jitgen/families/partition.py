@@ -3,22 +3,22 @@
 1. ``_move``: every view is moved to the inputs (``ir/views.py``).
 2. ``_regions``: each family in turn may rewrite results, and claims some of them for its regions. A value that a region
    needs in memory is *materialized*: it becomes a temporary, which is partitioned in the same manner.
-3. ``kernels_of``: regions become kernels of instructions in compute dtypes (``families/kernels.py``).
+3. ``Steps``: temporaries, and changes of arguments, are put in order (``families/steps.py``).
+4. ``kernels_of``: regions become kernels of instructions in compute dtypes (``families/kernels.py``).
 
 No family is named here. They are called in the order of ``families/registry.py``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitgen.device import Device
-from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
+from jitgen.families.steps import Steps
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
@@ -26,13 +26,10 @@ from jitgen.ir.graph import Builder, Graph, Node, Shape, equal_sizes, kinds_of, 
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, GATHER, INPUT, IOTA, SCALAR, SCATTER, VIEW, Kind
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
-from jitgen.ir.regions import MAX_READS, Region, Store
+from jitgen.ir.regions import MAX_READS, Region, Store, renumbered, stores_of, without_results
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 from jitgen.kernel.operands import channels_last_memory, locate, ordered_like, output_strides
-
-MOST_TEMPORARIES = 64
-"""Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
 
 
 def program_of(
@@ -54,33 +51,6 @@ def program_of(
             returned in place of a result.
     """
     return Partitioner(graph, decide, environment, memory, device, out).program()
-
-
-class Step(NamedTuple):
-    """What is computed before the results: a temporary, or a change of an argument that is updated in place.
-
-    Attributes:
-        number: of the temporary, or of the result that is the argument's new value.
-        change: the number of the change, for an argument that is changed several times; None for a temporary.
-    """
-
-    number: int
-    change: int | None = None
-
-
-def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
-    """Steps that wait for one another, the first of which waits for the second and so on around; empty where every step
-    can come after those that ``after`` names for it."""
-    left = {step: before & after.keys() for step, before in after.items()}
-    while ready := [step for step, before in left.items() if not before & left.keys()]:
-        for step in ready:
-            del left[step]
-    if not left:
-        return []
-    path = [next(iter(left))]
-    while path[-1] not in path[:-1]:
-        path.append(next(before for before in left if before in left[path[-1]]))
-    return path[path.index(path[-1]) : -1]
 
 
 class Partitioner:
@@ -162,7 +132,7 @@ class Partitioner:
         if aliases:
             remaining = [position for position in range(len(results)) if position not in aliases]
             new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
-            regions = _renumbered(_without(regions, aliases), new_positions)
+            regions = renumbered(without_results(regions, aliases), new_positions)
             outputs = [_renumbered_output(output, remaining, aliases) for output in outputs]
             mutated = [(index, remaining.index(position)) for index, position in mutated]
             results = [results[position] for position in remaining]
@@ -174,7 +144,7 @@ class Partitioner:
             [(direct + number, self._regions([node], [memories[direct + number]])) for node in chain]
             for number, (_, chain) in enumerate(self.early)
         ]
-        stages = self._stages(early)
+        stages = Steps(self).stages(early)
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
         buffers = (*inputs, *temporaries, *(Buffer(node.dtype, node.shape) for node in results))
@@ -339,7 +309,7 @@ class Partitioner:
         """The ``input`` node of a temporary with the value of ``node``; one temporary for each node."""
         if node in self.stored:
             return self.stored[node]
-        flat = self._flat(node)
+        flat = self.as_matrix(node)
         if flat in self.flat:
             return self.mover.move(self.flat[flat], ("reshape",), node.shape)
         self.values.append(node)
@@ -349,11 +319,30 @@ class Partitioner:
         self.flat[flat] = self.stored[node] = temporary
         return temporary
 
-    def _flat(self, node: Node) -> Node:
+    def as_matrix(self, node: Node) -> Node:
         """``node`` as a matrix, where it is computed from products: one value for all its shapes, and their memory."""
         if len(node.shape) <= 2 or not any(at_own_coordinates(node, CONTRACT)):
             return node
         return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))
+
+    def with_held_products(self, position: int) -> Node | None:
+        """The value of temporary ``position``, with products that other temporaries hold read from these; None where
+        there are none, or one is of a quantised weight."""
+        value, own = self.values[position], self.temporaries[position]
+        products = [node for node in at_own_coordinates(value, CONTRACT) if self.as_matrix(node) in self.flat]
+        held = {id(node): self.flat[self.as_matrix(node)] for node in products}
+        others = [node for node in products if held[id(node)] is not own]
+        if not others or any(node.is_weight for product in products for node in product.inputs):
+            return None
+        memo = {id(node): self.mover.move(held[id(node)], ("reshape",), node.shape) for node in others}
+        return self.mover.substituted(value, memo)
+
+    def forget_from(self, count: int) -> None:
+        """Forget the temporaries from number ``count`` on."""
+        self.stored = dict(zip(self.values[:count], self.temporaries, strict=False))
+        del self.values[count:], self.temporaries[count:]
+        first = len(self.graph.inputs) + count
+        self.flat = {flat: temporary for flat, temporary in self.flat.items() if temporary.attrs.number < first}
 
     def without(self, kind: Kind, root: Node) -> Node:
         """``root`` with every node of ``kind`` materialized."""
@@ -404,20 +393,20 @@ class Partitioner:
             if values:
                 values = list(family.rewrite_values(values, self))
                 claim = family.claim(values, self)
-                regions += _renumbered(claim.regions, positions)
+                regions += renumbered(claim.regions, positions)
                 positions = [position for position, node in zip(positions, claim.rest, strict=True) if node is not None]
                 values = [node for node in claim.rest if node is not None]
         if values:
             raise AssertionError(f"no family computes {', '.join(sorted({node.op for node in values}))}")
         legal = [self._legal(region, memories) for region in regions]
-        left = sorted(_stored(regions) - _stored(legal))
+        left = sorted(stores_of(regions) - stores_of(legal))
         if left:
             self.depends_on_strides()
             self.updated -= {index for index in self.updated if any(_is_scatter_of(results[p], index) for p in left)}
             apart = self._unwritable(regions, memories)
-            values = [self._apart(results[p]) if p in apart else self.materialize(results[p]) for p in left]
+            values = [self.from_operands(results[p]) if p in apart else self.materialize(results[p]) for p in left]
             copies = self._regions(values, [memories[p] for p in left])
-            legal = _without(legal, left) + _renumbered(copies, left)
+            legal = without_results(legal, left) + renumbered(copies, left)
         return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
 
     def _unwritable(self, regions: Sequence[Region], memories: Sequence[Strided]) -> set[int]:
@@ -427,7 +416,7 @@ class Partitioner:
         stores = [store for region in regions for store in region.stores]
         return {store.result for store in stores if self.written(store, plain[store.result]) is None}
 
-    def _apart(self, value: Node) -> Node:
+    def from_operands(self, value: Node) -> Node:
         """``value`` computed from temporaries: by its own operation, or by its pointwise operations and the views they
         read. Each temporary holds strictly less than ``value``, so such values always have an order."""
         memo: dict[int, Node] = {}
@@ -443,173 +432,9 @@ class Partitioner:
                 memo[id(node)] = self.materialize(node)
         return self.mover.substituted(value, memo)
 
-    def _stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
-        """(steps, regions) of the temporaries and of early updates, in an order in which each comes after what it
-        reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
-        compute beside it.
-
-        Args:
-            updates: of each argument, in their order: (number of the result, regions).
-        """
-        waiting: dict[Step, list[Region]] = {}
-        after: dict[Step, set[Step]] = {}
-        changes: dict[int, set[Step]] = {}
-        for (index, _), chain in zip(self.early, updates, strict=True):
-            steps = [Step(result, number) for number, (result, _) in enumerate(chain)]
-            waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
-            after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
-            changes[index] = set(steps)
-        together: dict[Step, list[Step]] = {}
-        leader: dict[Step, Step] = {}
-        self._compute_values(waiting, together, leader)
-        read = {step: self._read_by(regions, {}) for step, regions in waiting.items()}
-        for position in range(len(self.values)):
-            step = Step(position)
-            if together.get(step) == [step] and (regions := self._with_known_products(position, read)):
-                waiting[step], read[step] = regions, self._read_by(regions, {})
-        apart: set[Step] = set()
-        while True:
-            behind = {
-                step: after.get(step, set()) | {leader.get(each, each) for each in self._read_by(regions, changes)}
-                for step, regions in waiting.items()
-            }
-            around = cycle(behind)
-            if not around:
-                break
-            self._break(around, waiting, together, leader, apart)
-            self._compute_values(waiting, together, leader)
-        after = behind
-        ordered: list[tuple[list[Step], list[Region]]] = []
-        blocked = {step: len(before & waiting.keys()) for step, before in after.items()}
-        following: dict[Step, list[Step]] = {step: [] for step in waiting}
-        for step, before in after.items():
-            for each in before & waiting.keys():
-                following[each].append(step)
-        while waiting:
-            ready = [step for step in waiting if not blocked[step]]
-            # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
-            ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
-            first, *others = ready
-            regions, steps = waiting.pop(first), list(together.get(first, [first]))
-            computed = [first]
-            for other in others if len(steps) == 1 else ():
-                if len(together.get(other, [other])) > 1:
-                    continue
-                merged = _merged(regions, waiting[other], len(steps))
-                if merged is not None:
-                    regions = [merged]
-                elif updates:
-                    regions = [*regions, *_renumbered(waiting[other], [len(steps)])]
-                else:
-                    continue
-                steps.append(other)
-                waiting.pop(other)
-                computed.append(other)
-            for step in (step for each in computed for step in following[each]):
-                blocked[step] -= 1
-            ordered.append((steps, regions))
-        return ordered
-
-    def _compute_values(
-        self, waiting: dict[Step, list[Region]], together: dict[Step, list[Step]], leader: dict[Step, Step]
-    ) -> None:
-        """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need.
-
-        Args:
-            together: for each step of temporaries, those that its regions compute.
-            leader: for each temporary, the step that computes it.
-        """
-        most = MOST_TEMPORARIES + 4 * len(self.index.order)
-        for position, value in enumerate(self.values):  # which grow meanwhile
-            if position == most:
-                raise self._endless([value])
-            if Step(position) in leader:
-                continue
-            numbers = next((each for each in self.joined if each[0] == position), (position,))
-            numbers = tuple(number for number in numbers if Step(number) not in leader)
-            together[Step(position)] = list(map(Step, numbers))
-            leader |= dict.fromkeys(together[Step(position)], Step(position))
-            waiting[Step(position)] = self._regions_in_memory([self.values[number] for number in numbers])
-
-    def _regions_in_memory(self, values: Sequence[Node]) -> list[Region]:
+    def regions_in_memory(self, values: Sequence[Node]) -> list[Region]:
         """The regions that compute ``values`` into contiguous memory."""
         return self._regions(values, [Strided(sizes, contiguous_strides(sizes)) for sizes in map(self._sizes, values)])
-
-    def _break(
-        self,
-        around: Sequence[Step],
-        waiting: dict[Step, list[Region]],
-        together: dict[Step, list[Step]],
-        leader: dict[Step, Step],
-        apart: set[Step],
-    ) -> None:
-        """Changes how one of the steps ``around``, which wait for one another, is computed: each of its temporaries by
-        itself where it has several, else from temporaries of its operands.
-
-        Args:
-            waiting, together, leader: as in ``_compute_values``.
-            apart: the steps that are computed from temporaries of their operands already.
-        """
-        joined = next((step for step in around if len(together.get(step, ())) > 1), None)
-        if joined is not None:
-            for step in together[joined]:
-                together[step], leader[step] = [step], step
-                waiting[step] = self._regions_in_memory([self.values[step.number]])
-            return
-        temporaries = [step for step in around if step.change is None]
-        first = next((step for step in temporaries if step not in apart), None)
-        if first is None:
-            raise self._endless([self.values[step.number] for step in temporaries])
-        apart.add(first)
-        waiting[first] = self._regions_in_memory([self._apart(self.values[first.number])])
-
-    def _with_known_products(self, position: int, read: Mapping[Step, set[Step]]) -> list[Region] | None:
-        """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
-        second kernel would compute the product again. None where there is none, or where they need new temporaries.
-
-        Args:
-            read: the temporaries that each step reads.
-        """
-        value = self.values[position]
-        products = [node for node in at_own_coordinates(value, CONTRACT) if self._flat(node) in self.flat]
-        own = self.temporaries[position]
-        known = {id(node): self.flat[self._flat(node)] for node in products}
-        known = {key: held for key, held in known.items() if held is not own}
-        if not known or any(node.is_weight for each in products for node in each.inputs):
-            return None
-        memo = {
-            id(node): self.mover.move(known[id(node)], ("reshape",), node.shape)
-            for node in products
-            if id(node) in known
-        }
-        count = len(self.values)
-        regions = self._regions_in_memory([self.mover.substituted(value, memo)])
-        if len(self.values) > count:
-            self.stored = dict(zip(self.values[:count], self.temporaries, strict=False))
-            del self.values[count:], self.temporaries[count:]
-            first_new = len(self.graph.inputs) + count
-            self.flat = {flat: held for flat, held in self.flat.items() if held.attrs.number < first_new}
-            return None
-        step = Step(position)
-        unread = read[step] - self._read_by(regions, {})
-        return None if unread.difference(*(others for other, others in read.items() if other != step)) else regions
-
-    def _endless(self, values: Sequence[Node]) -> UnsupportedError:
-        """The error for temporaries that wait for one another, or that need ever more temporaries."""
-        where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
-        return UnsupportedError(
-            f"{self.graph.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
-            "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this expression in "
-            "another decorated function"
-        )
-
-    def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
-        """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
-        nodes = topological(node for region in regions for store in region.stores for node in store.sources)
-        numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
-        first = len(self.graph.inputs)
-        changed = (changes[number] for number in numbers & changes.keys())
-        return {Step(number - first) for number in numbers if number >= first}.union(*changed)
 
     def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
         """``region`` where each view that no strides describe reads a contiguous temporary instead, without the stores
@@ -697,14 +522,6 @@ def _keeps_all_elements(node: Node) -> bool:
     return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
 
 
-def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
-    """One region that computes what ``left`` and ``right`` do, with the result of ``right`` as number ``result``; None
-    where they are not one region each of a family that merges them."""
-    if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
-        return None
-    return registry.named(left[0].family).merge(left[0], right[0], result)
-
-
 def _is_scatter_of(node: Node, index: int) -> bool:
     """Whether ``node`` is a new value of input ``index``, of which elements are replaced or changed."""
     return node.kind is SCATTER and _is_input(node.inputs[0], index)
@@ -714,27 +531,11 @@ def _is_input(node: Node, index: int) -> bool:
     return node.kind is INPUT and node.attrs.number == index
 
 
-def _stored(regions: Iterable[Region]) -> Counter[int]:
-    """How many stores each result has."""
-    return Counter(store.result for region in regions for store in region.stores)
-
-
-def _without(regions: Sequence[Region], results: Container[int]) -> list[Region]:
-    """``regions`` without the stores of ``results``."""
-    reduced = [replace(r, stores=tuple(store for store in r.stores if store.result not in results)) for r in regions]
-    return [region for region in reduced if region.stores]
-
-
 def _renumbered_output(output: int | Alias, remaining: Sequence[int], aliases: Mapping[int, Alias]) -> int | Alias:
     """``output`` after only the results at the positions ``remaining`` are left, and ``aliases`` replace the others."""
     if isinstance(output, Alias):
         return output
     return aliases[output] if output in aliases else remaining.index(output)
-
-
-def _renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
-    """``regions`` in which each store's result, a position, is replaced by the number at that position."""
-    return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]
 
 
 def _has_order(memory: Strided, node: Node) -> bool:

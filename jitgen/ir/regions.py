@@ -23,8 +23,9 @@ claims regions (``families/family.py``); ``ir/body.py`` lowers one to the instru
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jitgen.ir.graph import Node, Shape, topological
@@ -212,3 +213,19 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         elif node.kind.is_pointwise:
             found[here, len(STAGES)] = Stage("map")
     return tuple(found[key] for key in sorted(found)) or (Stage("map"),)
+
+
+def stores_of(regions: Iterable[Region]) -> Counter[int]:
+    """How many stores each result has."""
+    return Counter(store.result for region in regions for store in region.stores)
+
+
+def without_results(regions: Sequence[Region], results: Container[int]) -> list[Region]:
+    """``regions`` without the stores of ``results``."""
+    reduced = [replace(r, stores=tuple(store for store in r.stores if store.result not in results)) for r in regions]
+    return [region for region in reduced if region.stores]
+
+
+def renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
+    """``regions`` in which each store's result, a position, is replaced by the number at that position."""
+    return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]

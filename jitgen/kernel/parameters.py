@@ -46,7 +46,7 @@ class OperandParameters(NamedTuple):
 
     Attributes:
         operand: of the body.
-        index: among the region's operands.
+        number: among the region's operands.
         pointer: the parameter with its address; None for an index.
         offset: the parameter with an index's first value; empty for tensors.
         strides: for each axis the parameter with its stride there, or the number that the layout fixes it to.
@@ -55,7 +55,7 @@ class OperandParameters(NamedTuple):
     """
 
     operand: Operand
-    index: int
+    number: int
     pointer: str | None
     offset: str
     strides: tuple[str, ...]
@@ -65,34 +65,34 @@ class OperandParameters(NamedTuple):
     def integers(self, region: int) -> Iterator[Integer]:
         """The integer parameters in order: whatever is no number."""
         if self.offset:
-            yield Integer(self.offset, "offsets", self.index, -1, region)
+            yield Integer(self.offset, "offsets", self.number, -1, region)
         for field, names in (("strides", self.strides), ("batch_strides", self.batch_strides)):
             for dim, name in enumerate(names):
                 if not name.isdigit():
-                    yield Integer(name, field, self.index, dim, region)
+                    yield Integer(name, field, self.number, dim, region)
         for dim, names in enumerate(self.gathered):
             for field, name in zip(("gathered_sizes", "gathered_strides"), names, strict=True):
                 if not name.isdigit():
-                    yield Integer(name, field, self.index, dim, region)
+                    yield Integer(name, field, self.number, dim, region)
 
 
 def declared(
-    operand: Operand, index: int, strides: Sequence[str], number: str = "", **others: tuple[Any, ...]
+    operand: Operand, number: int, strides: Sequence[str], suffix: str = "", **others: tuple[Any, ...]
 ) -> OperandParameters:
     """The parameters of ``operand``, with the names that all families give to pointers and first values.
 
     Args:
         strides: see ``OperandParameters``; an empty one has the name that all families give to strides.
-        number: what the names of its parameters end in; by default ``index``.
+        suffix: what the names of its parameters end in; by default ``number``.
         others: batch strides and gathered dimensions.
     """
-    number = number or str(index)
+    suffix = suffix or str(number)
     return OperandParameters(
         operand,
-        index,
-        pointer=None if operand.buffer is None else f"p{number}",
-        offset=f"o{number}" if operand.buffer is None else "",
-        strides=tuple(stride or f"s{number}_{dim}" for dim, stride in enumerate(strides)),
+        number,
+        pointer=None if operand.buffer is None else f"p{suffix}",
+        offset=f"o{suffix}" if operand.buffer is None else "",
+        strides=tuple(stride or f"s{suffix}_{dim}" for dim, stride in enumerate(strides)),
         **others,
     )
 
@@ -144,7 +144,7 @@ class KernelParameters:
     def arguments(self, geometries: Sequence[Any], settled: Any, maps: Iterable[MappedTensor]) -> Arguments:
         """What one launch passes for these parameters, after tensor maps."""
         pointers = tuple(
-            (declared.operand.buffer, geometry.offsets[declared.index] * item_size(declared.operand.dtype))
+            (declared.operand.buffer, geometry.offsets[declared.number] * item_size(declared.operand.dtype))
             for region, geometry in zip(self.regions, geometries, strict=True)
             for declared in region.operands
             if declared.operand.buffer is not None

@@ -65,7 +65,7 @@ def printed_attributes(parameters: OperandParameters, kind: str, value: str, dia
     """The attributes of a ``PrintedOperand``."""
     operand = parameters.operand
     return {
-        "index": parameters.index,
+        "index": parameters.number,
         "role": operand.kind,
         "kind": kind,
         "dtype": operand.dtype,

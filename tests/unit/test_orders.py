@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families import partition
-from jitgen.families.partition import Partitioner, Step, cycle
+from jitgen.families import steps
+from jitgen.families.partition import Partitioner
+from jitgen.families.steps import Step, Steps, cycle
 
 SHAPE = B, H, W, C = 2, 8, 12, 8
 ROUTES = [("cpp", "x86-64-v3"), ("cuda", "sm_90a"), ("triton", "sm_90a")]
@@ -117,14 +118,14 @@ def test_every_route_finds_kernels(function: Callable[..., Any], dtype: torch.dt
 
 def test_a_temporary_that_reads_itself_is_computed_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     broken: list[Sequence[Step]] = []
-    original = Partitioner._break
+    original = Steps._break
 
-    def _break(self: Partitioner, around: Sequence[Step], *rest: Any) -> None:
+    def _break(self: Steps, around: Sequence[Step]) -> None:
         broken.append(around)
-        original(self, around, *rest)
+        original(self, around)
 
     monkeypatch.setattr(Partitioner, "_unwritable", lambda *_: set())
-    monkeypatch.setattr(Partitioner, "_break", _break)
+    monkeypatch.setattr(Steps, "_break", _break)
     check(of_windows)
     assert broken
     assert all(len(around) == 1 for around in broken)
@@ -148,7 +149,7 @@ def test_every_temporary_may_be_computed_from_its_operands(
 
     original = Partitioner.program
     monkeypatch.setattr(Partitioner, "program", program)
-    monkeypatch.setattr(partition, "cycle", each_once)
+    monkeypatch.setattr(steps, "cycle", each_once)
     check(function)
     assert len(asked) > 3
 

@@ -41,7 +41,7 @@ def context(
     (body,) = kernel.bodies
     text = printed(body.instructions, dialect, coarse=body.coarse)
     operands = [
-        PrintedOperand(**printed_attributes(operand, "", text.values[operand.index], dialect))
+        PrintedOperand(**printed_attributes(operand, "", text.values[operand.number], dialect))
         for operand in declared.operands
     ]
     title = title_of(body, [""] * len(body.operands), f", {body.row_rank} dimensions in order")

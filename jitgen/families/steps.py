@@ -1,0 +1,210 @@
+"""The order in which a program computes what comes before its results: temporaries, and changes of arguments.
+
+A *step* is one of these. ``Steps`` asks the partition (``families/partition.py``) for the regions of every temporary,
+computes in another way what waits for itself, and puts all steps in an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
+
+from jitgen.errors import UnsupportedError
+from jitgen.families import registry
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import INPUT
+from jitgen.ir.regions import Region, renumbered
+
+if TYPE_CHECKING:
+    from jitgen.families.partition import Partitioner
+
+MOST_TEMPORARIES = 64
+"""Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
+
+
+class Step(NamedTuple):
+    """What is computed before the results: a temporary, or a change of an argument that is updated in place.
+
+    Attributes:
+        number: of the temporary, or of the result that is the argument's new value.
+        change: the number of the change, for an argument that is changed several times; None for a temporary.
+    """
+
+    number: int
+    change: int | None = None
+
+
+def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
+    """Steps that wait for one another, the first of which waits for the second and so on around; empty where every step
+    can come after those that ``after`` names for it."""
+    left = {step: before & after.keys() for step, before in after.items()}
+    while ready := [step for step, before in left.items() if not before & left.keys()]:
+        for step in ready:
+            del left[step]
+    if not left:
+        return []
+    path = [next(iter(left))]
+    while path[-1] not in path[:-1]:
+        path.append(next(before for before in left if before in left[path[-1]]))
+    return path[path.index(path[-1]) : -1]
+
+
+class Steps:
+    """The steps of one partition: which regions each has, and what waits for what.
+
+    Attributes:
+        waiting: the regions of each step that is not in order yet.
+        together: for each step of temporaries, those that its regions compute.
+        leader: for each temporary, the step that computes it.
+        apart: the steps that are computed from temporaries of their operands.
+    """
+
+    def __init__(self, partition: Partitioner) -> None:
+        self.partition = partition
+        self.waiting: dict[Step, list[Region]] = {}
+        self.together: dict[Step, list[Step]] = {}
+        self.leader: dict[Step, Step] = {}
+        self.apart: set[Step] = set()
+
+    def stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
+        """(steps, regions) of the temporaries and of early updates, in an order in which each comes after what it
+        reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
+        compute beside it.
+
+        Args:
+            updates: of each argument, in their order: (number of the result, regions).
+        """
+        after: dict[Step, set[Step]] = {}
+        changes: dict[int, set[Step]] = {}
+        for (index, _), chain in zip(self.partition.early, updates, strict=True):
+            steps = [Step(result, number) for number, (result, _) in enumerate(chain)]
+            self.waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
+            after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
+            changes[index] = set(steps)
+        self._compute_values()
+        read = {step: self._read_by(regions, {}) for step, regions in self.waiting.items()}
+        for position in range(len(self.partition.values)):
+            step = Step(position)
+            if self.together.get(step) == [step] and (regions := self._with_known_products(position, read)):
+                self.waiting[step], read[step] = regions, self._read_by(regions, {})
+        while True:
+            behind = {
+                step: after.get(step, set())
+                | {self.leader.get(before, before) for before in self._read_by(regions, changes)}
+                for step, regions in self.waiting.items()
+            }
+            around = cycle(behind)
+            if not around:
+                return self._ordered(behind, bool(updates))
+            self._break(around)
+            self._compute_values()
+
+    def _ordered(self, after: Mapping[Step, Set[Step]], has_updates: bool) -> list[tuple[list[Step], list[Region]]]:
+        """The steps in order, each after those that ``after`` has for it; steps that may share a kernel are one."""
+        waiting = self.waiting
+        ordered: list[tuple[list[Step], list[Region]]] = []
+        blocked = {step: len(before & waiting.keys()) for step, before in after.items()}
+        following: dict[Step, list[Step]] = {step: [] for step in waiting}
+        for step, before in after.items():
+            for earlier in before & waiting.keys():
+                following[earlier].append(step)
+        while waiting:
+            ready = [step for step in waiting if not blocked[step]]
+            # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
+            ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if has_updates else ())
+            first, *others = ready
+            regions, steps = waiting.pop(first), list(self.together.get(first, [first]))
+            computed = [first]
+            for other in others if len(steps) == 1 else ():
+                if len(self.together.get(other, [other])) > 1:
+                    continue
+                merged = _merged(regions, waiting[other], len(steps))
+                if merged is not None:
+                    regions = [merged]
+                elif has_updates:
+                    regions = [*regions, *renumbered(waiting[other], [len(steps)])]
+                else:
+                    continue
+                steps.append(other)
+                waiting.pop(other)
+                computed.append(other)
+            for step in (step for earlier in computed for step in following[earlier]):
+                blocked[step] -= 1
+            ordered.append((steps, regions))
+        return ordered
+
+    def _compute_values(self) -> None:
+        """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""
+        most = MOST_TEMPORARIES + 4 * len(self.partition.index.order)
+        for position, value in enumerate(self.partition.values):  # which grow meanwhile
+            if position == most:
+                raise self._endless([value])
+            if Step(position) in self.leader:
+                continue
+            numbers = next((joined for joined in self.partition.joined if joined[0] == position), (position,))
+            numbers = tuple(number for number in numbers if Step(number) not in self.leader)
+            self.together[Step(position)] = list(map(Step, numbers))
+            self.leader |= dict.fromkeys(self.together[Step(position)], Step(position))
+            values = [self.partition.values[number] for number in numbers]
+            self.waiting[Step(position)] = self.partition.regions_in_memory(values)
+
+    def _break(self, around: Sequence[Step]) -> None:
+        """Changes how one of the steps ``around``, which wait for one another, is computed: each of its temporaries by
+        itself where it has several, else from temporaries of its operands."""
+        joined = next((step for step in around if len(self.together.get(step, ())) > 1), None)
+        if joined is not None:
+            for step in self.together[joined]:
+                self.together[step], self.leader[step] = [step], step
+                self.waiting[step] = self.partition.regions_in_memory([self.partition.values[step.number]])
+            return
+        temporaries = [step for step in around if step.change is None]
+        first = next((step for step in temporaries if step not in self.apart), None)
+        if first is None:
+            raise self._endless([self.partition.values[step.number] for step in temporaries])
+        self.apart.add(first)
+        value = self.partition.from_operands(self.partition.values[first.number])
+        self.waiting[first] = self.partition.regions_in_memory([value])
+
+    def _with_known_products(self, position: int, read: Mapping[Step, set[Step]]) -> list[Region] | None:
+        """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
+        second kernel would compute the product again. None where there is none, or where they need new temporaries.
+
+        Args:
+            read: the temporaries that each step reads.
+        """
+        value = self.partition.with_held_products(position)
+        if value is None:
+            return None
+        count = len(self.partition.values)
+        regions = self.partition.regions_in_memory([value])
+        if len(self.partition.values) > count:
+            self.partition.forget_from(count)
+            return None
+        step = Step(position)
+        unread = read[step] - self._read_by(regions, {})
+        return None if unread.difference(*(others for other, others in read.items() if other != step)) else regions
+
+    def _endless(self, values: Sequence[Node]) -> UnsupportedError:
+        """The error for temporaries that wait for one another, or that need ever more temporaries."""
+        where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
+        return UnsupportedError(
+            f"{self.partition.graph.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
+            "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this expression in "
+            "another decorated function"
+        )
+
+    def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
+        """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
+        nodes = topological(node for region in regions for store in region.stores for node in store.sources)
+        numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
+        first = len(self.partition.graph.inputs)
+        changed = (changes[number] for number in numbers & changes.keys())
+        return {Step(number - first) for number in numbers if number >= first}.union(*changed)
+
+
+def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
+    """One region that computes what ``left`` and ``right`` do, with the result of ``right`` as number ``result``; None
+    where they are not one region each of a family that merges them."""
+    if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
+        return None
+    return registry.named(left[0].family).merge(left[0], right[0], result)
