@@ -17,7 +17,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
-from jitgen.ir.custom_gradients import SAVED_VIEW, differentiated, is_detached
+from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, differentiated, is_detached
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
@@ -211,7 +211,8 @@ def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
     stack = list(results)
     while stack:
         node = stack[-1]
-        is_mark = is_detached(node) or node.kind is CUSTOM_GRADIENT or (node.op, node.attrs) == ("view", SAVED_VIEW)
+        is_mark = is_detached(node) or node.kind is CUSTOM_GRADIENT
+        is_mark |= node.kind is VIEW and node.attrs in (SAVED_VIEW, SHARED_EXTREMUM)
         read = node.inputs[:1] if is_mark else node.inputs
         waiting = [child for child in read if id(child) not in replaced]
         if waiting:

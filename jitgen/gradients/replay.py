@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import SAVED_VIEW, UNTRACKED_VIEW, with_gradient
+from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS
@@ -136,7 +136,7 @@ class Replay:
             return source.expand(tuple(map(self.size, shape)))
         if kind == "reshape":
             return source.reshape(tuple(map(self.size, shape)))
-        if attrs == SAVED_VIEW:
+        if attrs in (SAVED_VIEW, SHARED_EXTREMUM):
             return source
         if attrs == UNTRACKED_VIEW:
             with torch.no_grad():

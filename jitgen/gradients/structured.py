@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
 from jitgen.ir.equations import axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
@@ -99,6 +100,8 @@ def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
     if kind == "expand":
         dims = [dim for dim, size in enumerate(source.shape) if size == 1 and node.shape[dim] != 1]
         return {0: g.sum(dims, keepdim=True) if dims else g}
+    if node.attrs in (SAVED_VIEW, SHARED_EXTREMUM):
+        return {0: g}
     return {0: _unsliced(node, g, at)}
 
 
@@ -157,9 +160,10 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(REDUCE, _reduce_reads)
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do. Where none of them may
-    be the extremum that the forward saved, since it was rounded, it is found again. Where products that are computed
-    again may differ even between kernels of the backward, the first element that is one now has the gradient."""
+    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do, and where it is NaN the
+    whole row has one (``SHARED_EXTREMUM``: the NaNs share it). Where no element may be the extremum that the forward
+    saved, since it was rounded, it is found again. Where products that are computed again may differ even between
+    kernels of the backward, the first element that is one now has the gradient."""
     kind, dims = node.attrs
     if kind == "sum":
         return {0: g.expand(at.shape(node.inputs[0]))}
@@ -172,11 +176,13 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
             others = others.prod(dim, keepdim=True)
         return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
     if at.has_other_sums(node.inputs[0]):
-        return {0: torch.where(_first_extremum(a, kind, dims), g, 0.0)}
-    if at.is_unrounded(node.inputs[0]):
-        out = (torch.amax if kind == "max" else torch.amin)(a, dims, keepdim=True)
-    chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
-    return {0: torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)}
+        found = torch.where(_first_extremum(a, kind, dims), g, 0.0)
+    else:
+        if at.is_unrounded(node.inputs[0]):
+            out = (torch.amax if kind == "max" else torch.amin)(a, dims, keepdim=True)
+        chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
+        found = torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
+    return {0: found if node.inputs[0].attrs == SHARED_EXTREMUM else torch.where(torch.isnan(out), out, found)}
 
 
 def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:

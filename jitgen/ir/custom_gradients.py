@@ -29,6 +29,8 @@ UNTRACKED_CONTIGUOUS = ("untracked_contiguous",)
 """Attrs of such a view of what ``contiguous()`` returns under ``no_grad``: the tensor itself, or a copy of it."""
 SAVED_VIEW = ("saved",)
 """Attrs of a view that is its operand: a mark that the forward saves this value for its backward."""
+SHARED_EXTREMUM = ("shared",)
+"""Attrs of a view that is its operand: a mark that the NaNs of a row share the gradient of its extremum."""
 
 
 def is_detached(node: Node) -> bool:
@@ -50,6 +52,13 @@ def with_gradient(value: Any, *pairs: Any) -> Any:
     """
     assert has_torch_function((value, *pairs)), "with_gradient is a function of traced tensors"
     return handle_torch_function(with_gradient, (value, *pairs), value, *pairs)
+
+
+def shared(value: Any) -> Any:
+    """``value``, in a trace, of which the extremum is taken: where that is NaN, the NaNs share its gradient, as those
+    of ``torch.max(x)`` do. ``torch.amax`` gives the whole row a gradient of NaN."""
+    assert has_torch_function((value,)), "shared is a function of traced tensors"
+    return handle_torch_function(shared, (value,), value)
 
 
 def saved(value: Any) -> Any:

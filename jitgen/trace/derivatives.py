@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jitgen.ir.custom_gradients import SAVED_VIEW
+from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CUSTOM_GRADIENT
 from jitgen.trace.table import row
@@ -37,6 +37,14 @@ def with_gradient(trace: Trace, value: Node, *pairs: Value) -> Node:
 def saved(trace: Trace, value: Node) -> Node:
     """The row of ``ir.custom_gradients.saved``."""
     return trace.make("view", (value,), value.dtype, value.shape, SAVED_VIEW) if trace.differentiable else value
+
+
+@row("jitgen.shared")
+def shared(trace: Trace, value: Node) -> Node:
+    """The row of ``ir.custom_gradients.shared``."""
+    if not (trace.differentiable and is_float(value)):
+        return value
+    return trace.make("view", (value,), value.dtype, value.shape, SHARED_EXTREMUM)
 
 
 def derived(trace: Trace, value: Node, operands: Sequence[Value], slopes: Callable[[Node], Sequence[Value]]) -> Node:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitgen.ir.custom_gradients import shared
 from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.table import composition
 
@@ -104,12 +105,16 @@ def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
     return _both(torch.return_types.mode, _at(sorted, longest), _at(indices, longest), input, dim, keepdim)
 
 
+def _is_differentiated(input: Tensor) -> bool:
+    return isinstance(input, TensorProxy) and input.owner.differentiable and input.is_floating_point()
+
+
 def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
     """torch's pair of values and indices; without a dimension the value alone.
 
     Where gradients are computed, the element that the index names has that of the value, a NaN too.
     """
-    differentiable = isinstance(input, TensorProxy) and input.owner.differentiable and input.is_floating_point()
+    differentiable = _is_differentiated(input)
     if dim is None:
         if differentiable:
             value = _shared(_rows(input, dim), value)
@@ -122,7 +127,7 @@ def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keep
 def _shared(row: Tensor, value: Tensor) -> Tensor:
     """``value`` as the maximum of the elements of ``row`` equal to it, which share its gradient, as in torch."""
     equal = (row == value) | (torch.isnan(row) & torch.isnan(value))
-    return torch.where(equal, row, float("-inf")).amax(-1, keepdim=True)
+    return shared(torch.where(equal, row, float("-inf"))).amax(-1, keepdim=True)
 
 
 @composition("quantile")
@@ -163,13 +168,15 @@ def _quantile(name: str, input: Tensor, q: Any, dim: Any, keepdim: bool, interpo
         q = q.reshape([-1] + [1] * row.dim())
         sorted, missing = sorted[None], missing[None]
     ranks = q * last
+    if name == "quantile" and _is_differentiated(input):  # a NaN of the row has the gradient
+        ranks = torch.where(missing.any(-1, keepdim=True), last, ranks)
     if interpolation in ("lower", "higher", "nearest"):
         ranks = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](ranks)
     below = torch.floor(ranks)
     lower, upper = _at(sorted, below.to(torch.int64)), _at(sorted, torch.ceil(ranks).to(torch.int64))
     weight = 0.5 if interpolation == "midpoint" else ranks - below
     found = torch.lerp(lower, upper, torch.full_like(ranks, weight) if interpolation == "midpoint" else weight)
-    if name == "quantile":
+    if name == "quantile" and not _is_differentiated(input):
         found = torch.where(missing.any(-1, keepdim=True), float("nan"), found)
     if q.dim() == 0:
         return _back(found, input, dim, keepdim)

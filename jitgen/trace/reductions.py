@@ -17,7 +17,7 @@ import torch
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.derivatives import derived, with_gradient
+from jitgen.trace.derivatives import derived, shared, with_gradient
 from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
@@ -138,7 +138,7 @@ def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
     if isinstance(other, Node):
         return pointwise(trace, "maximum", input, other)
     if dim is None:
-        return amax(trace, input)
+        return amax(trace, shared(trace, input))
     return torch.return_types.max(_extreme(trace, "max", input, dim, keepdim))
 
 
@@ -148,7 +148,7 @@ def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
     if isinstance(other, Node):
         return pointwise(trace, "minimum", input, other)
     if dim is None:
-        return amin(trace, input)
+        return amin(trace, shared(trace, input))
     return torch.return_types.min(_extreme(trace, "min", input, dim, keepdim))
 
 
@@ -321,9 +321,9 @@ def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
     p = 2.0 if p in (None, "fro") else float(p)
     size = pointwise(trace, "abs", input)
     if p == math.inf:
-        return reduce(trace, "max", size, dims)
+        return reduce(trace, "max", shared(trace, size), dims)
     if p == -math.inf:
-        return reduce(trace, "min", size, dims)
+        return reduce(trace, "min", shared(trace, size), dims)
     if p == 0:
         count = reduce(trace, "sum", trace.cast(truth(trace, input), input.dtype), dims)
         return with_gradient(trace, count, input, 0.0)

@@ -407,7 +407,8 @@ class Trace:
         if isinstance(value, torch.Tensor):
             return self.captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            return type(value)(map(self._enter, value)) if type(value) in (list, tuple) else value
+            entered = map(self._enter, value)
+            return type(value)(*entered) if hasattr(value, "_fields") else type(value)(entered)
         if isinstance(value, slice):
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value

@@ -311,3 +311,43 @@ def test_the_gradient_through_a_quantised_weight_has_the_accuracy_of_the_activat
     wanted = given.double() @ dense
     # A sum of 64 products, each rounded; the dense weight is rounded to the dtype of the activation.
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=8 * torch.finfo(dtype).eps * wanted.abs().max())
+
+
+WITH_NANS: dict[str, Callable[..., Any]] = {
+    "amax": lambda x: x.amax(-1),
+    "amax of columns": lambda x: x.amax(0),
+    "amin": lambda x: x.amin((0, 1)),
+    "aminmax": lambda x: torch.stack(torch.aminmax(x, dim=-1)),
+    "amax of a product": lambda x: (x @ torch.eye(4)).amax(-1),
+    "max of all": torch.max,
+    "min of all": torch.min,
+    "max of a row": lambda x: x.max(-1).values,
+    "median": torch.median,
+    "median of a row": lambda x: x.median(-1).values,
+    "largest size": lambda x: torch.linalg.vector_norm(x, INF, -1),
+    "least size": lambda x: torch.linalg.vector_norm(x, -INF, -1),
+    "quantile": lambda x: x.quantile(0.4, -1),
+    "quantiles": lambda x: x.quantile(torch.tensor([0.4, 1.0]), -1),
+    "nanquantile": lambda x: x.nanquantile(0.4, -1),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NANS)
+def test_rows_with_nans_have_eager_torchs_gradients(name: str) -> None:
+    function = WITH_NANS[name]
+    rows = [
+        [1.0, NAN, 3.0, NAN],
+        [2.0, 2.0, 1.0, 2.0],
+        [INF, 1.0, INF, -INF],
+        [NAN, INF, -INF, 0.0],
+        [1.0, 2.0, 3.0, 4.0],
+    ]
+    if name == "amax of a product":
+        rows = [row for row in rows if INF not in row]
+    found = []
+    for called in (function, jitgen.jit(function)):
+        x = torch.tensor(rows, requires_grad=True)
+        result = called(x)
+        weights = torch.arange(1.0, result.numel() + 1).reshape(result.shape)
+        found.append((result.detach(), torch.autograd.grad(result, x, weights)[0]))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
