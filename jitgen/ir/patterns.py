@@ -47,7 +47,7 @@ class Pattern:
     name: str = ""
     tests: tuple[Callable[[Node], bool], ...] = ()
 
-    @property
+    @functools.cached_property
     def operations(self) -> frozenset[str] | None:
         """The operations of nodes that may match; None for all."""
         return None
@@ -104,7 +104,7 @@ class Operation(Pattern):
     operands: tuple[Pattern, ...] | None = None
     commutes: bool = False
 
-    @property
+    @functools.cached_property
     def operations(self) -> frozenset[str]:
         return frozenset((self.op,))
 
@@ -133,7 +133,7 @@ class Either(Pattern):
 
     alternatives: tuple[Pattern, ...] = ()
 
-    @property
+    @functools.cached_property
     def operations(self) -> frozenset[str] | None:
         each = [alternative.operations for alternative in self.alternatives]
         return None if None in each else frozenset().union(*(names for names in each if names is not None))

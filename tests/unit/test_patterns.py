@@ -1,4 +1,4 @@
-"""The pattern matcher, and each spelling of attention: a graph that it rewrites, and one that it must leave alone."""
+"""The pattern matcher, and the patterns of attention and its backward: what each matches, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from jitgen.families.attention.backward.match import ORIENTATIONS, oriented
+from jitgen.families.attention.forward.match import Attention, matched, maxima, sums
 from jitgen.families.attention.forward.spellings import SPELLINGS
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Builder, Node, topological
@@ -223,6 +225,13 @@ def _power_by_logarithm(g: Graph, summed: str = "sum", of: int = 0) -> Node:
     return g.op("exp", g.op("sub", exponent, g.op("log", total)))
 
 
+def _power_by_logarithm_of_others(g: Graph) -> Node:
+    """The sum is of exponentials of other scores, relative to their own maximum."""
+    maximum = g.spread(g.over(g.input(4), "max"))
+    total = g.spread(g.over(g.op("exp", g.op("sub", g.input(4), maximum)), "sum"))
+    return g.op("exp", g.op("sub", g.op("sub", _scores(g), maximum), g.op("log", total)))
+
+
 def _power_of_two(g: Graph, kind: str = "max") -> Node:
     scores = _scores(g)
     return g.op("exp2", g.op("sub", scores, g.spread(g.over(scores, kind))))
@@ -286,7 +295,11 @@ CASES: dict[str, tuple[Made, list[Made]]] = {
     ),
     "exp(x - log(sum(exp(x)))) is exp(x) / sum(exp(x))": (
         _power_by_logarithm,
-        [lambda g: _power_by_logarithm(g, "max"), lambda g: _power_by_logarithm(g, of=1)],
+        [
+            lambda g: _power_by_logarithm(g, "max"),
+            lambda g: _power_by_logarithm(g, of=1),
+            _power_by_logarithm_of_others,
+        ],
     ),
     "exp2(x - max(x)) is exp(ln2 x - max(ln2 x))": (_power_of_two, [lambda g: _power_of_two(g, "min")]),
     "nan_to_num of a softmax is a selection by whether its sum is NaN": (
@@ -340,6 +353,97 @@ def test_factors_of_keys_are_at_the_values(g: Graph) -> None:
     assert factor not in topological([probabilities])
     assert values.op == "mul"
     assert factor in topological([values])
+
+
+# ------------------------------------------------------------------------------------------- products of a function's
+
+
+def _function(g: Graph, tile: Node) -> Node:
+    """A function of ``tile`` that is proportional to no exponential, as those of a backward are."""
+    return g.op("mul", g.op("exp", tile), tile)
+
+
+def _transposed(g: Graph, node: Node) -> Node:
+    return g.make("view", (node,), node.dtype, node.shape[::-1], ("permute", (1, 0)))
+
+
+def _round_trip(g: Graph, dtype: str, wide: str, last: str) -> Node:
+    return g.op("cast", g.op("cast", g.input(0, dtype=dtype), dtype=wide), dtype=last)
+
+
+VIEWED, TURNED, ROUND_TRIP = ORIENTATIONS.names
+ORIENTED: list[tuple[str, bool, Made]] = [
+    (VIEWED, True, lambda g: g.product(_function(g, _transposed(g, _scores(g))), g.input(2, 8, ROWS))),
+    (VIEWED, False, lambda g: g.product(_transposed(g, _scores(g)), g.input(2, 8, ROWS))),
+    (TURNED, True, lambda g: g.product(g.input(2, 8, KEYS), _function(g, _scores(g)))),
+    (TURNED, False, lambda g: g.product(_function(g, _scores(g)), g.input(2, 8, KEYS))),
+    (TURNED, False, lambda g: g.product(g.input(2, 8, KEYS), g.op("tanh", _scores(g)))),
+    (ROUND_TRIP, True, lambda g: _round_trip(g, "bfloat16", "float32", "bfloat16")),
+    (ROUND_TRIP, False, lambda g: _round_trip(g, "bfloat16", "float32", "float16")),
+    (ROUND_TRIP, False, lambda g: _round_trip(g, "float32", "bfloat16", "float32")),
+]
+
+
+@pytest.mark.parametrize("case", range(len(ORIENTED)))
+def test_orientations(case: int, g: Graph) -> None:
+    name, fires, made = ORIENTED[case]
+    mover = Mover(g)
+    root = made(g)
+    image = oriented([root], mover)[id(root)]
+    assert (name in mover.fired) == fires
+    assert (image is not root) == fires
+    assert (image.shape, image.dtype) == (root.shape, root.dtype)
+
+
+# --------------------------------------------------------------------------------------- maxima and sums of attention's
+
+
+def _attention(g: Graph) -> Attention:
+    found = matched(g.product(g.softmax(_scores(g)), g.input(9, 8, KEYS)))
+    assert found is not None
+    return found
+
+
+def _beside(g: Graph, *others: Node) -> Node:
+    pieces = (_scores(g), *others)
+    return g.make("cat", pieces, "float32", (ROWS, sum(each.shape[1] for each in pieces)), (1,))
+
+
+def test_the_exponent_is_scores_less_one_value_for_a_row(g: Graph) -> None:
+    attention = _attention(g)
+    assert attention.scores is attention.product is _scores(g)
+    assert attention.base is g.spread(g.over(_scores(g), "max"))
+    uneven = g.op("exp", g.op("sub", _scores(g), g.spread(g.input(2, 1, KEYS))))
+    found = matched(g.product(uneven, g.input(9, 8, KEYS)))
+    assert found is not None
+    assert (found.base, found.scores) == (None, uneven.inputs[0])
+    assert matched(g.product(g.op("tanh", _scores(g)), g.input(9, 8, KEYS))) is None
+
+
+def test_maxima_of_scores_and_of_what_is_beside_them(g: Graph) -> None:
+    attention, sink, two = _attention(g), g.input(2, ROWS, 1), g.input(3, ROWS, 2)
+    assert maxima(g.over(_scores(g), "max"), attention) == []
+    assert maxima(g.over(_beside(g, sink), "max"), attention) == [sink]
+    for other in (g.over(_scores(g), "min"), g.over(_scores(g), "max", 0), g.over(_beside(g, two), "max"), sink):
+        assert maxima(other, attention) is None
+
+
+def test_sums_of_exponentials_of_scores(g: Graph) -> None:
+    attention, sink = _attention(g), g.input(2, ROWS, 1)
+    row, key = g.spread(g.input(4, ROWS, 1)), g.spread(g.input(5, 1, KEYS))
+    power = g.op("exp", g.op("sub", _scores(g), row))
+    rounded = g.op("cast", g.op("cast", power, dtype="bfloat16"))
+    counted = g.op("cast", g.op("cast", power, dtype="int32"))
+    for node in (power, rounded):
+        found = sums(g.over(node, "sum"), attention)
+        assert found is not None
+        assert (found.base, found.others) == (row, [])
+    plain = sums(g.over(g.op("exp", _beside(g, sink)), "sum"), attention)
+    assert plain is not None
+    assert (plain.base, plain.others) == (None, [sink])
+    uneven = g.op("exp", g.op("sub", _scores(g), key))
+    for node in (g.over(uneven, "sum"), g.over(counted, "sum"), g.over(power, "max"), g.over(power, "sum", 0)):
+        assert sums(node, attention) is None
 
 
 # --------------------------------------------------------------------------------------------------------- exponentials

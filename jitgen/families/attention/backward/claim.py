@@ -90,7 +90,10 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
         return values
     from jitgen.families.attention.backward.match import has_streamed, oriented
 
-    return oriented(values, partition.mover) if has_streamed(values, partition.mover) else values
+    if not has_streamed(values, partition.mover):
+        return values
+    images = oriented(values, partition.mover)
+    return [images[id(value)] for value in values]
 
 
 def may_have_streamed(values: Sequence[Node]) -> bool:

@@ -20,12 +20,13 @@ from typing import Any
 from jitgen.families.attention.rule.heads import with_split
 from jitgen.families.attention.rule.region import stops
 from jitgen.families.attention.rule.views import last_two
-from jitgen.ir.analysis import at_own_coordinates, rewritten
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, cast, contract, view, wildcards
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
 
@@ -136,31 +137,21 @@ def _is_function(node: Node) -> bool:
     return False
 
 
-def oriented(values: Sequence[Node], mover: Mover) -> list[Node]:
-    """``values`` with products of such functions as products with the function at the left, and no view between the
-    function and the products that it is computed from."""
-    images = oriented_images(values, mover)
-    return [images[id(value)] for value in values]
+def oriented(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
+    """``values`` and all that they are computed from, by their ids, with products of such functions as products with
+    the function at the left, and no view between the function and the products that it is computed from."""
+    return _Orient(values, mover).images(values)
 
 
-def oriented_images(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
-    """For each node behind ``values``, by its id, what ``oriented`` makes of it."""
-    orient = _Orient(values, mover)
-    images: dict[int, Node] = {}
-    for value in values:
-        rewritten(value, mover, orient.rewrite, images)
-    return images
-
-
-class _Orient:
-    """The rewrite of one node whose operands are rewritten. Other products of a graph stay as they are.
+class _Orient(Rewriter):
+    """The rewrites ``ORIENTATIONS``. Products that are none of the tiles stay as they are.
 
     Attributes:
         tiles: the products that functions are computed from, and those with functions, by their ids.
     """
 
     def __init__(self, values: Sequence[Node], mover: Mover):
-        self.mover = mover
+        super().__init__(ORIENTATIONS, mover)
         self.tiles: set[int] = set()
         for node in topological(values):
             if _is_backward(node):
@@ -168,80 +159,81 @@ class _Orient:
                 functions = (child for child in node.inputs if _is_function(child))
                 self.tiles.update(id(each) for child in functions for each in _products_behind(child))
 
-    def rewrite(self, node: Node, rebuilt: Node) -> Node:
-        if rebuilt.kind is VIEW:
-            return self._view(rebuilt)
-        if node.kind is CONTRACT and id(node) in self.tiles:
+    def change(self, node: Node, rebuilt: Node) -> Node:
+        if id(node) in self.tiles:
             self.tiles.add(id(rebuilt))
-            left, right = rebuilt.inputs
-            if _is_function(right) and not _is_function(left):
-                return self.mover.move(self._swapped(rebuilt), last_two(len(rebuilt.shape)), rebuilt.shape)
-        if rebuilt.kind is CAST and rebuilt.inputs[0].kind is CAST:
-            return self._without_round_trip(rebuilt)
-        return rebuilt
+        return self.step(rebuilt)
 
-    def _without_round_trip(self, node: Node) -> Node:
-        """A cast to float32 and back is none."""
-        (wide,) = node.inputs
-        (source,) = wide.inputs
-        exact = source.dtype in ("bfloat16", "float16") and wide.dtype in ("float32", "float64")
-        return source if exact and source.dtype == node.dtype else node
-
-    def _view(self, view: Node) -> Node:
-        (source,) = view.inputs
-        if id(source) in self.tiles:
-            found = self._of_product(source, view)
-            if found is not None:
-                return found
-        moved = self.mover.move(source, view.attrs, view.shape)
+    def moved(self, view: Node) -> Node:
+        moved = super().moved(view)
         # What the movement went through may now be a view of a product.
-        return moved if moved.kind is VIEW or moved is source else self._again(moved)
+        return moved if moved.kind is VIEW or moved is view.inputs[0] else self.again(moved)
 
-    def _of_product(self, product: Node, view: Node) -> Node | None:
-        """``view`` of ``product`` as a product; None where it is none."""
-        rank, shape, (kind, *parameters) = len(product.shape), view.shape, view.attrs
+    def of_product(self, node: Node, product: Node) -> Node | None:
+        """``node``, a view of ``product``, as a product; None where it is none."""
+        rank, shape, (kind, *parameters) = len(product.shape), node.shape, node.attrs
         if kind == "permute":
             (order,) = parameters
             if order[-2:] == (rank - 2, rank - 1):
-                return self._moved(product, view.attrs, shape)
+                return self._moved(product, node.attrs, shape)
             if order[-2:] != (rank - 1, rank - 2):
                 return None
             lead = order[:-2]
             if lead == tuple(range(rank - 2)):
-                return self._swapped(product)
+                return self.swapped(product)
             moved = self._moved(product, ("permute", (*lead, rank - 2, rank - 1)), (*shape[:-2], shape[-1], shape[-2]))
-            return self._swapped(moved)
+            return self.swapped(moved)
         whole = kind == "reshape" and len(shape) >= 2 and shape[-2:] == product.shape[-2:]
-        return self._moved(product, view.attrs, shape) if whole else None
+        return self._moved(product, node.attrs, shape) if whole else None
 
     def _operand(self, node: Node, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``node``, an operand of ``product``, under a movement of the batch to ``shape``."""
         if attrs == ("reshape",) and len(shape) == len(product.shape) + 1:
             for dim in range(len(product.shape) - 2):
                 if product.shape[:dim] == shape[:dim] and product.shape[dim + 1 :] == shape[dim + 2 :]:
-                    return self._again(with_split(node, (dim, (shape[dim], shape[dim + 1])), self.mover))
-        return self._again(self.mover.move(node, attrs, (*shape[:-2], *node.shape[-2:])))
+                    return self.again(with_split(node, (dim, (shape[dim], shape[dim + 1])), self.mover))
+        return self.again(self.mover.move(node, attrs, (*shape[:-2], *node.shape[-2:])))
 
     def _moved(self, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``product`` under a movement of its batch."""
         x, w = (self._operand(node, product, attrs, shape) for node in product.inputs)
         attributes = product.attrs._replace(equation=equation(len(shape) - 2, 1))
-        return self._kept(
-            self.mover.builder.make("contract", (x, w), product.dtype, shape, attributes, product.location)
-        )
+        return self._kept(self.make("contract", (x, w), product.dtype, shape, attributes, product.location))
 
-    def _again(self, node: Node) -> Node:
-        return rewritten(node, self.mover, self.rewrite)
-
-    def _swapped(self, product: Node) -> Node:
+    def swapped(self, product: Node) -> Node:
         """``product`` transposed: with its operands exchanged."""
         left, right = product.inputs
         shape = (*product.shape[:-2], product.shape[-1], product.shape[-2])
-        return self._kept(self.mover.builder.like(product, (right, left), shape))
+        return self._kept(self.like(product, (right, left), shape))
 
     def _kept(self, product: Node) -> Node:
         self.tiles.add(id(product))
         return product
+
+
+x, y = wildcards("x y")
+ORIENTATIONS = Rewrites(
+    Rewrite(
+        "a view of a product inside a function is a product of views",
+        view(contract(x, y).named("product")),
+        _Orient.of_product,
+        lambda orient, product: id(product) in orient.tiles,
+    ),
+    Rewrite(
+        "a product with a function at the right is a transposed one with it at the left",
+        contract(x, y),
+        lambda orient, node: orient.mover.move(orient.swapped(node), last_two(len(node.shape)), node.shape),
+        lambda orient, node, x, y: id(node) in orient.tiles and _is_function(y) and not _is_function(x),
+    ),
+    Rewrite(
+        "a cast to a wider dtype and back is none",
+        cast(cast(x).named("wide")),
+        x,
+        lambda orient, node, wide, x: (
+            x.dtype == node.dtype and x.dtype in ("bfloat16", "float16") and wide.dtype in ("float32", "float64")
+        ),
+    ),
+)
 
 
 def _inside(function: Node) -> list[Node]:

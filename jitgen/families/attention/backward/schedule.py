@@ -95,9 +95,9 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     """The rows of each result, of which few have smaller blocks in Triton, the streamed rows and the matrices."""
     if not may_have_streamed(graph.results):
         return []
-    from jitgen.families.attention.backward.match import oriented_images, streamed_in
+    from jitgen.families.attention.backward.match import oriented, streamed_in
 
-    images = oriented_images(graph.results, Mover(Builder()))
+    images = oriented(graph.results, Mover(Builder()))
     found = []
     for gradient in streamed_in(Index(images[id(node)] for node in graph.results)):
         if not decide(fusion_of(gradient).at(environment), device).fused:

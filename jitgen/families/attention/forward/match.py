@@ -28,8 +28,21 @@ from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.index import Index, Reach
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, REDUCE
+from jitgen.ir.patterns import Pattern, Through, exp, row_max, row_sum
 from jitgen.spec import DTYPES
 
+
+def _is_rounding(node: Node) -> bool:
+    """Whether ``node`` is a cast between floating dtypes, in whose place a kernel keeps the compute dtype."""
+    return node.kind is CAST and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point
+
+
+scores = Pattern("scores")
+base = Pattern("base").where(lambda node: not varies(node, (len(node.shape) - 1,)))
+POWER = exp(scores - base) | exp(scores)
+"""e, with b one value for a row."""
+MAXIMUM = row_max(scores)
+SUM = row_sum(Through(inner=POWER, skip=_is_rounding))
 _IN_SUMS = ("cat", "sub", "exp", "cast")
 """Operations between the scores and a sum of their exponentials."""
 
@@ -76,18 +89,11 @@ def matched(result: Node) -> Attention | None:
     power = linear_in(probabilities) if exponential_behind(probabilities) else None
     if power is None:
         return None
-    scores, base = power.inputs[0], None
-    last = len(power.shape) - 1
-    if scores.op == "sub" and not varies(scores.inputs[1], (last,)):
-        scores, base = scores.inputs
-    found = [node for node in at_own_coordinates(scores, CONTRACT) if node.shape == scores.shape]
-    return Attention(result, probabilities, power, scores, base, found[0]) if found else None
-
-
-def is_maximum(node: Node, scores: Node) -> bool:
-    """Whether ``node`` is the maximum of each row of ``scores``, spread over it."""
-    source = node.under_expand
-    return source.kind is REDUCE and source.inputs[0] is scores and source.attrs == ("max", (len(scores.shape) - 1,))
+    for nodes in POWER.matches(power, {}):
+        scores, base = nodes["scores"], nodes.get("base")
+        found = [node for node in at_own_coordinates(scores, CONTRACT) if node.shape == scores.shape]
+        return Attention(result, probabilities, power, scores, base, found[0]) if found else None
+    return None
 
 
 def row_sources(roots: Sequence[Node]) -> list[Node]:
@@ -148,11 +154,8 @@ def beside(node: Node, attention: Attention) -> list[Node] | None:
 
 def maxima(reduction: Node, attention: Attention) -> list[Node] | None:
     """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
-    return (
-        beside(reduction.inputs[0], attention)
-        if reduction.kind is REDUCE and reduction.attrs == ("max", (attention.last,))
-        else None
-    )
+    nodes = MAXIMUM.match(reduction)
+    return None if nodes is None else beside(nodes["scores"], attention)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,24 +168,11 @@ class Sum:
 
 def sums(reduction: Node, attention: Attention) -> Sum | None:
     """``reduction`` as such a sum; None where it is something else."""
-    if reduction.kind is not REDUCE or reduction.attrs != ("sum", (attention.last,)):
-        return None
-    power = without_casts(reduction.inputs[0])
-    if power.op != "exp":
-        return None
-    exponent, base = power.inputs[0], None
-    others = beside(exponent, attention)
-    if others is None and exponent.op == "sub" and not varies(exponent.inputs[1], (attention.last,)):
-        exponent, base = exponent.inputs
-        others = beside(exponent, attention)
-    return None if others is None else Sum(base, others)
-
-
-def without_casts(node: Node) -> Node:
-    """``node`` before casts between floating dtypes, in whose place a kernel keeps the compute dtype."""
-    while node.kind is CAST and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point:
-        node = node.inputs[0]
-    return node
+    for nodes in SUM.matches(reduction, {}):
+        others = beside(nodes["scores"], attention)
+        if others is not None:
+            return Sum(nodes.get("base"), others)
+    return None
 
 
 def row_values(attention: Attention) -> list[Node]:
