@@ -2,7 +2,7 @@
 
 A call of which a tensor requires grad is traced with marks where no gradient flows (``Trace.differentiable``). Its
 ``Derivative`` runs that graph with the values that a backward needs as further results (``gradients/plan.py``), and
-makes the backward a function that is traced, lowered and stored as any other. What is saved are results of the autograd
+imports the backward as a graph, which is lowered and stored as any other. What is saved are results of the autograd
 function too, so that a backward of the backward reaches them.
 
 Neighbours: ``dispatch.py`` comes here, ``gradients/`` knows how graphs are differentiated, ``resolver.py`` resolves the
@@ -203,7 +203,7 @@ class Derivative:
         flows = inputs_reached(self.plan, [self.results[index] for index in given])
         reached = tuple(index for index in wanted if index in flows)
         function = _Backward(self, dataclasses.replace(self.plan, wanted=reached), given)
-        return self._backward_of(function.traced, f"{self.name.strip('<>')}_backward"), reached
+        return self._backward_of(function.computed, f"{self.name.strip('<>')}_backward"), reached
 
 
 class GradientCall(Captures):
@@ -269,8 +269,8 @@ class _Backward:
         self.plan = plan
         self.given = given
 
-    def traced(self, *leaves: Any) -> tuple[Any, ...]:
-        """The function that is traced: gradients of results, what was kept, numbers -> gradients of inputs."""
+    def computed(self, *leaves: Any) -> tuple[Any, ...]:
+        """The gradients of inputs, of gradients of results, what was kept, and numbers; imported as a graph."""
         derivative, plan = self.derivative, self.plan
         rest = list(leaves)
         grads = [rest.pop(0) for _ in self.given]

@@ -37,11 +37,9 @@ _DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 def tensors_of(node: Any) -> list[torch.Tensor]:
     """The tensors that Dynamo knows as the value of ``node``; none for a quantised weight, which nothing updates."""
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(value_of(node))
-        if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)
-    ]
+    value = value_of(node)
+    leaves = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)]
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -74,6 +72,7 @@ class Aliasing:
     """
 
     def __init__(self, graph: fx.Graph, same: Iterable[tuple[Any, Any]] = ()):
+        self._updating = frozenset(node for node in graph.nodes if is_call(node) and updates(node))
         self._joined: dict[int, int] = {}
         self._found: dict[fx.Node, Storages] = {}
         for left, right in same:
@@ -89,6 +88,10 @@ class Aliasing:
             for storage in self.of(each)
         )
         """Storages of tensors whose sizes or strides an update changes, so that what Dynamo knows is the last."""
+
+    def updates(self, node: fx.Node) -> bool:
+        """Whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
+        return node in self._updating
 
     def _join(self, left: Any, right: Any) -> None:
         if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
@@ -126,7 +129,7 @@ class Aliasing:
 
     def updated(self, node: fx.Node) -> fx.Node | None:
         """The argument that ``node``, which updates it, returns; None where it returns none."""
-        if not updates(node) or not (own := self.of(node)):
+        if not self.updates(node) or not (own := self.of(node)):
             return None
         facts = _facts(value_of(node))
         sharing = [each for each in node.all_input_nodes if own & self.of(each)]
@@ -142,14 +145,16 @@ class Aliasing:
         """Why ``node`` cannot be within a program; None where it can."""
         if self.moved and self.moved & (self.of(node) | self.of_all(node.all_input_nodes)):
             return "sizes or strides of this tensor are changed in place"
-        if updates(node) and any(map(self._reaches_beyond_its_view, written(node))):
+        if self.updates(node) and any(map(self._reaches_beyond_its_view, written(node))):
             return "it updates what as_strided made, whose gradient torch alone has"
         own = [storage for storage in map(self.storage, tensors_of(node)) if storage is not None]
         if not own or picks_an_item(node):
             return None
         read = self.of_all(node.all_input_nodes)
         if read.issuperset(own):
-            return "its result is a view of what it updates" if updates(node) and self.updated(node) is None else None
+            return (
+                "its result is a view of what it updates" if self.updates(node) and self.updated(node) is None else None
+            )
         if read.intersection(own) or len(set(own)) < len(own):
             return "its results share memory with one another"
         return None
@@ -216,7 +221,7 @@ def crossing(nodes: Sequence[fx.Node], aliasing: Aliasing) -> Crossing:
         needed.update(inside.intersection(node.all_input_nodes if same is None else [same]))
     live = set(outputs)
     for node in reversed(nodes):
-        if node in live or updates(node):
+        if node in live or aliasing.updates(node):
             live.update((node, *inside.intersection(node.all_input_nodes)))
     return Crossing(outputs[::-1], dict(reversed(views)), [node for node in nodes if node in live])
 
@@ -233,7 +238,7 @@ def conflict(found: Crossing, aliasing: Aliasing) -> tuple[fx.Node, str] | None:
     inside = set(found.live)
     read = dict.fromkeys(each for node in found.live for each in node.all_input_nodes if each not in inside)
     for node in found.live:
-        if not updates(node):
+        if not aliasing.updates(node):
             continue
         storages = aliasing.of_all(written(node))
         if any(
@@ -266,7 +271,7 @@ def _known(size: Any) -> int:
 
 def claims(inputs: Sequence[fx.Node], found: Crossing, aliasing: Aliasing) -> Claims:
     """What the tracer has to agree to of a program of ``found.live``."""
-    storages = aliasing.of_all(each for node in found.live if updates(node) for each in written(node))
+    storages = aliasing.of_all(each for node in found.live if aliasing.updates(node) for each in written(node))
     numbers = {node: number for number, node in enumerate((*inputs, *found.live))}
     orders = tuple(next(map(order_of, tensors_of(node)), None) for node in found.outputs)
     shared, own = [], []

@@ -30,7 +30,7 @@ from jitgen.dynamo import checkpoint, cut
 from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
 from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
 from jitgen.dynamo.region import inline, region
-from jitgen.dynamo.updates import updates, written
+from jitgen.dynamo.updates import written
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
 from jitgen.quant import weights
 from jitgen.runtime.overlap import SharedMemoryError
@@ -290,7 +290,7 @@ def _note_overwritten(parts: Sequence[Part], aliasing: Aliasing) -> None:
     """Note of each program which of its tensors later steps write to."""
     later: frozenset[int] = frozenset()
     for part in reversed(parts):
-        here = aliasing.of_all(each for node in part.nodes if updates(node) for each in written(node))
+        here = aliasing.of_all(each for node in part.nodes if aliasing.updates(node) for each in written(node))
         if part.program is not None:
             part.overwritten_inputs = tuple(
                 index

@@ -6,9 +6,9 @@
     structured.py  the same for reductions, products, views and the other operations that have attributes
     plan.py        which values of the forward a backward reads: which are inputs, saved, or computed again
     replay.py      nodes of a graph as torch calls
-    backward.py    the backward of a graph, as a function of torch calls; ``jitgen.jit`` makes kernels of it
+    backward.py    the backward of a graph in torch calls, each of which is a row that makes nodes of another graph
 
-``call/derivative.py`` is the ``torch.autograd.Function`` that a call with gradients goes through.
-A backward is traced as a user's function is, so it is fused, stored, recorded and prewarmed like one, and a second
-derivative is the backward of a backward.
+``call/derivative.py`` is the ``torch.autograd.Function`` that a call with gradients goes through. It imports the
+backward as a graph (``trace/importing.py``), which is fused, stored, recorded and prewarmed as that of any function is,
+and a second derivative is the backward of a backward.
 """

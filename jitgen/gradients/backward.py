@@ -1,4 +1,4 @@
-"""The backward of a graph: a function of torch calls, which a trace turns into a graph again.
+"""The backward of a graph: rules in torch calls, each of which is a row that makes nodes (``trace/importing.py``).
 
 It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute
 to its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
