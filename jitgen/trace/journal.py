@@ -79,7 +79,8 @@ class Change:
 
     def exchanged(self, exchange: Exchange) -> Change:
         """The change with the leaves of what is new exchanged. What stays is not touched, nor copied."""
-        new = {key: exchange(value) if key in self.keys else value for key, value in self.new.items()}
+        changed = frozenset(self.keys)  # in a tuple, a tensor that is a key would be compared
+        new = {key: exchange(value) if key in changed else value for key, value in self.new.items()}
         return replace(self, new=new)
 
     def make(self) -> None:

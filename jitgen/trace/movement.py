@@ -71,11 +71,13 @@ def listed(sizes: tuple[Any, ...]) -> Any:
 
 
 @row("reshape", "view", view=True)
-def reshape(trace: Trace, input: Node, *shape: Any) -> Node:
-    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        if shape[0] == DTYPES[input.dtype]:
+def reshape(trace: Trace, input: Node, *shape: Any, dtype: torch.dtype | None = None) -> Node:
+    if dtype is None and len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        dtype, shape = shape[0], ()
+    if dtype is not None and not shape:
+        if dtype == DTYPES[input.dtype]:
             return input
-        name = str(shape[0])
+        name = str(dtype)
         raise UnsupportedError(
             f"view({name}) reinterprets bits, which kernels do not; pass x.view({name}) to the decorated function if "
             f"x is its argument, or return the tensor and call .view({name}) on the result"

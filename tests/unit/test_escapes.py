@@ -280,3 +280,14 @@ def test_a_registered_class_is_rebuilt() -> None:
     found = jitgen.jit(lambda x: Registered(x + 1))(x)
     assert type(found) is Registered
     torch.testing.assert_close(found.value, x + 1)
+
+
+def test_a_tensor_that_is_put_into_a_set_among_the_arguments_is_refused() -> None:
+    def f(x: torch.Tensor, known: set[Any]) -> torch.Tensor:
+        known.add(x)
+        return x * 1
+
+    known: set[Any] = {1, 2}
+    with pytest.raises(TraceError, match=rf"keeps a tensor in known, a set[^\n]*\n[^\n]*{__file__}"):
+        jitgen.jit(f)(torch.ones(2), known)
+    assert known == {1, 2}
