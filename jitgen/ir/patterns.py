@@ -28,7 +28,7 @@ from typing import Any
 
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import VIEW
+from jitgen.ir.nodes import KINDS, VIEW
 from jitgen.ir.views import Mover
 
 Bindings = Mapping[str, Node]
@@ -103,6 +103,11 @@ class Operation(Pattern):
     op: str = ""
     operands: tuple[Pattern, ...] | None = None
     commutes: bool = False
+
+    def __post_init__(self) -> None:
+        least, most = KINDS[self.op].operands
+        if self.operands is not None and not least <= len(self.operands) <= most:
+            raise AssertionError(f"a pattern of {self.op} with {len(self.operands)} operands matches no node")
 
     @functools.cached_property
     def operations(self) -> frozenset[str]:

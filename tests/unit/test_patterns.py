@@ -132,9 +132,9 @@ def test_conditions_on_dtype_shape_and_attrs(g: Graph) -> None:
 
 def test_a_number_of_operands(g: Graph) -> None:
     a = g.input(0)
-    both = g.make("cat", (a, a), "float32", (2 * ROWS, KEYS), (0,))
-    assert operation("cat", x).match(both) is None
-    assert Operation(op="cat").match(both) == {}
+    three = g.make("cat", (a, a, a), "float32", (3 * ROWS, KEYS), (0,))
+    assert operation("cat", x, y).match(three) is None
+    assert Operation(op="cat").match(three) == {}
 
 
 def test_one_view_or_a_chain_of_casts_between(g: Graph) -> None:
@@ -477,3 +477,14 @@ def _proportional(g: Graph) -> dict[str, tuple[Node, Node | None]]:
 def test_what_is_proportional(case: str, g: Graph) -> None:
     node, operand = _proportional(g)[case]
     assert linear_operand(node, (1,)) is operand
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "error"),
+    [("lgo", (x,), KeyError), ("log", (x, y), AssertionError), ("cat", (x,), AssertionError)],
+)
+def test_a_pattern_that_no_node_can_match_is_refused(
+    op: str, operands: tuple[Pattern, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        operation(op, *operands)
