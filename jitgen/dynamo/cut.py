@@ -41,8 +41,14 @@ of a decoder with 16 layers that have no numbers, forward and backward take 19 s
 calls, and 9.7 s as six. Twice the largest layer of the models in ``tests/huggingface.py`` fits."""
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
-_MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode")
-_MODES += ("_enter_inference_mode", "_exit_inference_mode")
+_MODES = (
+    "_set_grad_enabled",
+    "_enter_autocast",
+    "_exit_autocast",
+    "inference_mode",
+    "_enter_inference_mode",
+    "_exit_inference_mode",
+)
 _LAYER = re.compile(r"^(.*?\.(?:\d+))(?:\.|$)")
 
 

@@ -112,21 +112,18 @@ class ToShapeAttrs(NamedTuple):
     kind: str
 
 
-VIEWS: dict[str, Callable[..., Any]] = {
+MOVEMENTS: dict[str, Callable[..., Any]] = {
     "permute": PermuteAttrs,
     "slice": SliceAttrs,
     "unsqueeze": OneDimAttrs,
     "squeeze": OneDimAttrs,
     "expand": ToShapeAttrs,
     "reshape": ToShapeAttrs,
-    "detach": ToShapeAttrs,
-    "untracked_view": ToShapeAttrs,
-    "untracked_contiguous": ToShapeAttrs,
-    "saved": ToShapeAttrs,
-    "shared": ToShapeAttrs,
 }
-"""The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``). Those from ``detach`` on are
-marks for gradients (``ir/custom_gradients.py``)."""
+"""The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``)."""
+MARKS = ("detach", "untracked_view", "untracked_contiguous", "saved", "shared")
+"""Kinds of views that move nothing: marks for gradients (``ir/custom_gradients.py``)."""
+VIEWS = MOVEMENTS | dict.fromkeys(MARKS, ToShapeAttrs)
 
 
 def view(kind: str, *parameters: Any) -> Any:

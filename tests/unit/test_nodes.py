@@ -13,7 +13,7 @@ from jitgen.deploy import node_schema
 from jitgen.gradients.rules import RULES
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.ir import graph as graphs
-from jitgen.ir.attributes import VIEWS
+from jitgen.ir.attributes import MOVEMENTS
 from jitgen.ir.batched import batched
 from jitgen.ir.graph import Builder, Graph, InputSpec, input_shape
 from jitgen.ir.nodes import (
@@ -53,7 +53,7 @@ def test_names_are_the_vocabulary_of_graphs() -> None:
 def test_a_manifest_holds_every_kind_but_marks_for_gradients() -> None:
     """``test_manifest_schema.test_marks_for_gradients_are_not_recorded`` shows that none is recorded."""
     assert set(node_schema.CHECKS) == set(KINDS.values()) - {CUSTOM_GRADIENT}
-    assert set(node_schema.VIEWS) == set(VIEWS) - {"detach", "saved"}
+    assert set(node_schema.VIEWS) == set(MOVEMENTS)
 
 
 def test_a_gradient_flows_through_every_kind_with_operands() -> None:
