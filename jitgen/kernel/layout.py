@@ -40,3 +40,19 @@ def reaches_wide(dimensions: Iterable[Iterable[tuple[int, int]]]) -> bool:
     """Whether an index of an operand, of which ``dimensions`` has (size, stride) pairs, needs 64 bits."""
     reach = (sum((size - 1) * abs(stride) for size, stride in pairs if size) for pairs in dimensions)
     return max(reach, default=0) >= INDEX_LIMIT
+
+
+def constant_in_row(body: Body, inner: Sequence[int]) -> set[int]:
+    """The positions of instructions whose results are the same for all of the innermost dimension, along which operands
+    have the strides ``inner``."""
+    constant: set[int] = set()
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op in ("load", "iota"):
+            if inner[instruction.attr] == 0:
+                constant.add(position)
+        elif instruction.op == "gather":
+            if inner[instruction.attr] == 0 and constant.issuperset(instruction.args):
+                constant.add(position)
+        elif constant.issuperset(instruction.args):
+            constant.add(position)
+    return constant

@@ -92,21 +92,27 @@ def collapse(
     sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], store: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Sizes and strides with dimensions of 1 dropped and neighbours merged, ordered by operand ``store``'s strides."""
-    dims = [dim for dim, size in enumerate(sizes) if size != 1]
-    dims.sort(key=lambda dim: -abs(strides[store][dim]))
-    merged_sizes: list[int] = []
-    merged: list[list[int]] = []
+    dims = sorted(range(len(sizes)), key=lambda dim: -abs(strides[store][dim]))
+    merged = merged_dimensions(sizes, strides, dims)
+    merged = merged or [(1, tuple(int(position >= store) for position in range(len(strides))))]
+    return tuple(size for size, _ in merged), tuple(zip(*(steps for _, steps in merged), strict=True))
+
+
+def merged_dimensions(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]], dims: Sequence[int]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(size, stride of every operand) of ``dims`` of more than one element, where those are one that every operand
+    walks without a gap."""
+    merged: list[tuple[int, tuple[int, ...]]] = []
     for dim in dims:
-        step = [stride[dim] for stride in strides]
-        if merged and all(outer == inner * sizes[dim] for outer, inner in zip(merged[-1], step, strict=True)):
-            merged_sizes[-1] *= sizes[dim]
-            merged[-1] = step
+        if sizes[dim] == 1:
+            continue
+        steps = tuple(stride[dim] for stride in strides)
+        if merged and all(outer == inner * sizes[dim] for outer, inner in zip(merged[-1][1], steps, strict=True)):
+            merged[-1] = (merged[-1][0] * sizes[dim], steps)
         else:
-            merged_sizes.append(sizes[dim])
-            merged.append(step)
-    if not merged:
-        merged_sizes, merged = [1], [[int(position >= store) for position in range(len(strides))]]
-    return tuple(merged_sizes), tuple(zip(*merged, strict=True))
+            merged.append((sizes[dim], steps))
+    return merged
 
 
 def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, ...]:

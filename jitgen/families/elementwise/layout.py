@@ -23,7 +23,7 @@ from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
 from jitgen.kernel.geometry import Geometry, gathered_of
 from jitgen.kernel.launch import Work, traffic
-from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
+from jitgen.kernel.layout import constant_in_row, reaches_wide, stride_kind, unit_of, views_of
 from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
 
@@ -112,22 +112,6 @@ def _is_chosen_by_row(body: Body, strides: Sequence[tuple[int, ...]]) -> bool:
     """Whether the indices of the body's scatter are the same for all of the innermost dimension."""
     (scatter,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
     return constant_in_row(body, [stride[-1] for stride in strides]).issuperset(scatter.args[1:])
-
-
-def constant_in_row(body: Body, inner: Sequence[int]) -> set[int]:
-    """The positions of instructions whose results are the same for all of the innermost dimension, along which operands
-    have the strides ``inner``."""
-    constant: set[int] = set()
-    for position, instruction in enumerate(body.instructions):
-        if instruction.op in ("load", "iota"):
-            if inner[instruction.attr] == 0:
-                constant.add(position)
-        elif instruction.op == "gather":
-            if inner[instruction.attr] == 0 and constant.issuperset(instruction.args):
-                constant.add(position)
-        elif constant.issuperset(instruction.args):
-            constant.add(position)
-    return constant
 
 
 def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:

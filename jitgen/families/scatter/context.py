@@ -12,9 +12,10 @@ from jitgen.codegen.printing import Built, Printed, fields, printed
 from jitgen.families.scatter.claim import NAME
 from jitgen.families.scatter.layout import Layout, parameters
 from jitgen.families.scatter.schedule import Schedule
-from jitgen.ir.body import Body, Instruction
+from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
 from jitgen.ir.scatters import combination
+from jitgen.kernel.layout import constant_in_row
 from jitgen.kernel.operands import WARP
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
@@ -56,7 +57,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
     coordinates = [*(f"i{dim}" for dim in range(layout.outer)), *(f"k{dim}" for dim in range(layout.walked))]
     coordinates += ["i"] if layout.inner else []
     operands = [_operand(operand, coordinates, dialect) for operand in scatter.operands]
-    once = _constant(body, layout) if layout.inner else set()
+    once = constant_in_row(body, layout.last) if layout.inner else set()
     context: dict[str, Any] = {
         "outer": [(f"i{dim}", f"n{dim}") for dim in range(layout.outer)],
         "walked": [(f"k{dim}", f"n{layout.outer + dim}") for dim in range(layout.walked)],
@@ -82,18 +83,6 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
 
 
 render = renderer(NAME, "", parameters, context, build=build)
-
-
-def _constant(body: Body, layout: Layout) -> set[int]:
-    """The positions of instructions whose results are the same for all of the last dimension."""
-    constant: set[int] = set()
-    for position, instruction in enumerate(body.instructions):
-        if instruction.op in _READS:
-            if layout.last[instruction.attr] == 0:
-                constant.add(position)
-        elif constant.issuperset(instruction.args):
-            constant.add(position)
-    return constant
 
 
 def _operand(operand: PrintedOperand, coordinates: Sequence[str], dialect: Dialect) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jitgen.ir.program import Kernel
 from jitgen.kernel.geometry import Geometry, gathered_of
 from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import views_of
-from jitgen.kernel.operands import Call, pointwise_flops
+from jitgen.kernel.operands import Call, merged_dimensions, pointwise_flops
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 
@@ -73,9 +73,9 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
     rank, first = len(sizes), len(sizes) - body.row_rank
     strides = [view.strides[:rank] for view in views]
     (stored,) = body.stores
-    grid = sorted((dim for dim in range(first) if sizes[dim] != 1), key=lambda dim: -abs(strides[stored][dim]))
-    outer = _merged(sizes, strides, grid)
-    walked = _merged(sizes, strides, [dim for dim in range(first, rank) if sizes[dim] != 1])
+    grid = sorted(range(first), key=lambda dim: -abs(strides[stored][dim]))
+    outer = merged_dimensions(sizes, strides, grid)
+    walked = merged_dimensions(sizes, strides, range(first, rank))
     inner = [outer.pop()] if outer and outer[-1][1][stored] == 1 else []
     walked = walked or [(1, (0,) * len(views))]
     dims = [*outer, *walked, *inner]
@@ -87,20 +87,6 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
     )
     last = tuple(stride[-1] if stride[-1] in (0, 1) else 2 for stride in geometry.strides)
     return (Layout(len(outer), len(walked), bool(inner), last),), (geometry,)
-
-
-def _merged(
-    sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], dims: Sequence[int]
-) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, stride of every operand) of ``dims``, where those are one that every operand walks without a gap."""
-    merged: list[tuple[int, tuple[int, ...]]] = []
-    for dim in dims:
-        step = tuple(stride[dim] for stride in strides)
-        if merged and all(before == inner * sizes[dim] for before, inner in zip(merged[-1][1], step, strict=True)):
-            merged[-1] = (merged[-1][0] * sizes[dim], step)
-        else:
-            merged.append((sizes[dim], step))
-    return merged
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:

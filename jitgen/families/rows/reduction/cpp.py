@@ -65,7 +65,7 @@ _KINDS = {
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: HostRows, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``reduction/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     builder = _Builder(kernel, schedule, rows)
     # The group of a short row is one wide vector. Of bfloat16, whose elements come in halves, it would be assembled
     # from two vectors in memory, and a load of it would wait for both stores; so vectors stay narrow there.

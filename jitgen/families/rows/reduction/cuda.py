@@ -27,7 +27,7 @@ _CONTEXTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``reduction/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     passes = cuda_passes(kernel, layout, schedule, rows)

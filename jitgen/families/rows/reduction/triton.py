@@ -82,7 +82,7 @@ class Block:
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: TritonRows, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``reduction/render.py``."""
+    """Template context and source options; see ``kernel/render.py``."""
     whole_rows = schedule.rows_per_block == 1
     block = Block(
         shape=f"({schedule.rows_per_block}, {schedule.tile})",
