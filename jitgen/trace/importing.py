@@ -76,7 +76,8 @@ def further_input(tensor: torch.Tensor) -> TensorProxy:
     """A proxy for a tensor that the function of the import in progress gets besides its arguments."""
     trace = _in_progress.get()
     assert trace is not None, "no import is in progress"
-    return trace.input(tensor, len(trace.inputs))
+    with torch._C.DisableTorchFunction():
+        return trace.input(tensor, len(trace.inputs))
 
 
 def _captures_nothing() -> None:
