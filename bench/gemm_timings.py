@@ -345,18 +345,17 @@ class Timer:
         if (name, shape.entry) not in self.functions:
             self.functions[name, shape.entry] = cuda.load(built[1], built[0] + shape.entry, 0, shape.shared_bytes)
         function = self.functions[name, shape.entry]
-        parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
-        parameters += ("q" if arguments.wide else "i") * len(arguments.integers)
-        varying = len(arguments.maps) + len(arguments.pointers)
+        packing = arguments.packing("")
         launch = cuda.Launch(
             function,
-            parameters,
-            (*(None,) * varying, *arguments.integers),
+            packing.codes,
+            packing.values,
             residency.resident_grid(function, shape),
             shape.block,
             shape.shared_bytes,
             cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
+            struct_layout=packing.layout,
         )
         buffers = low.program.buffers
         sizes = [self.bytes(m, b) for m, b in zip(low.memories, buffers, strict=True)]

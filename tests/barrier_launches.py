@@ -12,6 +12,7 @@ from ptx_threads import Launch
 from wgmma_kernels import Dense, Quantized
 
 from jitgen.families import registry
+from jitgen.kernel.entry import SIZES
 from jitgen.spec import KernelSource
 
 TILES, CHUNKS = 5, 5
@@ -61,10 +62,15 @@ def of_lowered(
     shape = family.launch(kernel, layouts, geometries, settled, device)
     arguments = family.arguments(kernel, layouts, geometries, settled, device)
     copies = {at: math.prod(each.box) * getattr(torch, each.dtype).itemsize for at, each in enumerate(arguments.maps)}
-    first = len(arguments.maps) + len(arguments.pointers)
+    packing = arguments.packing("")
+    params = sum(
+        (value & (1 << 8 * SIZES[code]) - 1) << 8 * offset
+        for code, value, offset in zip(packing.codes, packing.values, packing.layout[0], strict=True)
+        if value is not None
+    )
     grid = (shape.cluster, 1, 1) if shape.persistence and persistent else shape.grid
     return replace(source, name=source.name + shape.entry), Launch(
-        math.prod(shape.block), shape.cluster, grid, dict(enumerate(arguments.integers, start=first)), copies
+        math.prod(shape.block), shape.cluster, grid, {0: params}, copies
     )
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 
 
 def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
-    """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the arguments."""
+    """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the bytes of its struct."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
@@ -203,20 +204,12 @@ def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callab
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    text = source.text.replace("const __grid_constant__ ", "")
-    parameters = text.split(f"\n{source.name}(")[1].split(") {")[0].split(", ")
-    names = [parameter.split()[-1] for parameter in parameters]
-    saved = "".join(f"static {parameter.rsplit(' ', 1)[0]} g_{parameter.split()[-1]};\n" for parameter in parameters)
-    globals_ = ", ".join(f"g_{name}" for name in names)
-    # Tensor maps are passed by address.
-    mapped = ["TensorMap" in parameter for parameter in parameters]
-    passed = [p.replace("TensorMap ", "TensorMap* ") for p in parameters]
-    assigned = " ".join(f"g_{n} = {'*' if is_map else ''}{n};" for n, is_map in zip(names, mapped, strict=True))
+    text = source.text
     wrapper = f"""
-{saved}
-static void call() {{ {source.name}({globals_}); }}
-extern "C" void run(int grid, int threads, {", ".join(passed)}) {{
-  {assigned}
+static Params params;
+static void call() {{ {source.name}(params); }}
+extern "C" void run(int grid, int threads, const unsigned char* bytes) {{
+  memcpy(&params, bytes, sizeof params);
   gridDim = {{unsigned(grid), 1, 1}};
   body = call;
   stuck_at = nullptr;
@@ -232,13 +225,10 @@ extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuc
         [*command, f"-I{directory}", str(file), "-o", str(library)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:4000]
-    types = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "Index": None}
-    index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
-    kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in passed]
     loaded = ctypes.CDLL(str(library))
     function, stuck = loaded.run, loaded.stuck
     stuck.restype = ctypes.c_char_p
-    function.argtypes = [ctypes.c_int, ctypes.c_int, *kinds]
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
     function.restype = None
 
     def call(*arguments: Any) -> None:
@@ -250,11 +240,29 @@ extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuc
     return call
 
 
-def _encoded(of: Any, address: int) -> ctypes.Array[ctypes.c_int64]:
+def _encoded(of: Any, address: int) -> bytes:
     """The ``TensorMap`` of ``tests/host_wgmma.cuh`` for a mapped tensor of five dimensions."""
-    return (ctypes.c_int64 * 12)(address + of.offset, *of.sizes, *of.strides, of.box[-2])
+    return struct.pack("12q32x", address + of.offset, *of.sizes, *of.strides, of.box[-2])
 
 
+def packed(arguments: Any, codes: str, varying: Sequence[Any]) -> bytes:
+    """The struct of an entry.
+
+    Args:
+        codes: of run-time scalars.
+        varying: the values of tensor maps, pointers and run-time scalars.
+    """
+    packing, rest = arguments.packing(codes), iter(varying)
+    assert packing.layout is not None
+    offsets, size = packing.layout
+    found = bytearray(size)
+    for code, value, offset in zip(packing.codes, packing.values, offsets, strict=True):
+        code = {"T": "128s", "P": "Q"}.get(code, code)
+        struct.pack_into(f"={code}", found, offset, next(rest) if value is None else value)
+    return bytes(found)
+
+
+_CODES = {"float32": "f", "float64": "d", "int64": "q"}
 DRAWN = 5, 0
 """Seed and offset of random numbers."""
 
@@ -300,7 +308,8 @@ def run(
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
             compiled = on_host(source, Path(directory), headers or {})
-        compiled(shape.grid[0], shape.block[0], *maps, *pointers, *arguments.integers, *scalars)
+        codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
+        compiled(shape.grid[0], shape.block[0], packed(arguments, codes, [*maps, *pointers, *scalars]))
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]
         for output in program.outputs

@@ -13,8 +13,9 @@ void warpgroup_wait() {}
 
 namespace jitgen {
 
-// The address, five sizes and five strides in elements of two bytes, outermost first, and the rows of a box.
-struct TensorMap {
+// The address, five sizes and five strides in elements of two bytes, outermost first, and the rows of a box; of the size of
+// a CUtensorMap.
+struct alignas(64) TensorMap {
   uint64_t address;
   int64_t sizes[5], strides[5], box;
 };

@@ -30,8 +30,8 @@ class Launch:
         threads: of a block.
         cluster: its blocks.
         grid: blocks in all.
-        values: of integer parameters, by number.
-        copies: bytes that a copy by each tensor map moves, by the parameter's number.
+        values: of integer parameters, by number; of a struct, its bytes as one integer.
+        copies: bytes that a copy by each tensor map moves, by the number of its parameter, or its number in a struct.
     """
 
     threads: int
@@ -168,8 +168,14 @@ class Registers:
         bits = width_of(name[-1])
         if "param" in name:
             base, _, offset = operands[1].strip("[] ").partition("+")
-            value = self.launch.values.get(self.parameters[base], 0) >> 8 * int(offset or 0)
-            self.write(targets[0], lanes, np.full(lanes.size, value & (1 << bits) - 1, dtype=np.uint64), bits)
+            number, place = self.parameters.get(base, 0), int(offset or 0)
+            if base.startswith("%"):
+                number, start = divmod(int(self.value(base, lanes)[0]) - PARAMETERS, 1 << 32)
+                place += start
+            value = self.launch.values.get(number, 0) >> 8 * place
+            for number, target in enumerate(targets):
+                own = value >> number * bits & (1 << bits) - 1
+                self.write(target, lanes, np.full(lanes.size, own, dtype=np.uint64), bits)
             return
         if "local" in name:
             raise NotImplementedError(f"{'.'.join(name)} at {instruction.place}")

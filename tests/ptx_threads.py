@@ -15,8 +15,16 @@ from ptx import Instruction, Program
 from ptx_integers import Lanes, width_of
 from ptx_registers import PARAMETERS, REMOTE, WARP, Launch, Registers
 
+MAP_BYTES = 128
+"""Of a tensor map."""
 MOST_TURNS = 1_000_000
 """Turns of a thread or of several together, after which a kernel is taken for one that never ends."""
+
+
+def _map_number(address: int) -> int:
+    """The number of a tensor map: of the parameter that it is, or its own in the struct that is the only parameter."""
+    parameter, offset = divmod(address - PARAMETERS, 1 << 32)
+    return parameter + offset // MAP_BYTES
 
 
 class Hang(AssertionError):
@@ -223,7 +231,7 @@ class Machine(Registers):
         for number, (lane, where, count) in enumerate(
             zip(lanes.tolist(), barrier.tolist(), counts.tolist(), strict=True)
         ):
-            copied = self.launch.copies[(count - PARAMETERS) >> 32] if tensor else count
+            copied = self.launch.copies[_map_number(count)] if tensor else count
             if blocks is None:
                 self._copied(instruction, lane, where, copied)
                 continue

@@ -269,10 +269,8 @@ class Specialization:
         cooperative = bool(meta.get("cooperative"))
         pool = meta.get("entries", {}).get(entry, meta).get("register_pool", ())
         residency.check(function, shape, pool, cooperative)
-        parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
-        parameters += ("q" if arguments.wide else "i") * len(arguments.integers) + formats
-        varying = len(arguments.maps) + len(arguments.pointers)
-        values = (*(None,) * varying, *arguments.integers, *(None,) * len(scalars))
+        packing = arguments.packing(formats, in_struct=not triton)
+        parameters, values = packing.codes, packing.values
         if triton:
             parameters, values = parameters + "PP", (*values, 0, 0)
         launch = cuda.Launch(
@@ -285,6 +283,7 @@ class Specialization:
             cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
             cooperative=cooperative,
+            struct_layout=packing.layout,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
         return Step("cuda", launch, arguments.pointers, scalars, maps=maps)
@@ -325,7 +324,7 @@ class Specialization:
             operator,
             arguments.pointers,
             floats,
-            constants=arguments.integers,
+            constants=tuple(value for value in arguments.packing("").values if value is not None),
             written=written,
             trailing=integers,
             grid=(*shape.grid, *shape.block, shape.shared_bytes),

@@ -49,6 +49,7 @@ class Dialect:
             has masks.
         within: format string over an index and a size: the index, or 0 where it is out of range.
         suffix: the suffix of template files, such as ``".cu"``.
+        scalar: format string over the number of a run-time scalar: its value.
         headers: include names of the static headers that every source of the dialect includes.
     """
 
@@ -63,6 +64,7 @@ class Dialect:
     gather: Callable[[str, str, str, str], str]
     within: str
     suffix: str
+    scalar: str = "a{0}"
     headers: tuple[str, ...] = ()
     coarse: Mapping[str, str] = field(default_factory=dict)
 

@@ -19,9 +19,7 @@ from jitgen.ir.body import Instruction
 Built = tuple[dict[str, Any], dict[str, Any]]
 """What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
-_NAMES = {"scalar": "a", "contract": "acc"}
-"""Values that are there before the lines: numeric arguments, and accumulators of products."""
-_FOUND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", *_NAMES)
+_FOUND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", "scalar", "contract")
 """Operations that no line computes."""
 
 
@@ -106,7 +104,9 @@ def printed(
             operand = instruction.attr if op == "store" else instruction.attr[0]
             found.values[operand] = found.names[instruction.args[0]]
             continue
-        name = f"{_NAMES[op]}{instruction.attr}" if op in _NAMES else f"{prefix}{position}"
+        # Numeric arguments and accumulators of products are there before the lines.
+        there = {"scalar": dialect.scalar, "contract": "acc{0}"}.get(op)
+        name = there.format(instruction.attr) if there else f"{prefix}{position}"
         found.names[position] = name
         if op in ("load", "iota"):
             found.values[instruction.attr] = name

@@ -9,7 +9,7 @@
 // which calls (C++) or launches on the current stream (CUDA) the kernel `entry`. The kernel's parameter types say where
 // each argument comes from: a pointer to const is the next of `inputs`, any other pointer the next of `outputs`, both
 // moved by the byte offset at the same position; an integer is the next of `integers`, a floating-point value the next
-// of `scalars`. `launch` is empty for C++ and (grid x, y, z, block x, y, z, dynamic shared bytes) for CUDA.
+// of `scalars`. A struct, which an entry in CUDA C++ takes, is read member by member. `launch` is empty for C++ and (grid x, y, z, block x, y, z, dynamic shared bytes) for CUDA.
 //
 // Only the C functions of torch's stable ABI (2.10 and later) are used: their one header costs 0.05 s to parse where
 // torch/library.h costs 15, and one binary serves every later torch.
@@ -24,6 +24,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace jitgen_operator {
 
@@ -100,11 +101,16 @@ struct Arguments {
   }
 };
 
+template <class T>
+T members(Arguments& arguments);
+
 // The next argument of type T.
 template <class T>
 struct Take {
   static T from(Arguments& arguments) {
-    if constexpr (std::is_floating_point_v<T>) {
+    if constexpr (std::is_class_v<T>) {
+      return members<T>(arguments);
+    } else if constexpr (std::is_floating_point_v<T>) {
       double value;
       const StableIValue bits = arguments.scalars.next();
       __builtin_memcpy(&value, &bits, sizeof value);
@@ -126,6 +132,68 @@ struct Take<const T*> {
     return static_cast<const T*>(arguments.pointer(arguments.inputs, arguments.input_offsets));
   }
 };
+
+#ifdef __CUDACC__
+template <class Element, class Index, int rank, int chosen>
+struct Take<jitgen::Operand<Element, Index, rank, chosen>> {
+  static auto from(Arguments& arguments) {
+    jitgen::Operand<Element, Index, rank, chosen> found;
+    found.pointer = Take<Element*>::from(arguments);
+    if constexpr (rank > 0) {
+      for (Index& stride : found.strides) stride = Take<Index>::from(arguments);
+    }
+    if constexpr (chosen > 0) {
+      for (Index& size : found.sizes) size = Take<Index>::from(arguments);
+    }
+    return found;
+  }
+};
+template <class Index, int rank>
+struct Take<jitgen::Ramp<Index, rank>> {
+  static auto from(Arguments& arguments) {
+    jitgen::Ramp<Index, rank> found;
+    found.first = Take<Index>::from(arguments);
+    if constexpr (rank > 0) {
+      for (Index& stride : found.strides) stride = Take<Index>::from(arguments);
+    }
+    return found;
+  }
+};
+#endif
+
+// What initialises a member of a struct: the next argument, of whatever type the member has.
+struct Next {
+  Arguments* arguments;
+  template <class T>
+  operator T() const {
+    return Take<T>::from(*arguments);
+  }
+};
+template <class T, class Numbers, class = void>
+struct HasMembers : std::false_type {};
+template <class T, size_t... numbers>
+struct HasMembers<T, std::index_sequence<numbers...>, std::void_t<decltype(T{(void(numbers), std::declval<Next>())...})>>
+    : std::true_type {};
+
+// A struct of at least `count` members; in a braced list they are initialised in their order.
+template <class T, size_t count>
+constexpr bool has_members = HasMembers<T, std::make_index_sequence<count>>::value;
+template <class T, size_t count = 1>
+constexpr size_t member_count() {
+  if constexpr (has_members<T, count + 1>) {
+    return member_count<T, count + 1>();
+  } else {
+    return count;
+  }
+}
+template <class T, size_t... numbers>
+T members(Next next, std::index_sequence<numbers...>) {
+  return T{(void(numbers), next)...};
+}
+template <class T>
+T members(Arguments& arguments) {
+  return members<T>(Next{&arguments}, std::make_index_sequence<member_count<T>()>());
+}
 
 // How many allocations of the kernel failed so far; one of C++ counts them (templates/common/include/jitgen/memory.hpp).
 inline int64_t failed_allocations() {

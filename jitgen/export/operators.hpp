@@ -67,6 +67,8 @@ struct Step {
   const char* arguments;
   const int32_t* buffers;
   const char* const* regions;  // what each checked region is called in a message
+  const int32_t* offsets;  // CUDA C++: where each argument is in the one struct that the kernel takes
+  int32_t bytes;  // and the struct's size; 0 where each argument is a parameter
 };
 
 struct Buffer {
@@ -289,7 +291,7 @@ struct Slot {
   alignas(64) unsigned char bytes[128];
 };
 
-inline void encode_map(const Operator& op, Slot& slot, char* address, Integers& integers) {
+inline void encode_map(const Operator& op, unsigned char* place, char* address, Integers& integers) {
   const auto type = static_cast<CUtensorMapDataType>(integers.next());
   const auto rank = static_cast<cuuint32_t>(integers.next());
   const auto swizzle = static_cast<CUtensorMapSwizzle>(integers.next());
@@ -305,7 +307,7 @@ inline void encode_map(const Operator& op, Slot& slot, char* address, Integers& 
                                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                "encoding a tensor map");
-  __builtin_memcpy(slot.bytes, &map, sizeof map);
+  __builtin_memcpy(place, &map, sizeof map);
 }
 
 inline void run_step(const Operator& op, const Step& step, std::vector<Tensor>& buffers, Integers& integers) {
@@ -358,19 +360,21 @@ inline void run_step(const Operator& op, const Step& step, std::vector<Tensor>& 
   }
 
   const std::string letters = step.arguments;
-  std::vector<Slot> slots(letters.size());
+  // A value is written as eight bytes: in a struct the next one overwrites those that are too many.
+  std::vector<Slot> slots(step.bytes ? step.bytes / sizeof(Slot) + 2 : letters.size());
   std::vector<void*> addresses(letters.size() + 1);
   int32_t buffer = 0;
   for (size_t index = 0; index < letters.size(); ++index) {
-    addresses[index] = slots[index].bytes;
+    unsigned char* const place = step.bytes ? slots[0].bytes + step.offsets[index] : slots[index].bytes;
+    addresses[step.bytes ? 0 : index] = step.bytes ? slots[0].bytes : place;
     char* start = letters[index] == 'v' ? nullptr : static_cast<char*>(buffers[step.buffers[buffer++]].data_ptr());
     if (letters[index] == 'T') {
-      encode_map(op, slots[index], start, integers);
+      encode_map(op, place, start, integers);
       continue;
     }
     const int64_t value = integers.next();
     const uint64_t word = letters[index] == 'P' ? reinterpret_cast<uintptr_t>(start) + value : value;
-    __builtin_memcpy(slots[index].bytes, &word, sizeof word);
+    __builtin_memcpy(place, &word, sizeof word);
   }
   check_driver(op, Driver::get().launch(&config, function, addresses.data(), nullptr), "launching a kernel");
 }

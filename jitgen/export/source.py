@@ -123,7 +123,8 @@ class _Writer:
     def _step(self, step: Step) -> str:
         buffers = self._array("int32_t", map(str, step.buffers))
         regions = self._array("char* const", (f'"{_escaped(region)}"' for region in step.regions))
-        return f'{{&{step.kernel.symbol}, "{step.arguments}", {buffers}, {regions}}}'
+        offsets = self._array("int32_t", map(str, step.offsets))
+        return f'{{&{step.kernel.symbol}, "{step.arguments}", {buffers}, {regions}, {offsets}, {step.bytes}}}'
 
     def _array(self, kind: str, items: Iterable[str]) -> str:
         """The name of an array of ``items``; the null pointer for none."""

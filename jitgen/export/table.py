@@ -55,13 +55,15 @@ class KernelRef:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch; ``arguments`` and ``buffers`` as ``operators.hpp`` has them. ``regions``: what each region that
-    checks indices is called in an error."""
+    """One launch; ``regions`` says what each region that checks indices is called in an error, and ``operators.hpp``
+    what the others are."""
 
     kernel: KernelRef
     arguments: str
     buffers: tuple[int, ...]
     regions: tuple[str, ...] = ()
+    offsets: tuple[int, ...] = ()
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -257,15 +259,18 @@ def _gpu_step(
     buffers = [each.buffer for each in arguments.maps]
     for described in arguments.maps:
         integers += _map_integers(TensorMap(**vars(described)))
-    for buffer, offset in arguments.pointers:
-        buffers.append(buffer)
-        integers.append(offset)
-    integers += [*arguments.integers, *scalars]
-    scratch = 2 if lowered.route.backend == "triton" else 0  # Triton's kernels take two addresses, which may be null
-    integers += [0] * scratch
-    values = len(arguments.integers) + len(scalars) + scratch
-    letters = "T" * len(arguments.maps) + "P" * len(arguments.pointers) + "v" * values
-    return Step(kernel, letters, tuple(buffers)), integers
+    buffers += [buffer for buffer, _ in arguments.pointers]
+    offsets = [offset for _, offset in arguments.pointers]
+    triton = lowered.route.backend == "triton"
+    formats = "".join(_FORMATS[dtype][1] for _, dtype in lowered.program.kernels[number].scalars)
+    packing = arguments.packing(formats, in_struct=not triton)
+    varying = iter((*offsets, *scalars))
+    values = zip(packing.codes, packing.values, strict=True)
+    integers += [next(varying) if value is None else int(value) for code, value in values if code != "T"]
+    letters = "".join(code if code in "TP" else "v" for code in packing.codes)
+    if triton:  # its kernels take two addresses more, which may be null
+        letters, integers = letters + "vv", [*integers, 0, 0]
+    return Step(kernel, letters, tuple(buffers), (), *(packing.layout or ((), 0))), integers
 
 
 def _map_integers(described: TensorMap) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir.body import Body
+from jitgen.kernel.entry import Member, places
 from jitgen.kernel.operands import item_size
 
 Dim3 = tuple[int, int, int]
@@ -68,12 +69,44 @@ class Arguments:
         integers: values of the integer parameters.
         wide: whether integers are 64-bit on a GPU.
         maps: tensors that the kernel copies by tensor maps, its first parameters.
+        members: how an entry in CUDA C++ has pointers and integers in its struct.
     """
 
     pointers: tuple[tuple[int, int], ...]
     integers: tuple[int, ...]
     wide: bool
     maps: tuple[Any, ...] = ()
+    members: tuple[Member, ...] = ()
+
+    def packing(self, scalars: str, in_struct: bool = True) -> Packing:
+        """How a kernel of a GPU takes them, and run-time scalars of the ``struct`` codes ``scalars``.
+
+        Args:
+            in_struct: whether it takes one struct, as entries in CUDA C++ do; those of a family without ``members``
+                take parameters.
+        """
+        if not (in_struct and self.members):
+            before = len(self.maps) + len(self.pointers)
+            codes = "T" * len(self.maps) + "P" * len(self.pointers) + ("q" if self.wide else "i") * len(self.integers)
+            return Packing(codes + scalars, (*(None,) * before, *self.integers, *(None,) * len(scalars)), None)
+        listed, size = places(len(self.maps), self.members, "q" if self.wide else "i", scalars)
+        values = tuple(self.integers[place.number] if place.source == "integer" else None for place in listed)
+        return Packing("".join(place.code for place in listed), values, (tuple(place.offset for place in listed), size))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The parameters of a launch.
+
+    Attributes:
+        codes: the ``struct`` codes of its values, in order.
+        values: the integers among these; None for others: tensor maps, pointers and run-time scalars, in this order.
+        layout: in a struct, the offset of each value, and its bytes.
+    """
+
+    codes: str
+    values: tuple[int | None, ...]
+    layout: tuple[tuple[int, ...], int] | None
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ scalars come before the integers, because a launcher packs once what calls of on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jitgen.ir.body import Operand
+from jitgen.kernel.entry import Member
 from jitgen.kernel.launch import Arguments
 from jitgen.kernel.operands import MappedTensor, item_size
 
@@ -34,6 +36,10 @@ class Integer(NamedTuple):
     operand: int = -1
     dim: int = -1
     region: int = 0
+
+    @property
+    def is_size(self) -> bool:
+        return "size" in self.field
 
     def value(self, geometries: Sequence[Any], settled: Any) -> int:
         number = getattr(settled if self.region == LAUNCH else geometries[self.region], self.field)
@@ -118,10 +124,12 @@ class KernelParameters:
 
     Attributes:
         wide: whether integers are 64-bit on a GPU.
+        spelled: what sources call a parameter, where that is another expression.
     """
 
     regions: tuple[RegionParameters, ...]
     wide: bool
+    spelled: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def operands(self) -> tuple[OperandParameters, ...]:
@@ -150,4 +158,55 @@ class KernelParameters:
             if declared.operand.buffer is not None
         )
         integers = tuple(integer.value(geometries, settled) for integer in self.integers)
-        return Arguments(pointers, integers, self.wide, tuple(maps))
+        return Arguments(pointers, integers, self.wide, tuple(maps), self.members)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the struct of an entry in CUDA C++: operands in their order, then integers of the kernel."""
+        integers = self.integers
+        owned: dict[tuple[int, int], list[int]] = {}
+        for position, integer in enumerate(integers):
+            if integer.operand >= 0:
+                owned.setdefault((integer.region, integer.operand), []).append(position)
+        members: list[Member] = []
+        pointers = 0
+        for region, parameters in enumerate(self.regions):
+            for declared in parameters.operands:
+                own = owned.get((region, declared.number), [])
+                own.sort(key=lambda position: integers[position].is_size)
+                in_memory = declared.pointer is not None
+                if in_memory or own:
+                    sizes = sum(integers[position].is_size for position in own)
+                    place = (region, declared.number)
+                    members.append(Member(place, pointers if in_memory else None, tuple(own), sizes))
+                pointers += in_memory
+        loose = (position for position, integer in enumerate(integers) if integer.operand < 0)
+        return (*members, *(Member(None, None, (position,)) for position in loose))
+
+    def name(self, parameter: str) -> str:
+        """What sources call the parameter ``parameter``."""
+        return self.spelled.get(parameter, parameter)
+
+    def renamed(self, spelled: Mapping[str, str]) -> KernelParameters:
+        """These parameters as expressions; ``spelled`` has those of parameters that are called otherwise."""
+
+        def named(name: str) -> str:
+            return spelled.get(name, name)
+
+        def operand(own: OperandParameters) -> OperandParameters:
+            return own._replace(
+                pointer=None if own.pointer is None else named(own.pointer),
+                offset=named(own.offset),
+                strides=tuple(map(named, own.strides)),
+                batch_strides=tuple(map(named, own.batch_strides)),
+                gathered=tuple((named(size), named(stride)) for size, stride in own.gathered),
+            )
+
+        def axes(integers: Iterable[Integer]) -> tuple[Integer, ...]:
+            return tuple(integer._replace(name=named(integer.name)) for integer in integers)
+
+        regions = [
+            RegionParameters(axes(region.axes), tuple(map(operand, region.operands)), axes(region.last))
+            for region in self.regions
+        ]
+        return KernelParameters(tuple(regions), self.wide, spelled)

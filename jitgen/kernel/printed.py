@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,7 @@ class KernelContext:
         operands: those of all regions, in order.
         integers: the names of the integer parameters.
         scalars: (name, type) of the run-time scalars, and ``scalar_dtypes`` their dtypes.
+        name: what sources call a parameter.
     """
 
     titles: tuple[str, ...]
@@ -96,6 +97,7 @@ class KernelContext:
     integers: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
     scalar_dtypes: tuple[str, ...]
+    name: Callable[[str], str]
 
     @property
     def memory(self) -> tuple[Any, ...]:
@@ -108,10 +110,6 @@ class KernelContext:
         shape come first, so that the others are packed once."""
         numbers = [f"int64_t {name}" for name in self.integers]
         return [*self._pointers, *self._scalars, "int32_t threads", *numbers, "int32_t streaming"]
-
-    def cuda_parameters(self, index: str = "Index") -> list[str]:
-        """The parameters of a kernel in CUDA C++, after tensor maps; integers have the type ``index``."""
-        return [*self._pointers, *(f"{index} {name}" for name in self.integers), *self._scalars]
 
     @property
     def triton_parameters(self) -> list[str]:
@@ -166,6 +164,7 @@ def context_attributes(
         "integers": parameters.names,
         "scalars": tuple((f"a{index}", dialect.types[dtype]) for index, (_, dtype) in enumerate(kernel.scalars)),
         "scalar_dtypes": tuple(dtype for _, dtype in kernel.scalars),
+        "name": parameters.name,
     }
 
 

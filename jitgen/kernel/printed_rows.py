@@ -150,7 +150,7 @@ def row_attributes(
     words = f", rows of the last {f'{rank} dimensions' if rank > 1 else 'dimension'}"
     return {
         **context_attributes(kernel, parameters, operands, dialect, [title_of(body, layout.along, words)]),
-        "sizes": tuple(f"n{dim}" for dim in range(layout.outer)),
+        "sizes": tuple(parameters.name(f"n{dim}") for dim in range(layout.outer)),
         "columns": layout.columns,
         "unit": layout.unit,
     }

@@ -20,6 +20,7 @@ from jitgen.codegen.triton import TRITON
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.params import params_of
 from jitgen.kernel.printed import KernelContext
 from jitgen.spec import KernelSource, e4m3fn_saturates
 
@@ -58,9 +59,15 @@ def renderer(
     ) -> tuple[KernelSource, Rendered]:
         dialect, layout = DIALECTS[device.dialect], layouts if several else layouts[0]
         kernel = rewritten(kernel, layout, schedule, device)
-        shared = context(kernel, layout, parameters(kernel, layouts, device), schedule, dialect)
+        declared, params = parameters(kernel, layouts, device), None
+        if dialect is CUDA:
+            params = params_of(kernel, declared, dialect)
+            declared = declared.renamed(params.spelled)
+        shared = context(kernel, layout, declared, schedule, dialect)
         of_dialect = build or importlib.import_module(f"{package}.{device.dialect}").build
         specific, options = of_dialect(kernel, layout, schedule, shared, dialect)
+        if params is not None:
+            specific = {**specific, "params": params.printed(declared.wide, specific.get("map_names", ()))}
         built = {name: shared, **specific} if name else specific, options
         overlapping = device.overlaps_launches and getattr(schedule, "dependent_launch", True)
         return source(family, kernel, schedule, device, compiler, shared.titles, built, overlapping)

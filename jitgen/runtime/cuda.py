@@ -169,6 +169,8 @@ Frame = tuple[Any, Any, int, Any]
 array)."""
 
 _TENSOR_MAP = "128s"  # of an encoded CUtensorMap
+_IN_STRUCT = {"T": f"={_TENSOR_MAP}", "P": "=Q"}
+"""Codes of values in a struct that need others than their own; its offsets are explicit, so there is no alignment."""
 
 
 class Launch:
@@ -186,13 +188,17 @@ class Launch:
         pdl: programmatic dependent launch: the kernel may start before its predecessor in the stream has ended, and
             waits for it by ``griddepcontrol.wait``.
         cooperative: all blocks are resident at once, so that the grid may synchronise.
+        struct_layout: where the kernel takes one struct: the offset of each parameter in it, in ascending order, and
+            the bytes of the struct.
 
     A launch may be called by several threads at once. One ``struct`` call packs the varying values at the start of an
-    argument frame. The driver reads every parameter through a pointer, so their order in the frame does not matter. The
-    driver call runs without the GIL, and a frame must not be rewritten during it; so frames come from a pool.
+    argument frame. The driver reads every parameter through a pointer, so their order in the frame does not matter. In
+    a struct it does: there that call also packs what lies between two varying values, because it would clear what it
+    skips. ``between`` has these bytes, and None for each varying value. The driver call runs without the GIL, and a
+    frame must not be rewritten during it; so frames come from a pool.
     """
 
-    __slots__ = ("_constants", "_offsets", "_shape", "_size", "call", "function", "handle", "pack", "pools")
+    __slots__ = ("_constants", "_offsets", "_shape", "_size", "between", "call", "function", "handle", "pack", "pools")
 
     def __init__(
         self,
@@ -205,6 +211,7 @@ class Launch:
         cluster: Dim3 | None = None,
         pdl: bool = False,
         cooperative: bool = False,
+        struct_layout: tuple[tuple[int, ...], int] | None = None,
     ):
         if len(parameters) != len(values):
             raise ValueError(f"{function.entry}: {len(values)} values for {len(parameters)} parameters")
@@ -213,6 +220,10 @@ class Launch:
         self.call = bindings().cuLaunchKernelEx
         self._shape = (grid, block, shared_bytes, cluster, pdl, cooperative)
 
+        self.pools: dict[int, list[Frame]] = {}
+        if struct_layout is not None:
+            self._lay_out(parameters, values, *struct_layout)
+            return
         varying = [index for index, value in enumerate(values) if value is None]
         fixed = [index for index, value in enumerate(values) if value is not None]
         codes = [_TENSOR_MAP if code == "T" else code for code in parameters]
@@ -222,8 +233,30 @@ class Launch:
         self._offsets = tuple(start for _, start in sorted(zip(varying + fixed, starts, strict=True)))
         self._size = struct.calcsize("".join(layout))
         self.pack = struct.Struct("".join(layout[: len(varying)])).pack_into
+        self.between: tuple[bytes | None, ...] = (None,) * len(varying)
         self._constants = [(codes[index], self._offsets[index], values[index]) for index in fixed]
-        self.pools: dict[int, list[Frame]] = {}
+
+    def _lay_out(
+        self, parameters: str, values: tuple[int | float | bytes | None, ...], offsets: tuple[int, ...], size: int
+    ) -> None:
+        """Prepares the packing of one struct."""
+        codes = [_IN_STRUCT.get(code, f"={code}") for code in parameters]
+        self._offsets, self._size = (0,), size
+        image, self._constants = bytearray(size), []
+        for code, offset, value in zip(codes, offsets, values, strict=True):
+            if value is not None:
+                struct.pack_into(code, image, offset, value)
+                self._constants.append((code, offset, value))
+        between: list[bytes | None] = []
+        layout, end = "=", 0
+        for code, offset, value in zip(codes, offsets, values, strict=True):
+            if value is None:
+                if offset > end:
+                    between.append(bytes(image[end:offset]))
+                    layout += f"{offset - end}s"
+                between.append(None)
+                layout, end = layout + code[1:], offset + struct.calcsize(code)
+        self.between, self.pack = tuple(between), struct.Struct(layout).pack_into
 
     def __call__(self, stream: int, *varying: int | float | bytes) -> None:
         # runtime/launcher.py writes these lines into its launchers, which saves the call of this method.
@@ -232,6 +265,9 @@ class Launch:
             frame = pool.pop()
         except (KeyError, IndexError):
             pool, frame = self.fresh(stream)
+        if len(varying) < len(self.between):
+            rest = iter(varying)
+            varying = tuple(next(rest) if piece is None else piece for piece in self.between)
         self.pack(frame[0], 0, *varying)
         status = self.call(frame[1], self.handle, frame[2], 0)[0]
         if status:

@@ -248,6 +248,11 @@ class _Writer:
     def _launch_cuda(self, index: int, step: Step, values: list[str]) -> None:
         """The body of ``Launch.__call__``, without the call."""
         launch = step.kernel
+        varying, values = iter(values), []
+        for number, piece in enumerate(launch.between):
+            if piece is not None:
+                self.names[f"between{index}_{number}"] = piece
+            values.append(next(varying) if piece is None else f"between{index}_{number}")
         for name in ("call", "fresh", "handle", "pack", "pools", "recover"):
             self.names[f"{name}{index}"] = getattr(launch, name)
         self.lines += [

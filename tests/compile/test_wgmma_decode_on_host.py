@@ -4,6 +4,7 @@ the dequantised weight rounded once to the dtype of x."""
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,8 +29,13 @@ using Index = int32_t;
 using Weight = {weight};
 
 // One thread writes every fragment: the numbers of each tile of 16 rows by 16 k's, as a warp's lanes have them.
+struct Params {{
+  {parameters};
+}};
+
 extern "C" __global__ void
-decode({parameters}) {{
+decode(const __grid_constant__ Params params) {{
+  const auto [codes, scales, zeros, out, shrunk, tiles, chunks] = params;
   *shrunk = jitgen::Decode<Weight>::shrunk;
   const Weight weight = {{codes, scales, zeros, nullptr}};
   const int groups = Weight::groups(chunks), unit = Weight::group ? Weight::group : 1 << 30;
@@ -79,14 +85,14 @@ def test_every_fragment(format: str, dtype: torch.dtype, tmp_path: Path) -> None
     found = re.search(r"using Weight = (jitgen::PlaneWeight<.*>);", source.text)
     assert found is not None, source.text
     assert "gemm_wgmma_quantized" in source.text
-    text = _TEXT.format(weight=found[1], parameters=", ".join(_PARAMETERS))
+    text = _TEXT.format(weight=found[1], parameters=";\n  ".join(_PARAMETERS))
     decode = on_host(SimpleNamespace(name="decode", text=text, headers=source.headers), tmp_path, host_headers())
     tensors = dict(zip(row.tensor_names, w.with_layout("mma").tensors, strict=True))
     tiles, chunks = tensors["codes"].shape[:2]
     out = torch.zeros(tiles * 16, chunks * 64, dtype=dtype)
     addresses = [tensors[name].data_ptr() if name in tensors else 0 for name in ("codes", "scales", "zeros")]
     shrunk = torch.zeros(1)
-    decode(1, 1, *addresses, out.data_ptr(), shrunk.data_ptr(), tiles, chunks)
+    decode(1, 1, struct.pack("5Q2i", *addresses, out.data_ptr(), shrunk.data_ptr(), tiles, chunks))
     exact = w.dequantize(torch.float64)
     if row.tensor_scale:
         exact = exact / tensors["tensor_scale"][0, 0].double()

@@ -2,12 +2,39 @@
 // target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 2 stages of 128 keys
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (s0_0, s1_1, (s0_1 // s1_1), s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
 #include <jitgen/attention_wgmma.cuh>
 
 using Index = int32_t;
+
+struct Params {
+  jitgen::TensorMap query_map;
+  jitgen::TensorMap key_map;
+  jitgen::TensorMap value_map;
+  jitgen::Ramp<Index, 4> score;
+  jitgen::Ramp<Index, 4> score_2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 4> query;
+  jitgen::Operand<const jitgen::bfloat16, Index, 4> key;
+  jitgen::Operand<const jitgen::bfloat16, Index, 4> value;
+  jitgen::Operand<jitgen::bfloat16, Index, 4> result;
+  Index rows;
+  Index keys;
+  Index depth;
+  Index width;
+  Index batch_size0;
+  Index batch_size1;
+  float a0;
+};
+static_assert(
+    sizeof(Params) == 576 && JITGEN_OFFSET(query_map) == 0 && JITGEN_OFFSET(key_map) == 128 &&
+    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(score) == 384 && JITGEN_OFFSET(score_2) == 404 &&
+    JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(value) == 472 &&
+    JITGEN_OFFSET(result) == 496 && JITGEN_OFFSET(rows) == 520 && JITGEN_OFFSET(keys) == 524 &&
+    JITGEN_OFFSET(depth) == 528 && JITGEN_OFFSET(width) == 532 && JITGEN_OFFSET(batch_size0) == 536 &&
+    JITGEN_OFFSET(batch_size1) == 540 && JITGEN_OFFSET(a0) == 544, "the launch packs it so");
 
 struct Config {
   using Key = jitgen::bfloat16;
@@ -31,46 +58,9 @@ static_assert(Shape::bytes == 185456, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 struct Operands {
-  const jitgen::TensorMap& query_map;
-  const jitgen::TensorMap& key_map;
-  const jitgen::TensorMap& value_map;
-  const jitgen::bfloat16* p2;
-  const jitgen::bfloat16* p3;
-  const jitgen::bfloat16* p4;
-  jitgen::bfloat16* p5;
-  Index rows;
-  Index keys;
-  Index depth;
-  Index width;
-  Index b0;
-  Index b1;
-  Index o0;
-  Index s0_0;
-  Index s0_1;
-  Index s0_2;
-  Index s0_3;
-  Index o1;
-  Index s1_0;
-  Index s1_1;
-  Index s1_2;
-  Index s1_3;
-  Index s2_0;
-  Index s2_1;
-  Index s2_2;
-  Index s2_3;
-  Index s3_0;
-  Index s3_1;
-  Index s3_2;
-  Index s3_3;
-  Index s4_0;
-  Index s4_1;
-  Index s4_2;
-  Index s4_3;
-  Index s5_0;
-  Index s5_1;
-  Index s5_2;
-  Index s5_3;
-  float a0;
+  const Params& constants;  // where the tensor maps are
+  const Params params = constants;  // in registers
+  Index rows = params.rows, keys = params.keys, depth = params.depth, width = params.width;
   static constexpr int ranges = 1;
 
   // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
@@ -93,21 +83,21 @@ struct Operands {
     Index x1[2];
   };
 
-  JITGEN_DEVICE int tasks() const { return int(b0 * b1); }
+  JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
   JITGEN_DEVICE Index packed_rows() const { return rows; }
 
   JITGEN_DEVICE Task task(int number) const {
     Task found;
-    const Index z0 = number / (b1);
+    const Index z0 = number / (params.batch_size1);
     found.z0 = z0;
-    const Index z1 = number % b1;
+    const Index z1 = number % params.batch_size1;
     found.z1 = z1;
-    found.at0 = o0 + z0 * s0_0 + z1 * s0_1;
-    found.at1 = o1 + z0 * s1_0 + z1 * s1_1;
-    found.at2 = z0 * s2_0 + z1 * s2_1;
-    found.at3 = z0 * s3_0 + z1 * s3_1;
-    found.at4 = z0 * s4_0 + z1 * s4_1;
-    found.at5 = z0 * s5_0 + z1 * s5_1;
+    found.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
+    found.at1 = params.score_2.first + z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
+    found.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    found.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    found.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    found.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
     return found;
   }
 
@@ -120,7 +110,7 @@ struct Operands {
       for (int end = 0; end < 2; ++end) {
         const Index row = end ? last : Index(first);
         const Index m = row;
-        const int64_t value = int64_t(task.at1 + m * s1_2);
+        const int64_t value = int64_t(task.at1 + m * params.score_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
       found.x1 = ends;
@@ -134,7 +124,7 @@ struct Operands {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
     const int64_t low_of1 = block.x1.low, high_of1 = block.x1.high;
-    const int64_t from0 = task.at0 + first * s0_3, to0 = task.at0 + last * s0_3;
+    const int64_t from0 = task.at0 + first * params.score.strides[3], to0 = task.at0 + last * params.score.strides[3];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -153,14 +143,14 @@ struct Operands {
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      found.x1[r] = task.at1 + m * s1_2;
+      found.x1[r] = task.at1 + m * params.score_2.strides[2];
     }
     return found;
   }
 
   // A positive number that scores are still to be multiplied with.
   JITGEN_DEVICE float scale_of_scores() const {
-    return a0;
+    return params.a0;
   }
   JITGEN_DEVICE bool is_folded() const {
     const float scale = scale_of_scores();
@@ -205,16 +195,16 @@ struct Operands {
   }
 
   JITGEN_DEVICE void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
-    const int batch[] = {0, s2_0 != 0 ? int(task.z0) : 0, s2_1 != 0 ? int(task.z1) : 0};
-    jitgen::copy_box_of_batch(to, query_map, column, row, batch, barrier);
+    const int batch[] = {0, params.query.strides[0] != 0 ? int(task.z0) : 0, params.query.strides[1] != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, constants.query_map, column, row, batch, barrier);
   }
   JITGEN_DEVICE void copy_key(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
-    const int batch[] = {0, s3_0 != 0 ? int(task.z0) : 0, s3_1 != 0 ? int(task.z1) : 0};
-    jitgen::copy_box_of_batch(to, key_map, column, row, batch, barrier);
+    const int batch[] = {0, params.key.strides[0] != 0 ? int(task.z0) : 0, params.key.strides[1] != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, constants.key_map, column, row, batch, barrier);
   }
   JITGEN_DEVICE void copy_value(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
-    const int batch[] = {0, s4_0 != 0 ? int(task.z0) : 0, s4_1 != 0 ? int(task.z1) : 0};
-    jitgen::copy_box_of_batch(to, value_map, column, row, batch, barrier);
+    const int batch[] = {0, params.value.strides[0] != 0 ? int(task.z0) : 0, params.value.strides[1] != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, constants.value_map, column, row, batch, barrier);
   }
   JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float top, float total) const {
   }
@@ -247,12 +237,12 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(p5 + task.at5 + m * s5_2 + e, y5);
+    jitgen::store_vector(params.result.pointer + task.at5 + m * params.result.strides[2] + e, y5);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_causal_attention(const __grid_constant__ jitgen::TensorMap query_map, const __grid_constant__ jitgen::TensorMap key_map, const __grid_constant__ jitgen::TensorMap value_map, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, jitgen::bfloat16* p5, Index rows, Index keys, Index depth, Index width, Index b0, Index b1, Index o0, Index s0_0, Index s0_1, Index s0_2, Index s0_3, Index o1, Index s1_0, Index s1_1, Index s1_2, Index s1_3, Index s2_0, Index s2_1, Index s2_2, Index s2_3, Index s3_0, Index s3_1, Index s3_2, Index s3_3, Index s4_0, Index s4_1, Index s4_2, Index s4_3, Index s5_0, Index s5_1, Index s5_2, Index s5_3, float a0) {
-  const Operands operands = {query_map, key_map, value_map, p2, p3, p4, p5, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, s5_0, s5_1, s5_2, s5_3, a0};
+jitgen_causal_attention(const __grid_constant__ Params params) {
+  const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

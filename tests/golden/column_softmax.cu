@@ -2,6 +2,7 @@
 // target sm_90a: 64 threads a row, 64 rows a block, 8 neighbouring rows a thread, 8 accesses a thread of 1 element, the row stays in registers, 2 blocks a multiprocessor
 // stages: reduce over j0; map; reduce over j0; map
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -10,6 +11,17 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input;
+  jitgen::Operand<jitgen::bfloat16, Index, 2> result;
+  Index length;
+  Index size0;
+};
+static_assert(
+    sizeof(Params) == 40 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(result) == 16 && JITGEN_OFFSET(length) == 32
+    && JITGEN_OFFSET(size0) == 36, "the launch packs it so");
+
 constexpr int threads = 64;  // of each row in one block
 constexpr int lanes = 8;  // threads side by side
 constexpr int beside = 8;  // rows of a thread
@@ -18,17 +30,18 @@ constexpr int unroll = 8;
 constexpr int whole = 8;  // elements of every thread that lie in the row
 
 extern "C" __global__ void __launch_bounds__(threads * lanes, 2)
-jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, Index n0, Index s0_0, Index r0, Index s1_0, Index r1) {
+jitgen_column_softmax(const __grid_constant__ Params params) {
+  const Index length = params.length;
   __shared__ jitgen::ColumnScratch<jitgen::column_groups<lanes, threads>, lanes * beside, float, float> scratch;
   const int thread = threadIdx.x / lanes;
-  const Index rows = n0;
+  const Index rows = params.size0;
   const Index wanted = (Index(blockIdx.x) / cluster * lanes + threadIdx.x % lanes) * beside;
   // A block's surplus threads walk the last rows too and store nothing, so that all meet at every barrier.
   const bool live = wanted < rows;
   const Index row = live ? wanted : rows - beside;
   const Index i0 = Index(Unsigned(row));
-  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
-  jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+  const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0];
+  jitgen::bfloat16* const to1 = params.result.pointer + i0 * params.result.strides[0];
   const Index first = thread;
   // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
   jitgen::next_kernel_may_start();
@@ -50,7 +63,7 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
     for (int u = 0; u < unroll; ++u) {
       const Index column = start + u * (cluster * threads) + first;
       {
-        x0[u] = jitgen::load_vector<beside>(from0 + column * r0);
+        x0[u] = jitgen::load_vector<beside>(from0 + column * params.input.strides[1]);
       }
     }
 #pragma unroll
@@ -120,7 +133,7 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
           const float v9 = v6 * v8;
           y1[j] = jitgen::store<jitgen::bfloat16>(v9);
         }
-        if (live) jitgen::store_vector(to1 + column * r1, y1);
+        if (live) jitgen::store_vector(to1 + column * params.result.strides[1], y1);
       }
     }
   }

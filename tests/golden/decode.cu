@@ -2,6 +2,7 @@
 // target sm_90a: mma.sync, 8 rows a block, 8 warps, tiles of 128 keys, shared by clusters of up to 8 blocks
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (s0_0, s1_1, (s0_1 // s1_1), 1, s2_3): score int64 key, score int64 task, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -9,6 +10,29 @@
 #include <jitgen/attention_decode.cuh>
 
 using Index = int32_t;
+
+struct Params {
+  jitgen::Ramp<Index, 5> score;
+  jitgen::Operand<const int64_t, Index, 5> score_2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 5> query;
+  jitgen::Operand<const jitgen::bfloat16, Index, 5> key;
+  jitgen::Operand<const jitgen::bfloat16, Index, 5> value;
+  jitgen::Operand<jitgen::bfloat16, Index, 5> result;
+  Index rows;
+  Index keys;
+  Index depth;
+  Index width;
+  Index batch_size0;
+  Index batch_size1;
+  Index group_size0;
+  float a0;
+};
+static_assert(
+    sizeof(Params) == 216 && JITGEN_OFFSET(score) == 0 && JITGEN_OFFSET(score_2) == 24 && JITGEN_OFFSET(query) == 56
+    && JITGEN_OFFSET(key) == 88 && JITGEN_OFFSET(value) == 120 && JITGEN_OFFSET(result) == 152 &&
+    JITGEN_OFFSET(rows) == 184 && JITGEN_OFFSET(keys) == 188 && JITGEN_OFFSET(depth) == 192 &&
+    JITGEN_OFFSET(width) == 196 && JITGEN_OFFSET(batch_size0) == 200 && JITGEN_OFFSET(batch_size1) == 204 &&
+    JITGEN_OFFSET(group_size0) == 208 && JITGEN_OFFSET(a0) == 212, "the launch packs it so");
 
 struct Config {
   using Key = jitgen::bfloat16;
@@ -27,50 +51,9 @@ static_assert(Shape::bytes == 39424, "shared memory as the launch has it");
 static_assert(Shape::threads == 256, "threads as the launch has them");
 
 struct Operands {
-  const int64_t* p1;
-  const jitgen::bfloat16* p2;
-  const jitgen::bfloat16* p3;
-  const jitgen::bfloat16* p4;
-  jitgen::bfloat16* p5;
-  Index rows;
-  Index keys;
-  Index depth;
-  Index width;
-  Index b0;
-  Index b1;
-  Index g0;
-  Index o0;
-  Index s0_0;
-  Index s0_1;
-  Index s0_2;
-  Index s0_3;
-  Index s0_4;
-  Index s1_0;
-  Index s1_1;
-  Index s1_2;
-  Index s1_3;
-  Index s1_4;
-  Index s2_0;
-  Index s2_1;
-  Index s2_2;
-  Index s2_3;
-  Index s2_4;
-  Index s3_0;
-  Index s3_1;
-  Index s3_2;
-  Index s3_3;
-  Index s3_4;
-  Index s4_0;
-  Index s4_1;
-  Index s4_2;
-  Index s4_3;
-  Index s4_4;
-  Index s5_0;
-  Index s5_1;
-  Index s5_2;
-  Index s5_3;
-  Index s5_4;
-  float a0;
+  const Params& constants;  // where the tensor maps are
+  const Params params = constants;  // in registers
+  Index rows = params.rows, keys = params.keys, depth = params.depth, width = params.width;
   static constexpr int ranges = 1;
 
   // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
@@ -92,22 +75,22 @@ struct Operands {
   struct Rows {
   };
 
-  JITGEN_DEVICE int tasks() const { return int(b0 * b1); }
-  JITGEN_DEVICE Index packed_rows() const { return g0 * rows; }
+  JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
+  JITGEN_DEVICE Index packed_rows() const { return params.group_size0 * rows; }
 
   JITGEN_DEVICE Task task(int number) const {
     Task found;
-    const Index z0 = number / (b1);
+    const Index z0 = number / (params.batch_size1);
     found.z0 = z0;
-    const Index z1 = number % b1;
+    const Index z1 = number % params.batch_size1;
     found.z1 = z1;
-    found.at0 = o0 + z0 * s0_0 + z1 * s0_1;
-    found.at1 = z0 * s1_0 + z1 * s1_1;
-    found.at2 = z0 * s2_0 + z1 * s2_1;
-    found.at3 = z0 * s3_0 + z1 * s3_1;
-    found.at4 = z0 * s4_0 + z1 * s4_1;
-    found.at5 = z0 * s5_0 + z1 * s5_1;
-    found.x1 = jitgen::load(p1[found.at1]);
+    found.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
+    found.at1 = z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
+    found.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    found.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    found.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    found.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    found.x1 = jitgen::load(params.score_2.pointer[found.at1]);
     return found;
   }
 
@@ -123,7 +106,7 @@ struct Operands {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
     const int64_t x1 = task.x1;
-    const int64_t from0 = task.at0 + first * s0_4, to0 = task.at0 + last * s0_4;
+    const int64_t from0 = task.at0 + first * params.score.strides[4], to0 = task.at0 + last * params.score.strides[4];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -145,7 +128,7 @@ struct Operands {
 
   // A positive number that scores are still to be multiplied with.
   JITGEN_DEVICE float scale_of_scores() const {
-    return a0;
+    return params.a0;
   }
   JITGEN_DEVICE bool is_folded() const {
     const float scale = scale_of_scores();
@@ -193,14 +176,14 @@ struct Operands {
   JITGEN_DEVICE Element query(const Task& task, Index row, Index d) const {
     const Index y0 = (row / rows);
     const Index m = row % rows;
-    const float q0 = jitgen::load(p2[task.at2 + y0 * s2_2 + m * s2_3 + d]);
+    const float q0 = jitgen::load(params.query.pointer[task.at2 + y0 * params.query.strides[2] + m * params.query.strides[3] + d]);
     return jitgen::store<Element>(q0);
   }
   // Eight neighbours of a row of the query.
   JITGEN_DEVICE uint4 query_run(const Task& task, Index row, Index d) const {
     const Index y0 = (row / rows);
     const Index m = row % rows;
-    return *reinterpret_cast<const uint4*>(p2 + (task.at2 + y0 * s2_2 + m * s2_3 + d));
+    return *reinterpret_cast<const uint4*>(params.query.pointer + (task.at2 + y0 * params.query.strides[2] + m * params.query.strides[3] + d));
   }
 
   // What all elements of a key have: where they are, and what they are computed with.
@@ -208,7 +191,7 @@ struct Operands {
     const jitgen::bfloat16* elements;
   };
   JITGEN_DEVICE KeyRow key_row(const Task& task, Index n) const {
-    return {p3 + (task.at3 + n * s3_3)};
+    return {params.key.pointer + (task.at3 + n * params.key.strides[3])};
   }
   using KeyRun = uint4;
   JITGEN_DEVICE KeyRun key_run(const KeyRow& row, Index i) const {
@@ -220,7 +203,7 @@ struct Operands {
     const jitgen::bfloat16* elements;
   };
   JITGEN_DEVICE ValueRow value_row(const Task& task, Index n) const {
-    return {p4 + (task.at4 + n * s4_4)};
+    return {params.value.pointer + (task.at4 + n * params.value.strides[4])};
   }
   using ValueRun = uint4;
   JITGEN_DEVICE ValueRun value_run(const ValueRow& row, Index i) const {
@@ -259,12 +242,12 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(p5 + task.at5 + y0 * s5_2 + m * s5_3 + e, y5);
+    jitgen::store_vector(params.result.pointer + task.at5 + y0 * params.result.strides[2] + m * params.result.strides[3] + e, y5);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_decode(const int64_t* p1, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, jitgen::bfloat16* p5, Index rows, Index keys, Index depth, Index width, Index b0, Index b1, Index g0, Index o0, Index s0_0, Index s0_1, Index s0_2, Index s0_3, Index s0_4, Index s1_0, Index s1_1, Index s1_2, Index s1_3, Index s1_4, Index s2_0, Index s2_1, Index s2_2, Index s2_3, Index s2_4, Index s3_0, Index s3_1, Index s3_2, Index s3_3, Index s3_4, Index s4_0, Index s4_1, Index s4_2, Index s4_3, Index s4_4, Index s5_0, Index s5_1, Index s5_2, Index s5_3, Index s5_4, float a0) {
-  const Operands operands = {p1, p2, p3, p4, p5, rows, keys, depth, width, b0, b1, g0, o0, s0_0, s0_1, s0_2, s0_3, s0_4, s1_0, s1_1, s1_2, s1_3, s1_4, s2_0, s2_1, s2_2, s2_3, s2_4, s3_0, s3_1, s3_2, s3_3, s3_4, s4_0, s4_1, s4_2, s4_3, s4_4, s5_0, s5_1, s5_2, s5_3, s5_4, a0};
+jitgen_decode(const __grid_constant__ Params params) {
+  const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

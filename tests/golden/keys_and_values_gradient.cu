@@ -3,12 +3,48 @@
 // stages: contract over d0; contract over d1; map; 2 x contract over n; map
 // (s0_0, s0_1, s1_2, s0_3): left bfloat16 contiguous, right bfloat16 contiguous, left bfloat16 contiguous, right bfloat16 contiguous, score int64 row, score int64 key, score float32 key, score
 //     float32 key, value bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
 #include <jitgen/attention_backward.cuh>
 
 using Index = int32_t;
+
+struct Params {
+  jitgen::TensorMap block0_map;
+  jitgen::TensorMap block1_map;
+  jitgen::TensorMap tile0_map;
+  jitgen::TensorMap tile1_map;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> left;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> right;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> left_2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> right_2;
+  jitgen::Ramp<Index, 3> score;
+  jitgen::Ramp<Index, 3> score_2;
+  jitgen::Operand<const float, Index, 3> score_3;
+  jitgen::Operand<const float, Index, 3> score_4;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> value;
+  jitgen::Operand<const jitgen::bfloat16, Index, 3> value_2;
+  jitgen::Operand<jitgen::bfloat16, Index, 3> result;
+  jitgen::Operand<jitgen::bfloat16, Index, 3> result_2;
+  Index rows;
+  Index keys;
+  Index depth0;
+  Index depth1;
+  Index width0;
+  Index width1;
+  Index batch_size0;
+};
+static_assert(
+    sizeof(Params) == 832 && JITGEN_OFFSET(block0_map) == 0 && JITGEN_OFFSET(block1_map) == 128 &&
+    JITGEN_OFFSET(tile0_map) == 256 && JITGEN_OFFSET(tile1_map) == 384 && JITGEN_OFFSET(left) == 512 &&
+    JITGEN_OFFSET(right) == 536 && JITGEN_OFFSET(left_2) == 560 && JITGEN_OFFSET(right_2) == 584 &&
+    JITGEN_OFFSET(score) == 608 && JITGEN_OFFSET(score_2) == 624 && JITGEN_OFFSET(score_3) == 640 &&
+    JITGEN_OFFSET(score_4) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
+    JITGEN_OFFSET(result) == 736 && JITGEN_OFFSET(result_2) == 760 && JITGEN_OFFSET(rows) == 784 &&
+    JITGEN_OFFSET(keys) == 788 && JITGEN_OFFSET(depth0) == 792 && JITGEN_OFFSET(depth1) == 796 &&
+    JITGEN_OFFSET(width0) == 800 && JITGEN_OFFSET(width1) == 804 && JITGEN_OFFSET(batch_size0) == 808, "the launch packs it so");
 
 struct Config {
   using Element = jitgen::bfloat16;
@@ -36,65 +72,10 @@ static_assert(Shape::bytes == 123088, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 struct Operands {
-  const jitgen::TensorMap& block0_map;
-  const jitgen::TensorMap& block1_map;
-  const jitgen::TensorMap& tile0_map;
-  const jitgen::TensorMap& tile1_map;
-  const jitgen::bfloat16* p0;
-  const jitgen::bfloat16* p1;
-  const jitgen::bfloat16* p2;
-  const jitgen::bfloat16* p3;
-  const float* p6;
-  const float* p7;
-  const jitgen::bfloat16* p8;
-  const jitgen::bfloat16* p9;
-  jitgen::bfloat16* p10;
-  jitgen::bfloat16* p11;
-  Index rows;
-  Index keys;
-  Index depth0;
-  Index depth1;
-  Index width0;
-  Index width1;
-  Index b0;
-  Index s0_0;
-  Index s0_1;
-  Index s0_2;
-  Index s1_0;
-  Index s1_1;
-  Index s1_2;
-  Index s2_0;
-  Index s2_1;
-  Index s2_2;
-  Index s3_0;
-  Index s3_1;
-  Index s3_2;
-  Index o4;
-  Index s4_0;
-  Index s4_1;
-  Index s4_2;
-  Index o5;
-  Index s5_0;
-  Index s5_1;
-  Index s5_2;
-  Index s6_0;
-  Index s6_1;
-  Index s6_2;
-  Index s7_0;
-  Index s7_1;
-  Index s7_2;
-  Index s8_0;
-  Index s8_1;
-  Index s8_2;
-  Index s9_0;
-  Index s9_1;
-  Index s9_2;
-  Index s10_0;
-  Index s10_1;
-  Index s10_2;
-  Index s11_0;
-  Index s11_1;
-  Index s11_2;
+  const Params& constants;  // where the tensor maps are
+  const Params params = constants;  // in registers
+  Index rows = params.rows, keys = params.keys;
+
   // One batch index and one of what is summed over; `at<i>` is where operand i begins, `x<i>` its only value.
   struct Task {
     Index z0;
@@ -116,24 +97,24 @@ struct Operands {
     jitgen::Ends x4;
   };
 
-  JITGEN_DEVICE int tasks() const { return int(b0); }
+  JITGEN_DEVICE int tasks() const { return int(params.batch_size0); }
   JITGEN_DEVICE int heads() const { return int(1); }
   JITGEN_DEVICE Task task(int number, int head) const {
     Task found;
     const Index z0 = number;
     found.z0 = z0;
-    found.at0 = z0 * s0_0;
-    found.at1 = z0 * s1_0;
-    found.at2 = z0 * s2_0;
-    found.at3 = z0 * s3_0;
-    found.at4 = o4 + z0 * s4_0;
-    found.at5 = o5 + z0 * s5_0;
-    found.at6 = z0 * s6_0;
-    found.at7 = z0 * s7_0;
-    found.at8 = z0 * s8_0;
-    found.at9 = z0 * s9_0;
-    found.at10 = z0 * s10_0;
-    found.at11 = z0 * s11_0;
+    found.at0 = z0 * params.left.strides[0];
+    found.at1 = z0 * params.right.strides[0];
+    found.at2 = z0 * params.left_2.strides[0];
+    found.at3 = z0 * params.right_2.strides[0];
+    found.at4 = params.score.first + z0 * params.score.strides[0];
+    found.at5 = params.score_2.first + z0 * params.score_2.strides[0];
+    found.at6 = z0 * params.score_3.strides[0];
+    found.at7 = z0 * params.score_4.strides[0];
+    found.at8 = z0 * params.value.strides[0];
+    found.at9 = z0 * params.value_2.strides[0];
+    found.at10 = z0 * params.result.strides[0];
+    found.at11 = z0 * params.result_2.strides[0];
     return found;
   }
 
@@ -143,7 +124,7 @@ struct Operands {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index a = side ? end - 1 : first;
-        const int64_t value = int64_t(task.at4 + a * s4_1);
+        const int64_t value = int64_t(task.at4 + a * params.score.strides[1]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
       found.x4 = ends;
@@ -158,7 +139,7 @@ struct Operands {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index b = side ? end - 1 : first;
-        const int64_t value = int64_t(task.at5 + b * s5_2);
+        const int64_t value = int64_t(task.at5 + b * params.score_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
       low_of5 = ends.low, high_of5 = ends.high;
@@ -177,8 +158,8 @@ struct Operands {
   // What a row of a tile has for all of its pairs, as words of 4 bytes.
   template <int count>
   JITGEN_DEVICE void tile_words(uint32_t (&found)[count], const Task& task, Index b) const {
-    const float s3 = float(jitgen::load(p6[task.at6 + b * s6_2]));
-    const float s11 = float(jitgen::load(p7[task.at7 + b * s7_2]));
+    const float s3 = float(jitgen::load(params.score_3.pointer[task.at6 + b * params.score_3.strides[2]]));
+    const float s11 = float(jitgen::load(params.score_4.pointer[task.at7 + b * params.score_4.strides[2]]));
     const float s5 = 1.4426950216293335f;
     const float s8 = s3 * s5;
     const float s12 = jitgen::reciprocal(s11);
@@ -219,8 +200,8 @@ struct Operands {
     const bool exists = b < keys;
     const float s14 = __int_as_float(int(of_tile[0]));
     const float s18 = __int_as_float(int(of_tile[1]));
-    const int32_t s1 = int32_t(task.at4 + a * s4_1);
-    const int32_t s2 = int32_t(task.at5 + b * s5_2);
+    const int32_t s1 = int32_t(task.at4 + a * params.score.strides[1]);
+    const int32_t s2 = int32_t(task.at5 + b * params.score_2.strides[2]);
     const bool s3 = s1 > s2;
     const float s4 = -__int_as_float(0x7f800000);
     const float s10 = 1.4426950216293335f;
@@ -258,12 +239,12 @@ struct Operands {
   template <int number>
   JITGEN_DEVICE void copy_block(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     if constexpr (number == 0) {
-      const int batch[] = {0, 0, s0_0 != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, block0_map, column, row, batch, barrier);
+      const int batch[] = {0, 0, params.left.strides[0] != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, constants.block0_map, column, row, batch, barrier);
     }
     if constexpr (number == 1) {
-      const int batch[] = {0, 0, s2_0 != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, block1_map, column, row, batch, barrier);
+      const int batch[] = {0, 0, params.left_2.strides[0] != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, constants.block1_map, column, row, batch, barrier);
     }
   }
   template <int number>
@@ -273,12 +254,12 @@ struct Operands {
   template <int number>
   JITGEN_DEVICE void copy_tile(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     if constexpr (number == 0) {
-      const int batch[] = {0, 0, s1_0 != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, tile0_map, column, row, batch, barrier);
+      const int batch[] = {0, 0, params.right.strides[0] != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, constants.tile0_map, column, row, batch, barrier);
     }
     if constexpr (number == 1) {
-      const int batch[] = {0, 0, s3_0 != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, tile1_map, column, row, batch, barrier);
+      const int batch[] = {0, 0, params.right_2.strides[0] != 0 ? int(task.z0) : 0};
+      jitgen::copy_box_of_batch(to, constants.tile1_map, column, row, batch, barrier);
     }
   }
   template <int number>
@@ -288,11 +269,11 @@ struct Operands {
   // Columns of the operands of a tile, of which the first two are those of a block; and of results.
   template <int number>
   JITGEN_DEVICE int columns() const {
-    return int(number == 0 ? depth0 : number == 1 ? depth1 : number == 2 ? 0 : 0);
+    return int(number == 0 ? params.depth0 : number == 1 ? params.depth1 : number == 2 ? 0 : 0);
   }
   template <int number>
   JITGEN_DEVICE int result_columns() const {
-    return int(number == 0 ? width0 : width1);
+    return int(number == 0 ? params.width0 : params.width1);
   }
 
   // `live` neighbours from column e of a row, at most 8.
@@ -306,7 +287,7 @@ struct Operands {
         const float acc2 = sums[j] * s1;
         y10[j] = jitgen::store<jitgen::bfloat16>(acc2);
       }
-      jitgen::store_vector(p10 + task.at10 + a * s10_1 + e * 1, y10);
+      jitgen::store_vector(params.result.pointer + task.at10 + a * params.result.strides[1] + e * 1, y10);
     }
     if constexpr (number == 1) {
       jitgen::Vector<jitgen::bfloat16, 8> y11;
@@ -315,13 +296,13 @@ struct Operands {
         const float acc3 = sums[j];
         y11[j] = jitgen::store<jitgen::bfloat16>(acc3);
       }
-      jitgen::store_vector(p11 + task.at11 + a * s11_1 + e * 1, y11);
+      jitgen::store_vector(params.result_2.pointer + task.at11 + a * params.result_2.strides[1] + e * 1, y11);
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_keys_and_values_gradient(const __grid_constant__ jitgen::TensorMap block0_map, const __grid_constant__ jitgen::TensorMap block1_map, const __grid_constant__ jitgen::TensorMap tile0_map, const __grid_constant__ jitgen::TensorMap tile1_map, const jitgen::bfloat16* p0, const jitgen::bfloat16* p1, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const float* p6, const float* p7, const jitgen::bfloat16* p8, const jitgen::bfloat16* p9, jitgen::bfloat16* p10, jitgen::bfloat16* p11, Index rows, Index keys, Index depth0, Index depth1, Index width0, Index width1, Index b0, Index s0_0, Index s0_1, Index s0_2, Index s1_0, Index s1_1, Index s1_2, Index s2_0, Index s2_1, Index s2_2, Index s3_0, Index s3_1, Index s3_2, Index o4, Index s4_0, Index s4_1, Index s4_2, Index o5, Index s5_0, Index s5_1, Index s5_2, Index s6_0, Index s6_1, Index s6_2, Index s7_0, Index s7_1, Index s7_2, Index s8_0, Index s8_1, Index s8_2, Index s9_0, Index s9_1, Index s9_2, Index s10_0, Index s10_1, Index s10_2, Index s11_0, Index s11_1, Index s11_2) {
-  const Operands operands = {block0_map, block1_map, tile0_map, tile1_map, p0, p1, p2, p3, p6, p7, p8, p9, p10, p11, rows, keys, depth0, depth1, width0, width1, b0, s0_0, s0_1, s0_2, s1_0, s1_1, s1_2, s2_0, s2_1, s2_2, s3_0, s3_1, s3_2, o4, s4_0, s4_1, s4_2, o5, s5_0, s5_1, s5_2, s6_0, s6_1, s6_2, s7_0, s7_1, s7_2, s8_0, s8_1, s8_2, s9_0, s9_1, s9_2, s10_0, s10_1, s10_2, s11_0, s11_1, s11_2};
+jitgen_keys_and_values_gradient(const __grid_constant__ Params params) {
+  const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

@@ -4,6 +4,7 @@
 //     persistent blocks, 1 a multiprocessor, raster of 8 tiles, 196672 bytes of shared memory
 // stages: contract over k; map
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -11,17 +12,31 @@
 
 using Index = int32_t;
 
+struct Params {
+  jitgen::TensorMap map0;
+  jitgen::TensorMap map1;
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> x;
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> weight;
+  jitgen::Operand<const jitgen::bfloat16, Index, 0> input;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  Index m;
+  Index k;
+  Index columns;
+};
+static_assert(
+    sizeof(Params) == 384 && JITGEN_OFFSET(map0) == 0 && JITGEN_OFFSET(map1) == 128 && JITGEN_OFFSET(x) == 256 &&
+    JITGEN_OFFSET(weight) == 272 && JITGEN_OFFSET(input) == 288 && JITGEN_OFFSET(result) == 296 &&
+    JITGEN_OFFSET(m) == 312 && JITGEN_OFFSET(k) == 316 && JITGEN_OFFSET(columns) == 320, "the launch packs it so");
+
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
 struct Epilogue0 {
-  const jitgen::bfloat16* p0_2;
-  jitgen::bfloat16* p0_3;
-  Index s0_3_0;
+  const Params& params;
   template <int width>
   __device__ __forceinline__ void run(
       Index m, Index n, const float (&acc)[1][width], int live) const {
     jitgen::Vector<jitgen::bfloat16, width> x2;
     {
-      const jitgen::bfloat16* const from = p0_2 + (n);
+      const jitgen::bfloat16* const from = params.input.pointer + (n);
       x2 = jitgen::load_vector<width>(from);
     }
     jitgen::Vector<jitgen::bfloat16, width> y3;
@@ -33,7 +48,7 @@ struct Epilogue0 {
       y3[j] = jitgen::store<jitgen::bfloat16>(v2);
     }
     {
-      jitgen::bfloat16* const to = p0_3 + (m * s0_3_0 + n);
+      jitgen::bfloat16* const to = params.result.pointer + (m * params.result.strides[0] + n);
       jitgen::store_vector(to, y3);
     }
   }
@@ -61,10 +76,10 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_linear(const __grid_constant__ jitgen::TensorMap map0, const __grid_constant__ jitgen::TensorMap map1, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, jitgen::bfloat16* p0_3, Index m, Index k, Index n0, Index s0_0_0, Index s0_1_0, Index s0_3_0) {
-  const jitgen::DenseRegion<1> regions[] = {{{&map1}, int(n0)}};
-  const Epilogue0 epilogue0 = {p0_2, p0_3, s0_3_0};
-  jitgen::gemm_wgmma_dense<Config>(map0, int(m), int(k), regions, epilogue0);
+jitgen_linear(const __grid_constant__ Params params) {
+  const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
+  const Epilogue0 epilogue0 = {params};
+  jitgen::gemm_wgmma_dense<Config>(params.map0, int(params.m), int(params.k), regions, epilogue0);
 }
 
 struct Config_1 {
@@ -90,8 +105,8 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_linear_1(const __grid_constant__ jitgen::TensorMap map0, const __grid_constant__ jitgen::TensorMap map1, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, jitgen::bfloat16* p0_3, Index m, Index k, Index n0, Index s0_0_0, Index s0_1_0, Index s0_3_0) {
-  const jitgen::DenseRegion<1> regions[] = {{{&map1}, int(n0)}};
-  const Epilogue0 epilogue0 = {p0_2, p0_3, s0_3_0};
-  jitgen::gemm_wgmma_dense<Config_1>(map0, int(m), int(k), regions, epilogue0);
+jitgen_linear_1(const __grid_constant__ Params params) {
+  const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
+  const Epilogue0 epilogue0 = {params};
+  jitgen::gemm_wgmma_dense<Config_1>(params.map0, int(params.m), int(params.k), regions, epilogue0);
 }

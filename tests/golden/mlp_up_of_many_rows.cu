@@ -4,6 +4,7 @@
 //     most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a multiprocessor, raster of 16 tiles, 201856 bytes of shared memory
 // stages: 2 x contract over k; map
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -11,10 +12,29 @@
 
 using Index = int32_t;
 
+struct Params {
+  jitgen::TensorMap map0;
+  jitgen::TensorMap map1;
+  jitgen::TensorMap map2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> x;
+  jitgen::Operand<const uint8_t, Index, 0> codes;
+  jitgen::Operand<const jitgen::bfloat16, Index, 0> scales;
+  jitgen::Operand<const uint8_t, Index, 0> codes_2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 0> scales_2;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  Index m;
+  Index k;
+  Index columns;
+};
+static_assert(
+    sizeof(Params) == 512 && JITGEN_OFFSET(map0) == 0 && JITGEN_OFFSET(map1) == 128 && JITGEN_OFFSET(map2) == 256 &&
+    JITGEN_OFFSET(x) == 384 && JITGEN_OFFSET(codes) == 400 && JITGEN_OFFSET(scales) == 408 &&
+    JITGEN_OFFSET(codes_2) == 416 && JITGEN_OFFSET(scales_2) == 424 && JITGEN_OFFSET(result) == 432 &&
+    JITGEN_OFFSET(m) == 448 && JITGEN_OFFSET(k) == 452 && JITGEN_OFFSET(columns) == 456, "the launch packs it so");
+
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 struct Epilogue0 {
-  jitgen::bfloat16* p0_5;
-  Index s0_5_0;
+  const Params& params;
   template <int width>
   __device__ __forceinline__ void run(
       Index m, Index n, const float (&acc)[2][width], int live) const {
@@ -29,7 +49,7 @@ struct Epilogue0 {
       y5[j] = jitgen::store<jitgen::bfloat16>(v4);
     }
     {
-      jitgen::bfloat16* const to = p0_5 + (m * s0_5_0 + n);
+      jitgen::bfloat16* const to = params.result.pointer + (m * params.result.strides[0] + n);
       jitgen::store_vector(to, y5);
     }
   }
@@ -57,10 +77,10 @@ static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_mlp_up(const __grid_constant__ jitgen::TensorMap map0, const __grid_constant__ jitgen::TensorMap map1, const __grid_constant__ jitgen::TensorMap map2, const jitgen::bfloat16* p0_0, const uint8_t* p0_1, const jitgen::bfloat16* p0_2, const uint8_t* p0_3, const jitgen::bfloat16* p0_4, jitgen::bfloat16* p0_5, Index m, Index k, Index n0, Index s0_0_0, Index s0_5_0) {
-  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(p0_1), p0_2, nullptr}, Weight{reinterpret_cast<const uint4*>(p0_3), p0_4, nullptr}}, {&map1, &map2}, int(n0)}};
-  const Epilogue0 epilogue0 = {p0_5, s0_5_0};
-  jitgen::gemm_wgmma_quantized<Config, Weight>(map0, int(m), int(k), regions, epilogue0);
+jitgen_mlp_up(const __grid_constant__ Params params) {
+  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
+  const Epilogue0 epilogue0 = {params};
+  jitgen::gemm_wgmma_quantized<Config, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);
 }
 
 struct Config_1 {
@@ -85,8 +105,8 @@ static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_mlp_up_1(const __grid_constant__ jitgen::TensorMap map0, const __grid_constant__ jitgen::TensorMap map1, const __grid_constant__ jitgen::TensorMap map2, const jitgen::bfloat16* p0_0, const uint8_t* p0_1, const jitgen::bfloat16* p0_2, const uint8_t* p0_3, const jitgen::bfloat16* p0_4, jitgen::bfloat16* p0_5, Index m, Index k, Index n0, Index s0_0_0, Index s0_5_0) {
-  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(p0_1), p0_2, nullptr}, Weight{reinterpret_cast<const uint4*>(p0_3), p0_4, nullptr}}, {&map1, &map2}, int(n0)}};
-  const Epilogue0 epilogue0 = {p0_5, s0_5_0};
-  jitgen::gemm_wgmma_quantized<Config_1, Weight>(map0, int(m), int(k), regions, epilogue0);
+jitgen_mlp_up_1(const __grid_constant__ Params params) {
+  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
+  const Epilogue0 epilogue0 = {params};
+  jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);
 }

@@ -1,6 +1,7 @@
 // jitgen 0.1.0: rope, template elementwise/elementwise.cu.j2
 // target sm_80: 128 threads a block, 1 step a thread of 8 elements, 8 blocks a multiprocessor
 // stages: map
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -9,14 +10,32 @@ using Index = int32_t;
 using Unsigned = uint32_t;
 constexpr int threads = 128;
 
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input;
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input_2;
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input_3;
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input_4;
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input_5;
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input_6;
+  jitgen::Operand<jitgen::bfloat16, Index, 2> result;
+  jitgen::Operand<jitgen::bfloat16, Index, 2> result_2;
+  Index size0;
+  Index size1;
+  Index size2;
+};
+static_assert(
+    sizeof(Params) == 144 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 16 &&
+    JITGEN_OFFSET(input_3) == 32 && JITGEN_OFFSET(input_4) == 48 && JITGEN_OFFSET(input_5) == 64 &&
+    JITGEN_OFFSET(input_6) == 80 && JITGEN_OFFSET(result) == 96 && JITGEN_OFFSET(result_2) == 112 &&
+    JITGEN_OFFSET(size0) == 128 && JITGEN_OFFSET(size1) == 132 && JITGEN_OFFSET(size2) == 136, "the launch packs it so");
+
 // (s0_0, s0_1, (s0_2 // 2)) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
-__device__ __forceinline__ void region0(
-    Index block, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, const jitgen::bfloat16* p0_3, const jitgen::bfloat16* p0_4, const jitgen::bfloat16* p0_5, jitgen::bfloat16* p0_6, jitgen::bfloat16* p0_7, Index n0_0, Index n0_1, Index n0_2, Index s0_0_0, Index s0_0_1, Index s0_1_0, Index s0_1_1, Index s0_2_0, Index s0_2_1, Index s0_3_0, Index s0_3_1, Index s0_4_0, Index s0_4_1, Index s0_5_0, Index s0_5_1, Index s0_6_0, Index s0_6_1, Index s0_7_0, Index s0_7_1) {
+__device__ __forceinline__ void region0(const Params& params, Index block) {
   constexpr int width = 8;
   constexpr int unroll = whole ? 1 : 1;
-  const Index steps = (n0_2 + (width - 1)) / width;
-  const Index total = n0_0 * n0_1 * steps;
+  const Index steps = (params.size2 + (width - 1)) / width;
+  const Index total = params.size0 * params.size1 * steps;
 #pragma unroll 1
   for (int part = 0; part < 1; part += unroll) {
     const Index first = (block * 1 + part) * threads + Index(threadIdx.x);
@@ -32,19 +51,19 @@ __device__ __forceinline__ void region0(
       if (whole || step < total) {
         const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;
         const Unsigned r1 = Unsigned(step) / Unsigned(steps);
-        const Index i1 = Index(r1 % Unsigned(n0_1));
-        const Index i0 = Index(r1 / Unsigned(n0_1));
-        const jitgen::bfloat16* const from0 = p0_0 + i0 * s0_0_0 + i1 * s0_0_1 + column;
+        const Index i1 = Index(r1 % Unsigned(params.size1));
+        const Index i0 = Index(r1 / Unsigned(params.size1));
+        const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0] + i1 * params.input.strides[1] + column;
         x0[u] = jitgen::load_vector<width>(from0);
-        const jitgen::bfloat16* const from1 = p0_1 + i0 * s0_1_0 + i1 * s0_1_1 + column;
+        const jitgen::bfloat16* const from1 = params.input_2.pointer + i0 * params.input_2.strides[0] + i1 * params.input_2.strides[1] + column;
         x1[u] = jitgen::load_vector<width>(from1);
-        const jitgen::bfloat16* const from2 = p0_2 + i0 * s0_2_0 + i1 * s0_2_1 + column;
+        const jitgen::bfloat16* const from2 = params.input_3.pointer + i0 * params.input_3.strides[0] + i1 * params.input_3.strides[1] + column;
         x2[u] = jitgen::load_vector<width>(from2);
-        const jitgen::bfloat16* const from3 = p0_3 + i0 * s0_3_0 + i1 * s0_3_1 + column;
+        const jitgen::bfloat16* const from3 = params.input_4.pointer + i0 * params.input_4.strides[0] + i1 * params.input_4.strides[1] + column;
         x3[u] = jitgen::load_vector<width>(from3);
-        const jitgen::bfloat16* const from4 = p0_4 + i0 * s0_4_0 + i1 * s0_4_1 + column;
+        const jitgen::bfloat16* const from4 = params.input_5.pointer + i0 * params.input_5.strides[0] + i1 * params.input_5.strides[1] + column;
         x4[u] = jitgen::load_vector<width>(from4);
-        const jitgen::bfloat16* const from5 = p0_5 + i0 * s0_5_0 + i1 * s0_5_1 + column;
+        const jitgen::bfloat16* const from5 = params.input_6.pointer + i0 * params.input_6.strides[0] + i1 * params.input_6.strides[1] + column;
         x5[u] = jitgen::load_vector<width>(from5);
       }
     }
@@ -54,8 +73,8 @@ __device__ __forceinline__ void region0(
       if (whole || step < total) {
         const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;
         const Unsigned r1 = Unsigned(step) / Unsigned(steps);
-        const Index i1 = Index(r1 % Unsigned(n0_1));
-        const Index i0 = Index(r1 / Unsigned(n0_1));
+        const Index i1 = Index(r1 % Unsigned(params.size1));
+        const Index i0 = Index(r1 / Unsigned(params.size1));
         jitgen::Vector<jitgen::bfloat16, width> x6;
         jitgen::Vector<jitgen::bfloat16, width> x7;
 #pragma unroll
@@ -76,9 +95,9 @@ __device__ __forceinline__ void region0(
           x6[j] = jitgen::store<jitgen::bfloat16>(v7);
           x7[j] = jitgen::store<jitgen::bfloat16>(v12);
         }
-        jitgen::bfloat16* const to6 = p0_6 + i0 * s0_6_0 + i1 * s0_6_1 + column;
+        jitgen::bfloat16* const to6 = params.result.pointer + i0 * params.result.strides[0] + i1 * params.result.strides[1] + column;
         jitgen::store_vector(to6, x6);
-        jitgen::bfloat16* const to7 = p0_7 + i0 * s0_7_0 + i1 * s0_7_1 + column;
+        jitgen::bfloat16* const to7 = params.result_2.pointer + i0 * params.result_2.strides[0] + i1 * params.result_2.strides[1] + column;
         jitgen::store_vector(to7, x7);
       }
     }
@@ -86,13 +105,13 @@ __device__ __forceinline__ void region0(
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 8)
-jitgen_rope(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, const jitgen::bfloat16* p0_3, const jitgen::bfloat16* p0_4, const jitgen::bfloat16* p0_5, jitgen::bfloat16* p0_6, jitgen::bfloat16* p0_7, Index n0_0, Index n0_1, Index n0_2, Index s0_0_0, Index s0_0_1, Index s0_1_0, Index s0_1_1, Index s0_2_0, Index s0_2_1, Index s0_3_0, Index s0_3_1, Index s0_4_0, Index s0_4_1, Index s0_5_0, Index s0_5_1, Index s0_6_0, Index s0_6_1, Index s0_7_0, Index s0_7_1) {
+jitgen_rope(const __grid_constant__ Params params) {
   {
     const Index block = Index(blockIdx.x) - 0;
-    if ((block + 1) * 1024 <= n0_0 * n0_1 * n0_2) {
-      region0<true>(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1);
+    if ((block + 1) * 1024 <= params.size0 * params.size1 * params.size2) {
+      region0<true>(params, block);
     } else {
-      region0<false>(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1);
+      region0<false>(params, block);
     }
   }
 }

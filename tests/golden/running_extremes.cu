@@ -2,6 +2,7 @@
 // target sm_90a: 256 threads a block, 32 rows at once, 8 elements of a row at once
 // stages: 2 x scan over j0
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided, store int64 strided
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -10,6 +11,18 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 2> input;
+  jitgen::Operand<jitgen::bfloat16, Index, 2> result;
+  jitgen::Operand<int64_t, Index, 2> result_2;
+  Index length;
+  Index size0;
+};
+static_assert(
+    sizeof(Params) == 56 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(result) == 16 &&
+    JITGEN_OFFSET(result_2) == 32 && JITGEN_OFFSET(length) == 48 && JITGEN_OFFSET(size0) == 52, "the launch packs it so");
+
 constexpr int threads = 256;
 constexpr int along = 8;  // threads that share a row
 constexpr int items = 8;  // elements of a row that a thread takes at once
@@ -18,9 +31,10 @@ constexpr int lanes = threads / along;  // threads side by side
 constexpr int beside = 1;  // neighbouring rows of a thread
 using Scan0 = jitgen::ArgMax<float>;
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_running_extremes(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int64_t* p2, Index length, Index n0, Index s0_0, Index r0, Index s1_0, Index r1, Index s2_0, Index r2) {
+jitgen_running_extremes(const __grid_constant__ Params params) {
+  const Index length = params.length;
   __shared__ jitgen::ScanScratch<Scan0::Wide::State, 256> scratch0;
-  const Index rows = n0;
+  const Index rows = params.size0;
   const Index block = Index(blockIdx.x);
   constexpr Index begin = 0;
   const Index end = length;
@@ -30,9 +44,9 @@ jitgen_running_extremes(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int64_
   const bool live = wanted < rows;
   const Index row = live ? wanted : rows - beside;
   const Index i0 = Index(Unsigned(row));
-  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
-  jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
-  int64_t* const to2 = p2 + i0 * s2_0;
+  const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0];
+  jitgen::bfloat16* const to1 = params.result.pointer + i0 * params.result.strides[0];
+  int64_t* const to2 = params.result_2.pointer + i0 * params.result_2.strides[0];
   // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
   jitgen::next_kernel_may_start();
   jitgen::previous_kernel_wait();
@@ -48,7 +62,7 @@ jitgen_running_extremes(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int64_
     for (int u = 0; u < items; ++u) {
       const Index column = first + u;
       if (column < end) {
-        x0[u] = jitgen::load_vector<beside>(from0 + column * r0);
+        x0[u] = jitgen::load_vector<beside>(from0 + column * params.input.strides[1]);
       }
     }
     Scan0::State upto0[items][beside], before0[beside], total0[beside];
@@ -85,8 +99,8 @@ jitgen_running_extremes(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int64_
           y1[j] = jitgen::store<jitgen::bfloat16>(v1);
           y2[j] = jitgen::store<int64_t>(v2);
         }
-        jitgen::store_vector(to1 + column * r1, y1);
-        jitgen::store_vector(to2 + column * r2, y2);
+        jitgen::store_vector(to1 + column * params.result.strides[1], y1);
+        jitgen::store_vector(to2 + column * params.result_2.strides[1], y2);
       }
     }
   }

@@ -2,6 +2,7 @@
 // target sm_90a: 256 threads a block, 1 row at once, 8 elements of a row at once, accesses of 8 elements
 // stages: map; scan over j0; map
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -10,6 +11,18 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input;
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input_2;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  Index length;
+  Index size0;
+};
+static_assert(
+    sizeof(Params) == 56 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 16 && JITGEN_OFFSET(result) == 32
+    && JITGEN_OFFSET(length) == 48 && JITGEN_OFFSET(size0) == 52, "the launch packs it so");
+
 constexpr int threads = 256;
 constexpr int along = 256;  // threads that share a row
 constexpr int items = 8;  // elements of a row that a thread takes at once
@@ -17,9 +30,10 @@ constexpr int tile = 2048;  // elements of a row that they take at once
 constexpr int width = 8;  // elements of one access
 using Scan0 = jitgen::Sum<float>;
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_running_total(const jitgen::bfloat16* p0, const jitgen::bfloat16* p1, jitgen::bfloat16* p2, Index length, Index n0, Index s0_0, Index s1_0, Index s2_0) {
+jitgen_running_total(const __grid_constant__ Params params) {
+  const Index length = params.length;
   __shared__ jitgen::ScanScratch<Scan0::Wide::State, 8> scratch0;
-  const Index rows = n0;
+  const Index rows = params.size0;
   const Index block = Index(blockIdx.x);
   constexpr Index begin = 0;
   const Index end = length;
@@ -29,9 +43,9 @@ jitgen_running_total(const jitgen::bfloat16* p0, const jitgen::bfloat16* p1, jit
   const bool live = wanted < rows;
   const Index row = live ? wanted : rows - 1;
   const Index i0 = Index(Unsigned(row));
-  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
-  const jitgen::bfloat16* const from1 = p1 + i0 * s1_0;
-  jitgen::bfloat16* const to2 = p2 + i0 * s2_0;
+  const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0];
+  const jitgen::bfloat16* const from1 = params.input_2.pointer + i0 * params.input_2.strides[0];
+  jitgen::bfloat16* const to2 = params.result.pointer + i0 * params.result.strides[0];
   // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
   jitgen::next_kernel_may_start();
   jitgen::previous_kernel_wait();

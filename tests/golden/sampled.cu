@@ -2,6 +2,7 @@
 // target sm_90a: 512 threads a block, one row a block, with room for 4096 elements of each
 // stages: map; 2 x sort over j0
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int32 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -10,6 +11,22 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  jitgen::Operand<int32_t, Index, 1> result_2;
+  Index length;
+  Index start;
+  Index count;
+  Index size0;
+  float a0;
+};
+static_assert(
+    sizeof(Params) == 72 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(result) == 16 &&
+    JITGEN_OFFSET(result_2) == 32 && JITGEN_OFFSET(length) == 48 && JITGEN_OFFSET(start) == 52 &&
+    JITGEN_OFFSET(count) == 56 && JITGEN_OFFSET(size0) == 60 && JITGEN_OFFSET(a0) == 64, "the launch packs it so");
+
 using Element = jitgen::bfloat16;
 using Order = jitgen::Order<Element, true>;
 constexpr int threads = 512;
@@ -17,10 +34,11 @@ constexpr int tile = 4096;  // room for the elements of a row, a power of two
 constexpr int room = 1 * tile;  // of all rows of a block
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t* p2, Index length, Index start, Index count, Index n0, Index s0_0, Index s1_0, Index s2_0, float a0) {
+jitgen_sampled_chunks(const __grid_constant__ Params params) {
+  const Index length = params.length, start = params.start, count = params.count;
   __shared__ Element elements[room];
   __shared__ int32_t places[room];  // in the row
-  const Index rows = n0;
+  const Index rows = params.size0;
   const Index chunks = (length + 4095) / 4096;
   const Index chunk = Index(blockIdx.x) % chunks, block = Index(blockIdx.x) / chunks;
   const Index begin = chunk * 4096;
@@ -34,8 +52,8 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
     places[slot] = jitgen::nowhere;
     if (row < rows && column < end) {
       const Index i0 = Index(Unsigned(row));
-      const float v0 = jitgen::load(p0[i0 * s0_0 + column]);
-      const float v2 = v0 / a0;
+      const float v0 = jitgen::load(params.input.pointer[i0 * params.input.strides[0] + column]);
+      const float v2 = v0 / params.a0;
       elements[slot] = jitgen::store<Element>(v2);
       places[slot] = int32_t(column);
     } else {
@@ -49,8 +67,8 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
     if (row < rows && begin + rank < end && rank < count) {
       const Index to = chunk * count + rank;
       const Index i0 = Index(Unsigned(row));
-      p1[i0 * s1_0 + to] = elements[slot];
-      p2[i0 * s2_0 + to] = places[slot];
+      params.result.pointer[i0 * params.result.strides[0] + to] = elements[slot];
+      params.result_2.pointer[i0 * params.result_2.strides[0] + to] = places[slot];
     }
   }
 }
@@ -59,6 +77,7 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
 // target sm_90a: 256 threads a block, the ranks of 256 elements a block, 6 steps of bisection in each chunk
 // stages: sort over j0
 // (s0_0, (50*((s0_1 + 4095) // 4096))), rows of the last dimension: load bfloat16 contiguous, load int32 contiguous, store bfloat16 contiguous, store int64 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -67,12 +86,30 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input;
+  jitgen::Operand<const int32_t, Index, 1> input_2;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  jitgen::Operand<int64_t, Index, 1> result_2;
+  Index length;
+  Index start;
+  Index count;
+  Index ranks;
+  Index size0;
+};
+static_assert(
+    sizeof(Params) == 88 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 16 && JITGEN_OFFSET(result) == 32
+    && JITGEN_OFFSET(result_2) == 48 && JITGEN_OFFSET(length) == 64 && JITGEN_OFFSET(start) == 68 &&
+    JITGEN_OFFSET(count) == 72 && JITGEN_OFFSET(ranks) == 76 && JITGEN_OFFSET(size0) == 80, "the launch packs it so");
+
 using Element = jitgen::bfloat16;
 using Order = jitgen::Order<Element, true>;
 constexpr int threads = 256;
 constexpr int tile = 256;  // elements whose ranks a block finds
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sampled(const jitgen::bfloat16* p0, const int32_t* p1, jitgen::bfloat16* p2, int64_t* p3, Index length, Index start, Index count, Index ranks, Index n0, Index s0_0, Index s1_0, Index s2_0, Index s3_0) {
+jitgen_sampled(const __grid_constant__ Params params) {
+  const Index length = params.length, start = params.start, count = params.count, ranks = params.ranks;
   const Index chunks = (length + 4095) / 4096;
   const Index blocks = (chunks * ranks + tile - 1) / tile;  // of a row
   const Index row = Index(blockIdx.x) / blocks;
@@ -88,8 +125,8 @@ jitgen_sampled(const jitgen::bfloat16* p0, const int32_t* p1, jitgen::bfloat16* 
     return left < ranks ? left : ranks;
   };
   if (chunk >= chunks || own >= held(chunk)) return;
-  const Element* const row_elements = p0 + i0 * s0_0;
-  const int32_t* const row_places = p1 + i0 * s1_0;
+  const Element* const row_elements = params.input.pointer + i0 * params.input.strides[0];
+  const int32_t* const row_places = params.input_2.pointer + i0 * params.input_2.strides[0];
   const Element element = row_elements[slot];
   Index rank = own;
   for (Index other = 0; other < chunks && rank < start + count; ++other) {
@@ -110,6 +147,6 @@ jitgen_sampled(const jitgen::bfloat16* p0, const int32_t* p1, jitgen::bfloat16* 
   }
   if (rank < start || rank >= start + count) return;
   const Index to = rank - start;
-  p2[i0 * s2_0 + to] = element;
-  p3[i0 * s3_0 + to] = row_places[slot];
+  params.result.pointer[i0 * params.result.strides[0] + to] = element;
+  params.result_2.pointer[i0 * params.result_2.strides[0] + to] = row_places[slot];
 }

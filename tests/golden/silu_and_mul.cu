@@ -1,6 +1,7 @@
 // jitgen 0.1.0: silu_and_mul, template elementwise/elementwise.cu.j2
 // target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 // stages: map
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -10,14 +11,24 @@ using Index = int32_t;
 using Unsigned = uint32_t;
 constexpr int threads = 128;
 
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input;
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input_2;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  Index size0;
+  Index size1;
+};
+static_assert(
+    sizeof(Params) == 56 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 16 && JITGEN_OFFSET(result) == 32
+    && JITGEN_OFFSET(size0) == 48 && JITGEN_OFFSET(size1) == 52, "the launch packs it so");
+
 // (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
-__device__ __forceinline__ void region0(
-    Index block, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+__device__ __forceinline__ void region0(const Params& params, Index block) {
   constexpr int width = 8;
   constexpr int unroll = whole ? 1 : 1;
-  const Index steps = (n0_1 + (width - 1)) / width;
-  const Index total = n0_0 * steps;
+  const Index steps = (params.size1 + (width - 1)) / width;
+  const Index total = params.size0 * steps;
 #pragma unroll 1
   for (int part = 0; part < 1; part += unroll) {
     const Index first = (block * 1 + part) * threads + Index(threadIdx.x);
@@ -29,9 +40,9 @@ __device__ __forceinline__ void region0(
       if (whole || step < total) {
         const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;
         const Index i0 = Index(Unsigned(step) / Unsigned(steps));
-        const jitgen::bfloat16* const from0 = p0_0 + i0 * s0_0_0 + column;
+        const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0] + column;
         x0[u] = jitgen::load_vector<width>(from0);
-        const jitgen::bfloat16* const from1 = p0_1 + i0 * s0_1_0 + column;
+        const jitgen::bfloat16* const from1 = params.input_2.pointer + i0 * params.input_2.strides[0] + column;
         x1[u] = jitgen::load_vector<width>(from1);
       }
     }
@@ -51,7 +62,7 @@ __device__ __forceinline__ void region0(
           const float v4 = v2 * v3;
           x2[j] = jitgen::store<jitgen::bfloat16>(v4);
         }
-        jitgen::bfloat16* const to2 = p0_2 + i0 * s0_2_0 + column;
+        jitgen::bfloat16* const to2 = params.result.pointer + i0 * params.result.strides[0] + column;
         jitgen::store_vector(to2, x2);
       }
     }
@@ -59,16 +70,16 @@ __device__ __forceinline__ void region0(
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_silu_and_mul(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+jitgen_silu_and_mul(const __grid_constant__ Params params) {
   // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
   // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
   jitgen::previous_kernel_wait();
   {
     const Index block = Index(blockIdx.x) - 0;
-    if ((block + 1) * 1024 <= n0_0 * n0_1) {
-      region0<true>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
+    if ((block + 1) * 1024 <= params.size0 * params.size1) {
+      region0<true>(params, block);
     } else {
-      region0<false>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
+      region0<false>(params, block);
     }
   }
 }

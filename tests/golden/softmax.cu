@@ -2,6 +2,7 @@
 // target sm_90a: 8 threads a row, 16 rows a block, 4 rows an iteration, 1 access a thread of 8 elements, the row stays in registers, 8 blocks a multiprocessor
 // stages: reduce over j0; map; reduce over j0; map
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
@@ -11,6 +12,17 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
+
+struct Params {
+  jitgen::Operand<const jitgen::bfloat16, Index, 1> input;
+  jitgen::Operand<jitgen::bfloat16, Index, 1> result;
+  Index length;
+  Index size0;
+};
+static_assert(
+    sizeof(Params) == 40 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(result) == 16 && JITGEN_OFFSET(length) == 32
+    && JITGEN_OFFSET(size0) == 36, "the launch packs it so");
+
 constexpr int threads = 8;  // of one row in one block
 constexpr int rows_of_block = 16;
 constexpr int cluster = 1;
@@ -21,12 +33,13 @@ constexpr int warps = threads < 32 ? 1 : threads / 32;
 constexpr int turns = 4;  // rows of a thread, one after another
 
 extern "C" __global__ void __launch_bounds__(threads * rows_of_block, 8)
-jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, Index n0, Index s0_0, Index s1_0) {
+jitgen_softmax(const __grid_constant__ Params params) {
+  const Index length = params.length;
   __shared__ jitgen::Scratch<float, warps> scratch_v1[rows_of_block];
   __shared__ jitgen::Scratch<float, warps> scratch_v7[rows_of_block];
   const int thread = threadIdx.x % threads;
   const int row_of_block = threadIdx.x / threads;
-  const Index last = n0 - 1;
+  const Index last = params.size0 - 1;
   const Index first = (thread) * width;
   // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
   jitgen::next_kernel_may_start();
@@ -40,8 +53,8 @@ jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, I
     const bool live = wanted <= last;
     const Index row = live ? wanted : last;
     const Index i0 = Index(Unsigned(row));
-    const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
-    jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+    const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0];
+    jitgen::bfloat16* const to1 = params.result.pointer + i0 * params.result.strides[0];
     auto& x0 = of_x0[turn];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -58,8 +71,8 @@ jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, I
     const bool live = wanted <= last;
     const Index row = live ? wanted : last;
     const Index i0 = Index(Unsigned(row));
-    const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
-    jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+    const jitgen::bfloat16* const from0 = params.input.pointer + i0 * params.input.strides[0];
+    jitgen::bfloat16* const to1 = params.result.pointer + i0 * params.result.strides[0];
     auto& x0 = of_x0[turn];
     float kept_v6[unroll][width];
 

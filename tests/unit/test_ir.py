@@ -327,7 +327,7 @@ ALLOWED: dict[str, set[str]] = {
     "huggingface": {"errors", "quant", "call"},
     "gradients": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
-    "kernel": {"spec", "device", "ir", "codegen", "_version"},
+    "kernel": {"errors", "spec", "device", "ir", "codegen", "_version"},
     "families": {
         "errors",
         "spec",

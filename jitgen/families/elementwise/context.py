@@ -13,7 +13,7 @@ from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
-from jitgen.kernel.parameters import KernelParameters, RegionParameters
+from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
 from jitgen.kernel.render import renderer
 
@@ -129,8 +129,7 @@ def context(
 ) -> PointwiseContext:
     """The context of ``kernel`` in ``dialect``."""
     regions = tuple(
-        _region(number, body, layouts[number], declared.regions[number], schedule, dialect)
-        for number, body in enumerate(kernel.bodies)
+        _region(number, body, layouts[number], declared, schedule, dialect) for number, body in enumerate(kernel.bodies)
     )
     operands = [operand for region in regions for operand in region.operands]
     return PointwiseContext(**context_attributes(kernel, declared, operands, dialect), regions=regions)
@@ -140,8 +139,9 @@ render = renderer(NAME, "jitgen.families.elementwise", parameters, context, seve
 
 
 def _region(
-    number: int, body: Body, layout: Layout, declared: RegionParameters, schedule: Schedule, dialect: Dialect
+    number: int, body: Body, layout: Layout, parameters: KernelParameters, schedule: Schedule, dialect: Dialect
 ) -> RegionContext:
+    declared = parameters.regions[number]
     sources = {
         index: Source(f"x{index}", f"at{index}", own.gathered, own.operand.dtype, "live")
         for index, own in enumerate(declared.operands)
@@ -172,8 +172,8 @@ def _region(
         scalars=tuple(text.scalars.items()),
         vector=schedule.vectors[number],
         unroll=schedule.unrolls[number],
-        end=f"end{number}",
-        first=f"end{number - 1}" if number else "0",
+        end=parameters.name(f"end{number}"),
+        first=parameters.name(f"end{number - 1}") if number else "0",
         unit=layout.unit,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.elementwise.context import PointwiseContext, RegionContext, condition, region_parameters
+from jitgen.families.elementwise.context import PointwiseContext, RegionContext, condition
 from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
@@ -20,7 +20,6 @@ def build(
     regions = pointwise.regions
     bits = 64 if schedule.wide else 32
     return {
-        "parameters": pointwise.cuda_parameters(),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "checked": bool(kernel.checked),
@@ -51,8 +50,6 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "ragged": ragged,
         "inside": f"if (whole || column + j < {region.inner_size}) " if ragged else "",
         "tile": schedule.tile(region.index),
-        "parameters": [f"{kind} {name}" for kind, name in region_parameters(region, "Index")],
-        "arguments": [name for _, name in region_parameters(region, "Index")],
         "loads": [operand for operand in operands if operand["role"] in ("load", "iota")],
         "stores": [operand for operand in operands if operand["role"] == "store" and not operand["indices"]],
         "scatters": [

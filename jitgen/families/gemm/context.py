@@ -16,7 +16,8 @@ from jitgen.families.gemm.layout import GemmLayout, parameters
 from jitgen.families.gemm.mainloops import GemmSchedule
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.program import Kernel
-from jitgen.kernel.parameters import KernelParameters, RegionParameters
+from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.params import local
 from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes
 from jitgen.kernel.render import renderer
 
@@ -27,9 +28,11 @@ class GemmOperand(PrintedOperand):
 
     Attributes:
         unit: how many elements one access may move.
+        source: in a batch in CUDA C++, the parameter that the variable ``pointer`` or ``offset`` begins as.
     """
 
     unit: int
+    source: str
 
     def position(self, row: str, column: str) -> str:
         """The expression of its offset at two indices, in elements."""
@@ -141,12 +144,11 @@ def context(
             f"{schedule} is no schedule of the {dialect.name} dialect: it splits no product over a temporary"
         )
     regions = tuple(
-        _Region(number, body, layouts[number], declared.regions[number], dialect).build()
-        for number, body in enumerate(kernel.bodies)
+        _Region(number, body, layouts[number], declared, dialect).build() for number, body in enumerate(kernel.bodies)
     )
     operands = [operand for region in regions for operand in region.operands]
     titles = [region.title for region in regions]
-    batch = tuple(f"b{dim}" for dim in range(layouts[0].batch))
+    batch = tuple(declared.name(f"b{dim}") for dim in range(layouts[0].batch))
     return GemmContext(**context_attributes(kernel, declared, operands, dialect, titles), regions=regions, batch=batch)
 
 
@@ -157,7 +159,7 @@ class _Region:
     """Builds the context of region ``number``."""
 
     def __init__(
-        self, number: int, body: Body, layout: GemmLayout, parameters: RegionParameters, dialect: Dialect
+        self, number: int, body: Body, layout: GemmLayout, parameters: KernelParameters, dialect: Dialect
     ) -> None:
         self.number, self.body, self.layout, self.dialect = number, body, layout, dialect
         self.parameters = parameters
@@ -170,7 +172,7 @@ class _Region:
         return GemmRegion(
             index=self.number,
             title=f"(rows, columns) over K: {operands}",
-            columns=f"n{self.number}",
+            columns=self.parameters.name(f"n{self.number}"),
             contractions=tuple(contractions),
             operands=tuple(self._operand(index, epilogue) for index in range(len(self.body.operands))),
             lines=tuple(epilogue.lines.values()),
@@ -199,6 +201,12 @@ class _Region:
     def _operand(self, index: int, text: Printed) -> GemmOperand:
         """Operand ``index``, whose value has the name that ``text`` gives it."""
         attributes = printed_attributes(
-            self.parameters.operands[index], self.layout.operands[index], text.values.get(index, ""), self.dialect
+            self.parameters.regions[self.number].operands[index],
+            self.layout.operands[index],
+            text.values.get(index, ""),
+            self.dialect,
         )
-        return GemmOperand(**attributes, unit=self.layout.units[index])
+        source = attributes["pointer"] or attributes["offset"]
+        if attributes["batch_strides"] and self.dialect.name == "cuda":
+            attributes["pointer" if attributes["pointer"] else "offset"] = local(source)
+        return GemmOperand(**attributes, unit=self.layout.units[index], source=source)

@@ -16,7 +16,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
-from jitgen.families.gemm.cuda_operands import members, reads, vector
+from jitgen.families.gemm.cuda_operands import members, place, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
@@ -71,7 +71,6 @@ def build(
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     return {
         "maps": [],
-        "parameters": products.cuda_parameters(),
         "index": "int64_t" if schedule.wide else "int32_t",
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
@@ -91,11 +90,19 @@ def build(
 
 
 def _matrix_lines(products: GemmContext) -> list[str]:
-    """Statements that move a block's pointers to its matrices of the batch."""
+    """Statements that find where a block's matrices of the batch begin."""
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
-    for name, strides in products.batch_steps:
-        lines.append(f"{name} += {' + '.join(f'z{dim} * {stride}' for dim, stride in enumerate(strides))};")
+    for operand in (operand for region in products.regions for operand in region.operands):
+        if operand.batch_strides:
+            kind, name = place(operand)
+            moved = f"{operand.source} + {_steps(operand)}"
+            lines.append(f"{kind} const {name} = {moved if operand.pointer else f'Index({moved})'};")
     return lines
+
+
+def _steps(operand: GemmOperand) -> str:
+    """The offset of the matrix at the indices ``z0`` ... of the batch."""
+    return " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(operand.batch_strides))
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ def _activation(product: ContractionContext, path: str) -> str:
 def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
     """The context of the functor that computes x, 16 bytes of it in one call."""
     width = ACCESS_BYTES // item_size(product.contraction.dtype)
-    fields, arguments = members(product.x_loads, product.x_scalars)
+    fields, arguments = members(product.x_loads)
     return {
         **reads(product.x_loads, width),
         "fields": fields,
@@ -190,9 +197,8 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     count = len(products.regions[0].contractions)
     quantised = isinstance(schedule.tilings[0], WgmmaQuantized)
     planes = quantised and not formats.find(first.contraction.format or "").tiled
-    names = [f"map{number}" for number in range(1 + count * len(products.regions))]
-    parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
-    parameters += products.cuda_parameters()
+    map_names = [f"map{number}" for number in range(1 + count * len(products.regions))]
+    names = [f"params.{name}" for name in map_names]
     regions = []
     for region, layout in zip(products.regions, layouts, strict=True):
         maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
@@ -201,15 +207,12 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         )
         members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
         initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
-        found = _region(region, layout, wgmma.EPILOGUE_WIDTH) | {"initializer": f"{{{initializer}}}"}
+        found = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
         if products.batch:
             found["matrix_lines"] = _epilogue_moves(region, products)
-            strides = [name for o in (*region.loads, *region.stores) for name in o.batch_strides]
-            found["fields"] = [*found["fields"], *(f"Index {name}" for name in (*products.batch, *strides))]
-            found["arguments"] = [*found["arguments"], *products.batch, *strides]
         regions.append(found)
     return {
-        "parameters": parameters,
+        "map_names": map_names,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh", *((WGMMA_PLANES_HEADER,) if planes else ())),
@@ -258,9 +261,7 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
     """Statements that move the pointers of an epilogue to one matrix of the batch."""
     moved = [operand for operand in (*region.loads, *region.stores) if operand.batch_strides]
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
-    for operand in moved:
-        steps = " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(operand.batch_strides))
-        lines.append(f"moved.{operand.pointer or operand.offset} += {steps};")
+    lines += [f"moved.{place(operand)[1]} += {_steps(operand)};" for operand in moved]
     return lines if moved else []
 
 
@@ -276,9 +277,9 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
 # ----------------------------------------------------------------------------------------------------------- regions
 
 
-def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any]:
-    """The context of a region's epilogue; one call computes ``width`` columns of a row."""
-    fields, arguments = members((*region.loads, *region.stores), region.scalars)
+def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool = False) -> dict[str, Any]:
+    """The context of a region's epilogue; one call computes ``width`` columns of a row. See ``members``."""
+    fields, arguments = members((*region.loads, *region.stores), is_moved)
     return {
         "index": region.index,
         "title": region.title,

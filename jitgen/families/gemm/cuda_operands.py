@@ -12,21 +12,24 @@ from jitgen.families.gemm.context import GemmOperand
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
-def members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """(fields, names): the fields of a functor with these operands and scalars (name, type), and the parameters of the
-    kernel that initialise them."""
-    fields, names = [], []
+def place(operand: GemmOperand) -> tuple[str, str]:
+    """(type, name) of where the matrix of an operand begins: a pointer, or the first value of an iota."""
+    return (operand.pointer_type, operand.pointer) if operand.pointer is not None else ("Index", operand.offset)
+
+
+def members(operands: Iterable[GemmOperand], is_moved: bool = False) -> tuple[list[str], list[str]]:
+    """(fields, expressions): the fields of a functor with these operands, and what initialises them: the kernel's
+    parameters and, in a batch, where each operand's matrix begins.
+
+    Args:
+        is_moved: whether the functor itself moves to a matrix, and begins at the first one.
+    """
+    fields, names = ["const Params& params"], ["params"]
     for operand in operands:
-        if operand.pointer is not None:
-            fields.append(f"{operand.pointer_type} {operand.pointer}")
-            names.append(operand.pointer)
-        for name in (*operand.strides, operand.offset):
-            if name and not name.isdigit():
-                fields.append(f"Index {name}")
-                names.append(name)
-    for name, kind in scalars:
-        fields.append(f"{kind} {name}")
-        names.append(name)
+        if operand.batch_strides:
+            kind, name = place(operand)
+            fields.append(f"{kind} {name}")
+            names.append(operand.source if is_moved else name)
     return fields, names
 
 

@@ -59,10 +59,10 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
     operands = [_operand(operand, coordinates, dialect) for operand in scatter.operands]
     once = constant_in_row(body, layout.last) if layout.inner else set()
     context: dict[str, Any] = {
-        "outer": [(f"i{dim}", f"n{dim}") for dim in range(layout.outer)],
-        "walked": [(f"k{dim}", f"n{layout.outer + dim}") for dim in range(layout.walked)],
+        "outer": [(f"i{dim}", scatter.name(f"n{dim}")) for dim in range(layout.outer)],
+        "walked": [(f"k{dim}", scatter.name(f"n{layout.outer + dim}")) for dim in range(layout.walked)],
         "margin": "    " * layout.walked,
-        "inner": f"n{layout.rank - 1}" if layout.inner else "",
+        "inner": scatter.name(f"n{layout.rank - 1}") if layout.inner else "",
         # What is the same for all of the inner dimension comes first.
         "constant_loads": [operands[i.attr] for p, i in enumerate(body.instructions) if p in once and i.op in _READS],
         "constant_lines": [line for position, line in text.lines.items() if position in once],
@@ -74,7 +74,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
     if dialect.name == "cpp":
         return context | {"parameters": scatter.host_parameters}, {"interleaved": True}
     if dialect.name == "cuda":
-        return context | {"parameters": scatter.cuda_parameters("int64_t")}, {}
+        return context, {}
     used = [line.text for line in text.lines.values()] + [o["expression"] for o in operands]
     used += [context["old"], context["new"], context["stored"]]
     context["include"] = environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(used))
@@ -106,7 +106,8 @@ def _stored(
     number, kind = scatter.attr
     value, *indices = (found.names[position] for position in scatter.args)
     target = operands[number]
-    chosen = [f"{index} * g{dim}" for dim, index in enumerate(indices)]
+    chosen = [f"{index} * {stride}" for index, (_, stride) in zip(indices, target["gathered"], strict=True)]
+    within = [(index, size) for index, (size, _) in zip(indices, target["gathered"], strict=True)]
     terms = target["at"].split(" + ")
     operation = combination(kind, scatter.dtype)
     new = value
@@ -118,7 +119,7 @@ def _stored(
         "target": target,
         "to": " + ".join([target["pointer"], target["at"], *chosen]),
         "row": " + ".join([target["pointer"], *terms[:-1], *chosen]),
-        "inside": " && ".join(f"jitgen::is_within({index}, b{dim})" for dim, index in enumerate(indices)) or "true",
+        "inside": " && ".join(f"jitgen::is_within({index}, {size})" for index, size in within) or "true",
         "combines": operation is not None,
         "new": new,
         "mark": environment.user_mark(scatter.location),

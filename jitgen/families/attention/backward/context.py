@@ -115,14 +115,14 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
                 number=number,
                 left=operand(_left_of(body, position)),
                 right=operand(body.contractions[position].weight[0]),
-                depth=f"depth{number}",
+                depth=declared.name(f"depth{number}"),
                 dtype=body.contractions[position].dtype,
                 precision=body.contractions[position].precision,
                 accumulator=f"acc{position}",
             )
             for number, position in enumerate(tiles)
         ),
-        results=tuple(_results(body, layout, found, operand)),
+        results=tuple(_results(body, layout, found, operand, declared)),
         rule=rule(functions),
         unmasked=rule([without_conditions(function) for function in functions]),
         masked=any(masks_of(function) for function in functions),
@@ -137,7 +137,9 @@ def _left_of(body: Body, position: int) -> int:
     return int(load.attr)
 
 
-def _results(body: Body, layout: Layout, found: Printed, operand: Callable[..., Operand]) -> list[Result]:
+def _results(
+    body: Body, layout: Layout, found: Printed, operand: Callable[..., Operand], declared: KernelParameters
+) -> list[Result]:
     results = []
     needed = _needed(body)
     for number, position in enumerate(results_of(body)):
@@ -149,7 +151,7 @@ def _results(body: Body, layout: Layout, found: Printed, operand: Callable[..., 
                 number=number,
                 value=operand(contraction.weight[0]),
                 shared=layout.shared[number] if layout.shared[number] >= 0 else None,
-                width=f"width{number}",
+                width=declared.name(f"width{number}"),
                 dtype=contraction.dtype,
                 precision=contraction.precision,
                 accumulator=f"acc{position}",

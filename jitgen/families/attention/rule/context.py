@@ -176,7 +176,7 @@ def frame_attributes(
     (body,) = kernel.bodies
     return {
         **context_attributes(kernel, declared, operands, dialect, [title_of(body, layout.operands)]),
-        "batch": tuple(f"b{dim}" for dim in range(layout.batch)),
-        "groups": tuple(f"g{dim}" for dim in range(layout.groups)),
+        "batch": tuple(declared.name(f"b{dim}") for dim in range(layout.batch)),
+        "groups": tuple(declared.name(f"g{dim}") for dim in range(layout.groups)),
         "accumulator": dialect.types[compute_dtype(dtype)],
     }

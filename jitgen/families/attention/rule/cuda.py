@@ -16,17 +16,14 @@ BATCH_RANK = 3
 
 
 def parameters_of(frame: Frame, maps: Sequence[str], wide: bool) -> dict[str, Any]:
-    """The kernel's parameters, the fields of its struct of operands, and what it makes one of.
+    """What the templates read of a kernel alike.
 
     Args:
         maps: the names of its tensor maps, in order.
         wide: whether indices have 64 bits.
     """
-    fields = frame.cuda_parameters()
     return {
-        "parameters": [*(f"const __grid_constant__ jitgen::TensorMap {name}_map" for name in maps), *fields],
-        "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
-        "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
+        "map_names": [f"{name}_map" for name in maps],
         "index": "int64_t" if wide else "int32_t",
         "accumulator": frame.accumulator,
         "tasks": frame.tasks,

@@ -35,7 +35,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: Reduc
     specific = _CONTEXTS[name](kernel, layout, schedule, rows, passes)
     return specific | {
         "row_template": f"cuda_{name}.j2",
-        "parameters": rows.cuda_parameters(),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",

@@ -39,7 +39,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         scratch = schedule.along // WARP if schedule.along > WARP else 0
     return {
         "columns": layout.columns,
-        "parameters": rows.cuda_parameters(),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "chunks": schedule.chunks,

@@ -17,7 +17,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
     """Template context and source options; see ``kernel/render.py``."""
     bits = 64 if schedule.wide else 32
     context: dict[str, Any] = {
-        "parameters": rows.cuda_parameters(),
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "chunk": rows.order.chunk,

@@ -1,0 +1,136 @@
+"""The struct of an entry in CUDA C++ (``kernel/entry.py``) as text: its members, and the expressions that read them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.errors import UnsupportedError
+from jitgen.ir.program import Kernel
+from jitgen.kernel.entry import Member, places
+from jitgen.kernel.parameters import Integer, KernelParameters
+
+MOST_BYTES = 32764
+"""Bytes of all parameters of a kernel: of PTX ISA 8.1, from sm_70 on (CUDA C++ Programming Guide, "Function
+Parameters")."""
+CHECK_WIDTH = 112
+"""Characters of a line of assertions."""
+
+_CODES = {"float32": "f", "float64": "d", "int64": "q"}
+_ROLES = {"load": "input", "gather": "gathered", "store": "result", "iota": "index"}
+"""Names of the roles that are no names for a tensor."""
+_LOOSE = {
+    "sizes": "size",
+    "columns": "columns",
+    "batch": "batch_size",
+    "groups": "group_size",
+}
+_LOOSE |= {"gathered_sizes": "chosen_size", "gathered_strides": "chosen_stride", "depths": "depth", "widths": "width"}
+"""Names of the kernel's integers, by the attribute of the geometry that has one for each dimension."""
+
+
+@dataclass(frozen=True)
+class Params:
+    """The struct of a kernel, and how its expressions name what is in it.
+
+    Attributes:
+        members: those of ``KernelParameters``.
+        declared: of each member, its type and its name.
+        scalars: of each run-time scalar, its type and its name.
+        scalar_codes: their ``struct`` codes.
+        spelled: the expression of each value, by the name of the parameter that it is in other dialects.
+    """
+
+    members: tuple[Member, ...]
+    declared: tuple[tuple[str, str], ...]
+    scalars: tuple[tuple[str, str], ...]
+    scalar_codes: str
+    spelled: Mapping[str, str]
+
+    def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, list[str]]:
+        """What ``params.cu.j2`` prints.
+
+        Args:
+            wide: whether indices have 64 bits.
+            maps: the names of its tensor maps.
+        """
+        lines = [f"jitgen::TensorMap {name};" for name in maps]
+        lines += [f"{kind} {name};" for kind, name in (*self.declared, *self.scalars)]
+        listed, size = places(len(maps), self.members, "q" if wide else "i", self.scalar_codes)
+        if size > MOST_BYTES:
+            raise UnsupportedError(
+                f"a kernel of {len(self.members)} operands and sizes takes {size} bytes of parameters, and an entry in "
+                f"CUDA C++ at most {MOST_BYTES}; compute fewer results at once, or use backend='triton'"
+            )
+        offsets = {(place.source, place.number): place.offset for place in listed}
+        firsts = [(name, ("map", number)) for number, name in enumerate(maps)]
+        firsts += [(name, member.first) for member, (_, name) in zip(self.members, self.declared, strict=True)]
+        firsts += [(name, ("scalar", number)) for number, (_, name) in enumerate(self.scalars)]
+        checks = [f"sizeof(Params) == {size}"]
+        checks += [f"JITGEN_OFFSET({name}) == {offsets[first]}" for name, first in firsts]
+        return {"members": lines, "checks": list(_wrapped(checks))}
+
+
+def local(expression: str) -> str:
+    """The name of a variable that begins as an operand's pointer or first value and is moved from there."""
+    return f"{expression.removeprefix('params.').partition('.')[0]}_of_matrix"
+
+
+def _wrapped(checks: Sequence[str]) -> Iterator[str]:
+    """``checks`` as lines of a conjunction."""
+    text = " && ".join(check.replace(" ", "\0") for check in checks)
+    wrap = textwrap.TextWrapper(CHECK_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return (line.replace("\0", " ") for line in wrap.wrap(text))
+
+
+def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) -> Params:
+    """The struct of ``kernel``, which has ``parameters``."""
+    integers, members = parameters.integers, parameters.members
+    taken = {integer.name for integer in integers if integer.operand < 0 and integer.field not in _LOOSE}
+    taken |= {f"a{number}" for number in range(len(kernel.scalars))}
+    spelled: dict[str, str] = {}
+    declared: list[tuple[str, str]] = []
+    regions = len(parameters.regions)
+
+    def unique(name: str) -> str:
+        number, free = 1, name
+        while free in taken:
+            number, free = number + 1, f"{name}_{number + 1}"
+        taken.add(free)
+        return free
+
+    for member in members:
+        if member.operand is None:
+            integer = integers[member.integers[0]]
+            name = unique(_loose(integer, regions)) if integer.field in _LOOSE else integer.name
+            declared.append(("Index", name))
+            spelled[integer.name] = f"params.{name}"
+            continue
+        region, index = member.operand
+        own = parameters.regions[region].operands[index]
+        name = unique(_ROLES.get(own.operand.kind, own.operand.kind))
+        values = [integers[position] for position in member.integers]
+        strides = [value for value in values if not value.is_size and value.name != own.offset]
+        spelled |= {value.name: f"params.{name}.strides[{number}]" for number, value in enumerate(strides)}
+        sizes = [value for value in values if value.is_size]
+        spelled |= {value.name: f"params.{name}.sizes[{number}]" for number, value in enumerate(sizes)}
+        if own.pointer is None:
+            spelled[own.offset] = f"params.{name}.first"
+            declared.append((f"jitgen::Ramp<Index, {len(strides)}>", name))
+            continue
+        spelled[own.pointer] = f"params.{name}.pointer"
+        element = f"{'' if own.operand.kind == 'store' else 'const '}{dialect.storage_types[own.operand.dtype]}"
+        chosen = f", {len(sizes)}" if sizes else ""
+        declared.append((f"jitgen::Operand<{element}, Index, {len(strides)}{chosen}>", name))
+    scalars = [(dialect.types[dtype], f"a{number}") for number, (_, dtype) in enumerate(kernel.scalars)]
+    codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
+    spelled |= {name: f"params.{name}" for _, name in scalars}
+    return Params(members, tuple(declared), tuple(scalars), codes, spelled)
+
+
+def _loose(integer: Integer, regions: int) -> str:
+    """What an integer of the kernel, or of a region of several, is called."""
+    number = [str(part) for part in (integer.region, integer.dim) if part >= 0]
+    return _LOOSE[integer.field] + "_".join(number if regions > 1 else number[1:])
