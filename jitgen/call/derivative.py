@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
@@ -44,6 +45,8 @@ Launch = Callable[..., tuple[torch.Tensor, ...]]
 """Runs a graph: tensors, then numbers, to results."""
 EXIT_SECONDS = 0.02
 """What ``_let_autograd_finish_at_exit`` waits: a thread needs microseconds, or, on a busy machine, its turn."""
+ABORTS_AT_EXIT = sys.version_info < (3, 14)
+"""Whether the interpreter ends threads that ask for the GIL while it ends; later ones stop them."""
 
 
 class Derivative:
@@ -242,7 +245,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @opaque  # a compiled function may call backward()
     def backward(ctx: Any, *grads: Any) -> Any:
-        if any(grad is not None and grad.is_cuda for grad in grads):
+        if ABORTS_AT_EXIT and any(grad is not None and grad.is_cuda for grad in grads):
             _let_autograd_finish_at_exit()
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
         found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
@@ -252,11 +255,12 @@ class _Function(torch.autograd.Function):
 
 @cache
 def _let_autograd_finish_at_exit() -> None:
-    """Make the interpreter wait at exit until torch's autograd threads have released the last gradients.
+    """Make the interpreter wait a moment at exit, in which torch's autograd threads release the last gradients.
 
     Such a thread, one for each GPU, releases gradients after ``backward()`` has returned, and needs the GIL for those
     that Python knows. CPython before 3.14 ends a thread that asks for the GIL while the interpreter ends. Within a C++
     destructor that aborts the process, after everything was computed: "terminate called without an active exception".
+    Torch has no function that waits for the thread.
     """
     atexit.register(time.sleep, EXIT_SECONDS)
 

@@ -26,7 +26,9 @@ Value = TypeVar("Value")
 class Table(dict[Key, Value]):
     """A dict of at most ``LIMIT`` entries: where it is full, the older half of them makes room for a new one.
 
-    One at a time would take longer the more were gone: a search for the first entry of a dict passes all their places.
+    The older half was entered first: a warm call does not write into its table, so nothing tells which entry is
+    used. One at a time would take longer the more were gone: a search for the first entry of a dict passes all their
+    places.
     """
 
     __slots__ = ()

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.skipif(not derivative.ABORTS_AT_EXIT, reason="this Python stops threads at exit instead of ending them")
 def test_the_interpreter_waits_for_autograd_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     registered = []
     monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
