@@ -15,6 +15,7 @@ import torch
 
 from jitgen.ir.graph import Node
 from jitgen.spec import dtype_name
+from jitgen.trace.sequences import rebuilt
 
 _LOSSES = (
     *("cosine_embedding_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss"),
@@ -146,8 +147,8 @@ def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
 
 def converted(value: Any, dtype: str, cast: Callable[[Node, str], Node]) -> Any:
     """``value`` with every tensor that autocast converts as ``dtype``."""
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(converted(item, dtype, cast) for item in value)
+    if isinstance(value, (list, tuple)):
+        return rebuilt(value, [converted(item, dtype, cast) for item in value])
     if isinstance(value, Node) and value.dtype in CONVERTED:
         return cast(value, dtype)
     return value

@@ -23,6 +23,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import SymbolicNumber
 from jitgen.trace.proxy import TensorProxy
+from jitgen.trace.sequences import rebuilt
 
 SPELLINGS = {
     "dim": ("axis", "axes"),
@@ -91,8 +92,8 @@ def _parsed(value: Any) -> Any:
         return _stand_in(value.value.dtype, not value.value.shape)
     if isinstance(value, SymbolicNumber):
         return value.guards.hint(value.expr)
-    if type(value) in (list, tuple):
-        return type(value)(map(_parsed, value))
+    if isinstance(value, (list, tuple)):
+        return rebuilt(value, [_parsed(item) for item in value])
     return value
 
 

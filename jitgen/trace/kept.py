@@ -12,6 +12,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from jitgen.trace.sequences import rebuilt
+
 _SEQUENCES = (list, tuple, deque)
 _TABLES = (dict, OrderedDict, defaultdict)
 
@@ -49,8 +51,7 @@ class Exchange:
             return value
         if isinstance(value, deque):
             return deque(items, value.maxlen)
-        made: Any = getattr(type(value), "_make", type(value))
-        return made(items)
+        return rebuilt(value, items)
 
 
 def _is_container(value: Any) -> bool:

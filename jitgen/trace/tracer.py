@@ -44,6 +44,7 @@ from jitgen.trace.numbers import wrap
 from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
+from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.typing import is_float, rounded
 from jitgen.trace.updates import is_selection, memory_of, note_copies, updated
 
@@ -230,7 +231,7 @@ class Trace:
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(node.is_weight for node in nodes):
                 raise UnsupportedError(self._refused_weight(name))
-        standing = [self._proxy_of(value) for value in pytree.tree_leaves((args, kwargs))]
+        standing = [self._proxy_of(value) for value in flattened((args, kwargs))]
         proxies = [proxy for proxy in standing if proxy is not None]
         result = self._result(row, name, positional, named, proxies)
         if row.python and not kwargs.get("inplace"):
@@ -406,9 +407,8 @@ class Trace:
             return value.value
         if isinstance(value, torch.Tensor):
             return self.captured_tensor(value)
-        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            entered = map(self._enter, value)
-            return type(value)(*entered) if hasattr(value, "_fields") else type(value)(entered)
+        if isinstance(value, (list, tuple)):
+            return rebuilt(value, [self._enter(item) for item in value])
         if isinstance(value, slice):
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
@@ -425,7 +425,7 @@ class Trace:
         A copy costs nothing within a kernel; only one that is returned is written to memory.
         """
         if isinstance(value, (list, tuple)):
-            return type(value)([self._unaliased(item) for item in value])
+            return rebuilt(value, [self._unaliased(item) for item in value])
         if isinstance(value, Node) and memory_of(value).kind is INPUT:
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
@@ -459,7 +459,7 @@ class Trace:
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._leave(item, sources, given, copied, untracked) for item in value])
+            return rebuilt(value, [self._leave(item, sources, given, copied, untracked) for item in value])
         return value
 
     def forget_tensors(self) -> None:

@@ -1,0 +1,40 @@
+"""Lists and tuples among the arguments and results of torch functions, and those of subclasses of them.
+
+A subclass may be constructed in any way, so only those whose construction is known are made again: lists, tuples, named
+tuples, and the struct sequences that torch returns (``torch.return_types``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+def rebuilt(value: Any, items: list[Any]) -> Any:
+    """``value``, a list or a tuple, with ``items`` in the place of its own.
+
+    One of another subclass is itself where these are its own items, and a plain list or tuple where they are not.
+    """
+    kind: Any = type(value)
+    if kind in (list, tuple):
+        return kind(items)
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    if isinstance(value, list):
+        return items
+    if hasattr(kind, "_make"):
+        return kind._make(items)
+    return kind(items) if hasattr(kind, "n_sequence_fields") else tuple(items)
+
+
+def flattened(values: Any) -> Iterator[Any]:
+    """What ``values`` contain, down to what is no container; unlike ``torch.utils._pytree``'s, also what is in lists
+    and tuples of subclasses."""
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, (list, tuple)):
+            for item in leaf:
+                yield from flattened(item)
+        else:
+            yield leaf
