@@ -14,7 +14,7 @@ import torch
 
 from jitgen import events, lowering, pipeline
 from jitgen.call.derivative import Derivative
-from jitgen.call.resolver import Resolver, ResolverOfBackward
+from jitgen.call.resolver import ImportingResolver, Resolver
 from jitgen.call.signature import Call
 from jitgen.call.specialization import Specialization
 from jitgen.events import CallEvent
@@ -73,7 +73,7 @@ def lower_both(
     grads = [results[index] for index in given]
     sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
     tensors = [*grads, *kept, *sizes]
-    of_backward = ResolverOfBackward(function, replace(resolver.routing, name=name))
+    of_backward = ImportingResolver(function, replace(resolver.routing, name=name))
     found, _, around = of_backward.specialize(Call.of([*tensors, *numbers], None, device), route, False)
     lies = [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
     return forward, _lowered(of_backward, found.traced.graph, around, lies, route)

@@ -434,13 +434,6 @@ class ImportingResolver(Resolver):
         return imported(self.function, self.name, leaves, tree, guards, device, layout, differentiable)
 
 
-class ResolverOfBackward(ImportingResolver):
-    """A resolver of calls of a backward, whose parts never change. None is looked at."""
-
-    def _trace(self, call: Call, *others: Any) -> Traced:
-        return dataclasses.replace(super()._trace(call, *others), guards=())
-
-
 def _called_as_a_graph(*leaves: Any) -> Any:
     raise AssertionError("what is made of a graph alone has no function to call")
 

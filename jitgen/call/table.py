@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 LIMIT = 4096
-"""Entries of one table. A launch of a small kernel takes 18 kB and 2 ms to make (float32, on a CPU), so a full table of
-them takes 74 MB; and a decoder that meets each length of its context up to 4096 makes none of them twice."""
+"""Entries of a table that has no limit of its own. A launch of a small kernel takes 18 kB and 2 ms to make (float32, on
+a CPU), so a full table of them takes 74 MB; and a decoder that meets each length of its context up to 4096 makes none
+of them twice."""
 
 ALTERNATIVES = 8
 """Launches of equal arguments: for so many states of what a function captures, such as the layers that share it."""
@@ -24,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Table(dict[Key, Value]):
-    """A dict of at most ``LIMIT`` entries: where it is full, the older half of them makes room for a new one.
+    """A dict of at most ``limit`` entries: where it is full, the older half of them makes room for a new one.
 
     The older half was entered first: a warm call does not write into its table, so nothing tells which entry is
     used. One at a time would take longer the more were gone: a search for the first entry of a dict passes all their
@@ -33,14 +34,19 @@ class Table(dict[Key, Value]):
 
     __slots__ = ()
 
+    @property
+    def limit(self) -> int:
+        """The most entries that it holds."""
+        return LIMIT
+
     def put(self, key: Key, value: Value) -> None:
         """Enter ``value`` at ``key``."""
         self._make_room(key)
         self[key] = value
 
     def _make_room(self, key: Key) -> None:
-        if len(self) >= LIMIT and key not in self:
-            for oldest in list(self)[: LIMIT // 2]:
+        if len(self) >= self.limit and key not in self:
+            for oldest in list(self)[: self.limit // 2]:
                 self.pop(oldest, None)
 
 

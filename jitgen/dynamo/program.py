@@ -13,7 +13,8 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from torch.utils import _pytree as pytree
 from jitgen.call.function import JitFunction
 from jitgen.call.lower import specialize
 from jitgen.call.resolver import ImportingResolver
+from jitgen.call.table import Table
 from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.quant import weights
 from jitgen.spec import TensorSpec
+from jitgen.trace import autocast
 from jitgen.trace.importing import further_input
 from jitgen.trace.proxy import TensorProxy, untraceable
 
@@ -106,6 +109,25 @@ class _ProgramFunction(JitFunction[..., Any]):
         specialize(self._resolver, self._parameters, tuple(specs), device, differentiable)
 
 
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """An import that is tried, to find the calls that no kernel can compute.
+
+    Attributes:
+        program: what is imported.
+        known: what Dynamo knows of the values of its graph.
+        refused: such calls so far, by their numbers in the graph, each with the reason.
+    """
+
+    program: Program
+    known: Sequence[Any]
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+_trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
+"""The trial in progress in this thread. Other threads may call the same program meanwhile."""
+
+
 class Program:
     """Calls of torch functions, run by generated kernels.
 
@@ -119,8 +141,8 @@ class Program:
         self.graph = graph
         self.claims = claims
         self.function = _ProgramFunction(self.run, name=name)
-        self._refused: dict[int, str] | None = None
-        self._known: Sequence[Any] | None = None
+        self._refused: Table[Any, Mapping[int, str]] = Table()
+        """What trials found, by all that a trial depends on."""
 
     def __call__(self, *leaves: Any) -> Any:
         results = self.function(*leaves)
@@ -133,20 +155,35 @@ class Program:
         Args:
             known: what Dynamo knows of the values of the graph.
         """
-        if self._refused is None:
-            self._refused = {}
-            specs = [spec_of(value) for value in known[: len(self.graph.find_nodes(op="placeholder"))]]
-            if all(spec is not None for spec in specs):
-                self._known = known
-                try:
-                    with suppress(JitgenError):
-                        self.function.specialize(specs, _device_of(known), _needs_grad(known))
-                finally:
-                    self._known = None
-        return self._refused
+        specs = [spec_of(value) for value in known[: len(self.graph.find_nodes(op="placeholder"))]]
+        if any(spec is None for spec in specs):
+            return {}
+        device, differentiable = _device_of(known), _needs_grad(known)
+        key = tuple(map(_hashable, specs)), device, differentiable, autocast.settings()
+        refused = self._refused.get(key)
+        if refused is None:
+            refused = self._tried(known, specs, device, differentiable)
+            self._refused.put(key, refused)
+        return refused
+
+    def _tried(
+        self, known: Sequence[Any], specs: Sequence[Any], device: torch.device, differentiable: bool
+    ) -> Mapping[int, str]:
+        """The calls that one import finds no kernel can compute."""
+        trial = _Trial(self, known)
+        token = _trial.set(trial)
+        try:
+            with suppress(JitgenError):
+                self.function.specialize(specs, device, differentiable)
+        finally:
+            _trial.reset(token)
+        return trial.refused
 
     def run(self, *leaves: Any) -> Any:
         """The calls, one by one."""
+        trial = _trial.get()
+        if trial is not None and trial.program is not self:
+            trial = None
         rest = iter(leaves)
         values: dict[fx.Node, Any] = {}
         for number, node in enumerate(self.graph.nodes):
@@ -157,36 +194,55 @@ class Program:
                 break
             try:
                 value = called(node, values)
-                if self.claims is not None and not (self._known is not None and self._refused):
+                if self.claims is not None and not (trial is not None and trial.refused):
                     value = self.claims.checked(number, value, [*values.values()])
             except (JitgenError, TypeError, RuntimeError) as error:
-                if self._known is None:
+                if trial is None:
                     raise
-                value = self._refuse(number, error)
+                said = untraceable(error) or str(error).strip() or type(error).__name__
+                trial.refused[number] = said.splitlines()[0]
+                value = _stand_ins(trial.known[number]) if node.users else None
             values[node] = value
-        if self._known is not None and self._refused:
-            raise UnsupportedError(next(iter(self._refused.values())))
+        if trial is not None and trial.refused:
+            raise UnsupportedError(next(iter(trial.refused.values())))
         results: Any = with_values(node.args[0], values)
         return results if self.claims is None else self.claims.returned(results, leaves)
 
-    def _refuse(self, number: int, error: Exception) -> Any:
-        """Note why call ``number`` is refused; what stands for its value."""
-        assert self._known is not None
-        assert self._refused is not None
-        said = untraceable(error) or str(error).strip() or type(error).__name__
-        self._refused[number] = said.splitlines()[0]
-        with torch._C.DisableTorchFunction():
-            return pytree.tree_map(_stand_in, self._known[number])
+
+def _hashable(spec: Any) -> Any:
+    """``spec`` as a part of a key: equal numbers of two types are two, and what has no hash is its text."""
+    try:
+        hash(spec)
+    except TypeError:
+        return type(spec), repr(spec)
+    return type(spec), spec
+
+
+def _stand_ins(known: Any) -> Any:
+    """What a graph that is imported gets in place of what torch computes, of which Dynamo knows ``known``.
+
+    Raises:
+        UnsupportedError: nothing can stand for it, and so what reads it is not looked at.
+    """
+    if known is None:
+        raise UnsupportedError("nothing is known of what torch computes")
+    with torch._C.DisableTorchFunction():
+        return pytree.tree_map(_stand_in, known)
 
 
 def _stand_in(value: Any) -> Any:
-    """What a graph that is imported gets in place of a value that torch computes."""
-    if not isinstance(value, torch.Tensor):
-        return hint(value) if isinstance(value, torch.SymInt) else value
-    sizes, strides = hints(value.shape), hints(value.stride())
-    assert sizes is not None, "what elements decide is in no program"
-    assert strides is not None
-    return further_input(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+    if isinstance(value, torch.Tensor):
+        sizes, strides = hints(value.shape), hints(value.stride())
+        if sizes is not None and strides is not None:
+            return further_input(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        raise UnsupportedError("elements decide a size of what torch computes")
+    if isinstance(value, torch.SymInt):
+        value = hint(value)
+        if value is None:
+            raise UnsupportedError("elements decide a number that torch computes")
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise UnsupportedError("a number that torch computes is not known")
+    return value
 
 
 def spec_of(value: Any) -> Any:
@@ -283,9 +339,14 @@ def _kind(value: Any) -> Any:
     return type(value)
 
 
-_programs: dict[tuple[tuple[Any, ...], Claims | None], Program] = {}
-MAX_PROGRAMS = 512
-"""Programs remembered for graphs to come; a table that is full is emptied."""
+class _Programs(Table[tuple[tuple[Any, ...], Claims | None], Program]):
+    """The programs remembered for graphs to come: fewer than there are calls in a table, as each has kernels."""
+
+    __slots__ = ()
+    limit = 512
+
+
+_programs = _Programs()
 
 
 def program_of(
@@ -296,11 +357,11 @@ def program_of(
     if found is None:
         return Program(_graph(inputs, nodes, result), name, claims)
     key = found, claims
-    if key not in _programs:
-        if len(_programs) >= MAX_PROGRAMS:
-            _programs.clear()
-        _programs[key] = Program(_graph(inputs, nodes, result), name, claims)
-    return _programs[key]
+    program = _programs.get(key)
+    if program is None:
+        program = Program(_graph(inputs, nodes, result), name, claims)
+        _programs.put(key, program)
+    return program
 
 
 def _graph(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> fx.Graph:

@@ -20,7 +20,8 @@ from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.plan import plan
 from jitgen.gradients.rules import RULES
-from jitgen.ir.graph import Graph
+from jitgen.ir.graph import Graph, topological
+from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.ops import FLOATS, OPS
 
 Function = Callable[..., Any]
@@ -473,6 +474,30 @@ ENDS: dict[str, Function] = {
     "sinc": torch.sinc,
     "atan2": lambda x: torch.atan2(x, x * 0),
 }
+
+
+def test_a_backward_follows_the_settings_that_it_depends_on() -> None:
+    x, w = torch.randn(4, 16, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+    product, elementwise = jitgen.jit(lambda x, w: x @ w), jitgen.jit(lambda x: torch.exp(x) * x)
+    losses = [function(*inputs).sum() for function, inputs in 3 * [(product, (x, w)), (elementwise, (x,))]]
+    before = torch.get_float32_matmul_precision()
+    try:
+        for number, setting in enumerate(("highest", "high", "highest")):
+            torch.set_float32_matmul_precision(setting)
+            for loss in losses[2 * number : 2 * number + 2]:
+                loss.backward()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    graphs = [found.traced.graph for found in product._dispatchers.of_gradients]
+    backwards = [graph for graph in graphs if graph.name.endswith("backward")]
+    precisions = [
+        {node.attrs.precision for node in topological(graph.results) if node.kind is CONTRACT} for graph in backwards
+    ]
+    assert precisions == [{"ieee"}, {"tf32"}], "made once for each"
+    graphs = [found.traced.graph for found in elementwise._dispatchers.of_gradients]
+    assert sum(graph.name.endswith("backward") for graph in graphs) == 1
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 3 * (w.sum(1) + torch.exp(x) * (x + 1)).detach())
 
 
 def test_where_a_function_has_no_derivative_the_gradient_is_torchs() -> None:
