@@ -63,11 +63,12 @@ def trials(programs: program._Programs, monkeypatch: pytest.MonkeyPatch) -> list
 
 def refuse(monkeypatch: pytest.MonkeyPatch, target: Any, where: Callable[[], bool]) -> None:
     """Have calls of ``target`` refused where ``where()``."""
+    before = program.called
 
     def refusing(node: fx.Node, values: Any) -> Any:
         if node.target is target and where():
             raise jitgen.UnsupportedError("no")
-        return called(node, values)
+        return before(node, values)
 
     monkeypatch.setattr(program, "called", refusing)
 
@@ -104,14 +105,15 @@ def test_a_call_during_the_trial_of_another_thread_computes(monkeypatch: pytest.
     x, ours, met = torch.randn(3), threading.get_ident(), list[Any]()
     shared_program, known = shared(function, x)
 
-    def is_refused() -> bool:
+    def call_elsewhere() -> bool:
         if threading.get_ident() == ours and not met:
             with ThreadPoolExecutor(1) as pool:
                 met.append(pool.submit(shared_program, x).result(60))
-        return threading.get_ident() == ours
+        return False
 
-    refuse(monkeypatch, operator.add, is_refused)
-    assert shared_program.refused(known) == {ADD: "no"}
+    refuse(monkeypatch, torch.tanh, lambda: threading.get_ident() == ours)
+    refuse(monkeypatch, operator.add, call_elsewhere)
+    assert shared_program.refused(known) == {1: "no"}
     torch.testing.assert_close(met[0][0], function(x))
 
 
