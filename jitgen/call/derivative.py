@@ -33,7 +33,7 @@ from jitgen.ir.graph import Graph, Node, topological
 from jitgen.ir.nodes import CONTRACT, INPUT
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
-from jitgen.runtime import overlap
+from jitgen.runtime import inference, overlap
 from jitgen.spec import DTYPES
 from jitgen.trace.readable import any_traced
 from jitgen.trace.traced import Traced
@@ -107,6 +107,9 @@ class Derivative:
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
+        for index in self.updated:
+            if tensors[index].is_inference():
+                inference.refuse(self.name, tensors[index], self._lines[index])
         results = self.computed(tensors, numbers)
         if not self._viewed:
             found = [results[position] for position in self.outputs]  # type: ignore[index]

@@ -21,6 +21,7 @@ from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import Call, check, is_object
 from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError
+from jitgen.runtime import inference
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
@@ -170,6 +171,8 @@ class LaunchPlan:
                 return self._start(*self._find(call, None), call, ())
         outputs = outputs_of(out)
         check_distinct(name, outputs)
+        for tensor in outputs:  # a layout check tells such tensors from others
+            inference.refuse(f"the plan of {name}", tensor)
         direct = self._find(call, outputs) if self._writes_results() else None
         if direct and may_be_written(outputs, [*call.tensors, *direct[1]], direct[0].lowered.laid_out.read_elsewhere):
             self._start(*direct, call, outputs)

@@ -7,6 +7,7 @@ launcher (``runtime/launcher.py``).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,14 +148,19 @@ class Specialization:
             for buffer, memory in zip(program.buffers, lowered.memories, strict=True)
         ]
         returns: list[int | View] = []
-        for output, strided in zip(program.outputs, lowered.laid_out.aliases, strict=True):
+        arguments = len(program.inputs) - len(self.traced.captured)
+        for index, (output, strided) in enumerate(zip(program.outputs, lowered.laid_out.aliases, strict=True)):
             if isinstance(output, int):
                 returns.append(first_result + output)
-            elif not output.movements:
-                returns.append(View(output.input, None))
+                continue
+            untracked = self._untracked.get(index)
+            if untracked == "view" and output.input - arguments not in self.traced.under_no_grad:
+                untracked = None  # gradients are disabled at the call, or it requires none
+            if not output.movements:
+                returns.append(View(output.input, None, untracked=untracked))
             else:
                 assert strided is not None
-                returns.append(View(output.input, strided.sizes, strided.strides, strided.offset))
+                returns.append(View(output.input, strided.sizes, strided.strides, strided.offset, untracked))
         rebuild, computed = self._rebuild()
         inputs_used = self.traced.graph.inputs_used
         spec = LaunchSpec(
@@ -186,9 +192,22 @@ class Specialization:
     def returned(self, tensors: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> Any:
         """What the function returns, of which ``tensors`` are the graph's results."""
         rebuild, computed = self._rebuild()
+        if "detached" in self._untracked.values():
+            untracked = self._untracked.get
+            tensors = [t.detach() if untracked(index) == "detached" else t for index, t in enumerate(tensors)]
         if rebuild is None:
             return tensors[0]
         return rebuild(tensors, *(symbols.evaluate(expr, environment) for expr in computed))
+
+    @functools.cached_property
+    def _untracked(self) -> dict[int, str]:
+        """Why autograd does not know of some of the graph's results, where that has no marks which say so."""
+        kept = self.traced.changes.kept if self.traced.changes is not None else ()
+        return {
+            output.index: output.untracked
+            for output in (*self.traced.leaves, *kept)
+            if output.index is not None and output.untracked
+        }
 
     def _rebuild(self) -> tuple[Any, tuple[Expr, ...]]:
         """How the output tensors become the function's return value, and the values computed at the call."""

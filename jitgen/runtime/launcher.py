@@ -25,7 +25,7 @@ import torch
 
 from jitgen.codegen.python import PythonFunction, block
 from jitgen.errors import UnsupportedError
-from jitgen.runtime import overlap, random
+from jitgen.runtime import inference, overlap, random
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 from jitgen.spec import DIVISION
 
@@ -78,12 +78,17 @@ class Step:
 
 @dataclass(frozen=True)
 class View:
-    """An output that is an input, or a view of one."""
+    """An output that is an input, or a view of one.
+
+    Attributes:
+        untracked: ``"detached"`` for one without a history, ``"view"`` for one that is made as under ``no_grad``.
+    """
 
     buffer: int
     sizes: tuple[int, ...] | None
     strides: tuple[int, ...] = ()
     offset: int = 0
+    untracked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class _Writer:
         spec = self.spec
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
-        self._refuse_overlaps()
+        self._refuse_updates()
         if spec.drawn:
             self.names["draw"] = random.drawer(spec.name, spec.device, spec.drawn)
             self.lines.append("rng_seed, rng_offset = draw()")
@@ -190,9 +195,12 @@ class _Writer:
             self.names["increment_version"] = torch._C._increment_version
             self.lines.append(f"increment_version(({', '.join(updated)},))")
 
-    def _refuse_overlaps(self) -> None:
+    def _refuse_updates(self) -> None:
         extents, lines = self.spec.extents, dict(self.spec.lines)
         for updated in (result for result in self.spec.results if isinstance(result, int)):
+            self.names |= {"refuse_inference": inference.refuse, "name": self.spec.name}
+            refused = f"refuse_inference(name, t{updated}, {lines.get(updated)!r})"
+            self.lines.append(f"if t{updated}.is_inference(): {refused}")
             for other in range(self.spec.inputs):
                 if other != updated and extents[updated] and extents[other]:
                     self.names |= {"refuse": overlap.refuse, "name": self.spec.name}
@@ -285,11 +293,20 @@ class _Writer:
         if isinstance(returned, int):
             return self.buffers[returned]
         tensor = self.buffers[returned.buffer]
+        detached = ".detach()" if returned.untracked == "detached" else ""
         if returned.sizes is None:
-            return tensor
+            return f"{tensor}{detached}"
         self.names |= {f"view_sizes{index}": returned.sizes, f"view_strides{index}": returned.strides}
-        offset = f"{tensor}.storage_offset() + {returned.offset}"
-        return f"{tensor}.as_strided(view_sizes{index}, view_strides{index}, {offset})"
+        view = f"view_sizes{index}, view_strides{index}, {tensor}.storage_offset() + {returned.offset}"
+        if returned.untracked == "view":
+            self.names["untracked_view"] = _untracked_view
+            return f"untracked_view({tensor}, {view})"
+        return f"{tensor}{detached}.as_strided({view})"
+
+
+def _untracked_view(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.as_strided(sizes, strides, offset)
 
 
 def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.ir.graph import Graph, Node
 from jitgen.quant import weights
-from jitgen.trace import keeping
+from jitgen.trace import keeping, own_facts
 from jitgen.trace.captured import Captured, default_dtype_guard, matmul_precision_guard
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar
@@ -84,7 +84,7 @@ def returned(trace: Trace, result: Any) -> Returned:
             leaf = trace.captured_proxy(leaf)
         if isinstance(leaf, TensorProxy):
             found.positions.setdefault(id(leaf), len(found.outputs))
-            found.leaves.append(Output(len(found.outputs)))
+            found.leaves.append(own_facts.output(trace, leaf, len(found.outputs)))
             found.outputs.append(trace.returned(leaf))
         else:
             found.leaves.append(Output(None, keeping.number(leaf)))

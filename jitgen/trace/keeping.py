@@ -15,6 +15,7 @@ import torch
 
 from jitgen.errors import TraceError
 from jitgen.ir.graph import Node
+from jitgen.trace import own_facts
 from jitgen.trace.journal import Change
 from jitgen.trace.kept import Exchange, contained
 from jitgen.trace.location import quote
@@ -58,7 +59,7 @@ def described(
             if id(leaf) not in positions:
                 positions[id(leaf)] = len(nodes)
                 nodes.append(trace.returned(leaf))
-            kept.append(Output(positions[id(leaf)]))
+            kept.append(own_facts.output(trace, leaf, positions[id(leaf)]))
         elif _is_number(leaf):
             kept.append(Output(None, number(leaf)))
         else:

@@ -20,6 +20,7 @@ from jitgen.ir.nodes import INPUT
 from jitgen.spec import DTYPES
 from jitgen.trace.captured import MISSING, Captured, attribute, derived
 from jitgen.trace.location import quote, user_location
+from jitgen.trace.traced import Output
 
 if TYPE_CHECKING:
     from jitgen.trace.proxy import TensorProxy
@@ -138,6 +139,11 @@ def untracked(source: TensorProxy, node: Node, kind: str | None) -> str | None:
     if is_detached(node):
         return {UNTRACKED_VIEW: "view", UNTRACKED_CONTIGUOUS: "contiguous"}.get(node.attrs)
     return source.untracked if kind is None or source.untracked == "detached" else kind
+
+
+def output(trace: Trace, proxy: TensorProxy, index: int) -> Output:
+    """Output ``index`` of the graph, which is ``proxy``; where the graph has marks, they say what is not tracked."""
+    return Output(index, untracked=None if trace.differentiable else proxy.untracked)
 
 
 def refuse_untracked(trace: Trace, proxy: TensorProxy, name: str) -> None:

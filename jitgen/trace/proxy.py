@@ -109,7 +109,8 @@ class TensorProxy(fx.Proxy):
         self.owner.call("__setitem__", (self, key, value), {})
 
     def __copy__(self) -> Any:
-        return self.owner.call("detach", (self,), {})
+        with torch.no_grad():  # it requires grad where this does, and has no history
+            return self.owner.call("alias", (self,), {})
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.owner.call("clone", (self,), {})

@@ -19,10 +19,12 @@ class Output:
     Attributes:
         index: the graph output that it is; None where it is no tensor.
         value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; ``Sizes`` of a ``torch.Size``.
+        untracked: why autograd does not know of a tensor in a graph without marks; see ``TensorProxy``.
     """
 
     index: int | None
     value: Any = None
+    untracked: str | None = None
 
 
 class Sizes(tuple[Any, ...]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.errors import TraceError
+from jitgen.errors import JitgenError, TraceError
 
 X = torch.arange(9.0).reshape(3, 3) + 1
 
@@ -230,8 +231,8 @@ def test_functions_that_copy_never_return_their_argument() -> None:
     def f(x: Any) -> Any:
         y = x * 2
         copies = [torch.block_diag(y), torch.rot90(y, 0)]
-        for copy in copies:
-            copy.mul_(3)
+        for copied in copies:
+            copied.mul_(3)
         return y, *copies
 
     torch.testing.assert_close(jitgen.jit(f)(X), f(X))
@@ -248,3 +249,135 @@ def test_inference_mode_in_a_compiled_function() -> None:
         first, second = torch.autograd.grad(function(x, p).sum(), (x, p), allow_unused=True)
         assert first is None
         torch.testing.assert_close(second, X[:1].expand(3, 3))
+
+
+DETACHED: dict[str, Callable[[Any], Any]] = {
+    "detach": lambda w: w.detach(),
+    "torch.detach": lambda w: torch.detach(w),
+    "data": lambda w: w.data,
+    "a view of detach": lambda w: w.detach()[1],
+    "detach of a view": lambda w: w[1].detach(),
+    "data of a view": lambda w: w.T.data,
+    "views of detach": lambda w: w.detach().unbind(),
+    "what returns it itself": lambda w: w.detach().float(),
+    "among others": lambda w: (w * 2, w, w.detach(), w.T),
+    "twice": lambda w: [w.data] * 2,
+    "view": lambda w: w.T,
+    "copy": lambda w: copy.copy(w),
+}
+MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
+
+
+def flags_of(result: Any) -> list[tuple[bool, bool]]:
+    return [(tensor.requires_grad, tensor.is_leaf) for tensor in torch.utils._pytree.tree_leaves(result)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("name", DETACHED)
+def test_what_is_detached_requires_no_grad_where_the_call_disables_gradients(name: str, mode: Any) -> None:
+    function = DETACHED[name]
+    compiled, w = jitgen.jit(function), X.clone().requires_grad_()
+    with mode():
+        expected = function(w)
+        for _ in range(2):  # the first call, and a warm one
+            result = compiled(w)
+            assert flags_of(result) == flags_of(expected)
+            torch.testing.assert_close(result, expected)
+
+
+def test_a_plan_and_a_kept_tensor_are_detached() -> None:
+    w, kept = X.clone().requires_grad_(), {}
+
+    def keeps(w: Any) -> Any:
+        kept["w"] = w.detach()
+        return w * 2
+
+    with torch.no_grad():
+        plan = jitgen.jit(DETACHED["a view of detach"]).bind(w)
+        assert not plan(w).requires_grad
+        assert plan(w).data_ptr() == w[1].data_ptr()
+        jitgen.jit(keeps)(w)
+    assert not kept["w"].requires_grad
+    assert kept["w"].data_ptr() == w.data_ptr()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("name", ["detach", "a view of detach", "view"])
+def test_views_of_captured_tensors_that_are_made_under_no_grad(name: str, mode: Any) -> None:
+    w = X.clone().requires_grad_()
+
+    def function(x: Any) -> Any:
+        with torch.no_grad():
+            return x + 1, DETACHED[name](w)
+
+    with mode():
+        assert flags_of(jitgen.jit(function)(X)) == flags_of(function(X))
+
+
+def adds(x: Any) -> Any:
+    x.add_(2)
+    return x.sum()
+
+
+def adds_to_a_view(x: Any) -> Any:
+    x[0].add_(2)
+    return x * 1
+
+
+def writes(x: Any) -> Any:
+    x[1] = 5
+    return x.sum()
+
+
+@pytest.mark.parametrize("function", [adds, adds_to_a_view, writes])
+def test_an_inference_tensor_is_updated_in_inference_mode_alone(function: Callable[..., Any]) -> None:
+    compiled, plain = jitgen.jit(function), X.clone()
+    with torch.inference_mode():
+        x = X.clone()
+    torch.testing.assert_close(compiled(plain), function(X.clone()))  # warm for a tensor of the same layout
+    plan = compiled.bind(plain)
+    for call in (compiled, plan):
+        with pytest.raises(JitgenError, match=r"(?s)made in inference mode, at .*test_untracked.py:\d+.*clone"):
+            call(x)
+        torch.testing.assert_close(x, X)
+    with torch.inference_mode():
+        expected = X.clone()
+        for call in (compiled, plan):
+            torch.testing.assert_close(call(x), function(expected))
+        torch.testing.assert_close(x, expected)
+    with pytest.raises(JitgenError, match="made in inference mode"):
+        compiled(x)
+    torch.testing.assert_close(x, expected)
+
+
+def test_an_inference_tensor_that_is_captured_or_beside_gradients_is_not_updated() -> None:
+    with torch.inference_mode():
+        state = torch.zeros(3)
+
+    def captures(x: Any) -> Any:
+        state.add_(x)
+        return x * 2
+
+    def differentiates(state: Any, w: Any) -> Any:
+        state.add_(1)
+        return (w * 3).sum()
+
+    with pytest.raises(JitgenError, match="made in inference mode"):
+        jitgen.jit(captures)(torch.ones(3))
+    with pytest.raises(JitgenError, match="made in inference mode"):
+        jitgen.jit(differentiates)(state, torch.ones(3, requires_grad=True))
+    torch.testing.assert_close(jitgen.jit(lambda x: x.clone().add_(1))(state), torch.ones(3))  # reading is allowed
+    torch.testing.assert_close(state, torch.zeros(3))
+
+
+def test_out_that_is_an_inference_tensor() -> None:
+    plan, plain = jitgen.jit(lambda x: x + 1).bind(X), torch.zeros(3, 3)
+    with torch.inference_mode():
+        out = torch.zeros(3, 3)
+        torch.testing.assert_close(plan(X, out=out), X + 1)
+        out.zero_()
+    for _ in range(2):
+        plan(X, out=plain)
+        with pytest.raises(JitgenError, match="made in inference mode"):
+            plan(X, out=out)
+    torch.testing.assert_close(out, torch.zeros(3, 3))
