@@ -74,6 +74,11 @@ class Derivative:
         self.updated = [index for index, _ in graph.mutated]
         self._lines = {index: node.location for index, node in graph.mutated}
         self._inputs_used = graph.inputs_used
+        # Views of it are made of the argument then.
+        self._views = {position: graph.outputs[position] for position in graph.viewed_updates()}
+        self._new_values = dict(graph.mutated)
+        others = (node for position, node in enumerate(graph.outputs) if position not in self._views)
+        graph = dataclasses.replace(graph, outputs=tuple(others)) if self._views else graph
         new = {id(node): len(graph.outputs) + number for number, (_, node) in enumerate(graph.mutated)}
         self._returned = [new.get(id(node), position) for position, node in enumerate(graph.outputs)]
         graph = dataclasses.replace(graph, outputs=graph.results, mutated=())
@@ -113,19 +118,27 @@ class Derivative:
         results = self.computed(tensors, numbers)
         if not self._viewed:
             found = [results[position] for position in self.outputs]  # type: ignore[index]
-            return self._with_updates(found, tensors) if self.updated else found
+            return self._with_updates(found, tensors, numbers) if self.updated else found
         known = {id(node): tensors[node.attrs.number] for node in self._viewed}
         views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
         found = [results[each] if isinstance(each, int) else views.value(each) for each in self.outputs]
-        return self._with_updates(found, tensors) if self.updated else found
+        return self._with_updates(found, tensors, numbers) if self.updated else found
 
-    def _with_updates(self, found: list[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _with_updates(
+        self, found: list[torch.Tensor], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> list[torch.Tensor]:
         """What the function returns of ``found``, results and then new values of arguments, which are copied."""
         first = len(found) - len(self.updated)
         for number, index in enumerate(self.updated, first):
             tensors[index].copy_(found[number])
             found[number] = tensors[index]
-        return [found[position] for position in self._returned]
+        returned = [found[position] for position in self._returned]
+        if self._views:
+            known = {id(node): tensors[index] for index, node in self._new_values.items()}
+            views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
+            for position, node in self._views.items():
+                returned.insert(position, views.value(node))
+        return returned
 
     def computed(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The values of ``results``, with their history."""

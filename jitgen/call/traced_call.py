@@ -122,7 +122,8 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     from jitgen.gradients.replay import Replay
 
     written = [value for _, value in graph.mutated]
-    ends = [*graph.outputs, *written]
+    viewed = graph.viewed_updates()
+    ends = [*(node for position, node in enumerate(graph.outputs) if position not in viewed), *written]
     computed = tuple(dict.fromkeys(node for node in ends if not node.is_in_memory))
     values: Sequence[torch.Tensor] = ()
     if computed:
@@ -130,11 +131,14 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     known = {id(node): inputs[node.attrs.number] for node in topological(ends) if node.kind is INPUT}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
     device = inputs[0].device if inputs else torch.device("cpu")
-    replay = Replay(known, environment_of(inputs, numbers), device)
+    environment = environment_of(inputs, numbers)
+    replay = Replay(known, environment, device)
     found = {id(node): replay.value(node) for node in ends}
     for index, node in graph.mutated:
         inputs[index].copy_(found[id(node)])
         found[id(node)] = inputs[index]
+    views = Replay(found, environment, device)
+    found |= {id(graph.outputs[position]): views.value(graph.outputs[position]) for position in viewed}
     return [found[id(node)] for node in graph.outputs]
 
 

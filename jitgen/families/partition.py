@@ -65,11 +65,14 @@ class Partitioner:
         device: Device,
         out: Sequence[Strided | None],
     ):
-        self.graph = graph
-        self.builder = Builder()
-        self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
+        self.independent_of_strides = True
+        self.views = self._views_of_updated(graph)
+        outputs = (node for position, node in enumerate(graph.outputs) if position not in self.views)
+        self.graph = graph = replace(graph, outputs=tuple(outputs)) if self.views else graph
+        self.builder = Builder()
+        self.mover = Mover(self.builder, decide, environment)
         self.device, self.out = device, out
         self.decisions: dict[tuple[str, Any], Decision] = {}
         self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
@@ -89,7 +92,6 @@ class Partitioner:
         self.updated: set[int] = set()
         self.early: list[tuple[int, list[Node]]] = []
         self.returned: frozenset[int] = frozenset()
-        self.independent_of_strides = True
 
     def program(self) -> Program:
         moved = self._moved()
@@ -97,8 +99,11 @@ class Partitioner:
         outputs: list[int | Alias] = []
         results: list[Node] = []
         owners: dict[int, Node] = {}
-        for node in moved[: len(self.graph.outputs)]:
-            alias = _alias(self._without_needless_copy(node), updates)
+        returned = {id(node): index for index, node in self.graph.mutated}
+        for output, node in zip(self.graph.outputs, moved, strict=False):
+            alias = _alias(self._without_needless_copy(node), dict(updates))
+            if id(output) in returned:
+                alias = Alias(returned[id(output)], ())
             if alias is not None and alias.movements and self.strides(node) is None:
                 alias = None
             if alias is not None and alias.input >= len(self.graph.inputs):  # a temporary, of which one result is made
@@ -108,6 +113,8 @@ class Partitioner:
                 results.append(node)
             index = next((i for i, result in enumerate(results) if result is node), -1)
             outputs.append(index if alias is None else alias)
+        for position, view in self.views.items():
+            outputs.insert(position, view)
         # An update is computed into its argument directly where nothing else reads what the argument was, or where it
         # is the only result and reads the argument only at the elements it writes. Otherwise it is computed into a
         # temporary, and copied to the argument at the end.
@@ -191,7 +198,7 @@ class Partitioner:
         stores = [store for store in stores if store.result not in changed and store.result not in updated]
         found: dict[int, Alias] = {}
         for store in stores:
-            alias = _alias(store.value, [])
+            alias = _alias(store.value, ())
             memory = self.strides(store.value) if alias is not None else None
             taken = {other.input for other in (*found.values(), *outputs) if isinstance(other, Alias)}
             if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
@@ -209,7 +216,22 @@ class Partitioner:
         order = topological([node])
         if any(other.kind.reads_elsewhere for other in order) or node.shape != self.graph.inputs[index].shape:
             return False
-        return not any(other.kind is VIEW and (alias := _alias(other, [])) and alias.input == index for other in order)
+        return not any(other.kind is VIEW and (alias := _alias(other, ())) and alias.input == index for other in order)
+
+    def _views_of_updated(self, graph: Graph) -> dict[int, Alias]:
+        """The outputs, by position, that are views of an updated input; none that needs a copy at these strides."""
+        updated, found = dict(graph.mutated), {}
+        for position, index in graph.viewed_updates().items():
+            alias = Alias(index, _movements(updated[index], graph.outputs[position]))
+            sizes = self._sizes(updated[index])
+            source = self.memory[index] if index < len(self.memory) else Strided(sizes, contiguous_strides(sizes))
+            try:
+                locate(alias.movements, source, self.environment)
+            except NotViewable:
+                self.depends_on_strides()
+            else:
+                found[position] = alias
+        return found
 
     def _moved(self) -> list[Node]:
         """The graph's results, moved. An argument that is updated in place before others read it is itself then."""
@@ -545,16 +567,18 @@ def _has_order(memory: Strided, node: Node) -> bool:
     return node.attrs != CONTIGUOUS or memory.is_row_major
 
 
-def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:
-    """``node`` as an alias: of an input, of a view of one, or of an input that is updated with it; None for others, and
-    for an input that is updated with something else."""
-    for index, value in updates:
-        if node is value:
-            return Alias(index, ())
-    movements = []
-    while node.kind is VIEW:
-        movements.append((node.attrs, node.shape))
-        node = node.inputs[0]
-    if node.kind is not INPUT or any(node.attrs.number == index for index, _ in updates):
+def _alias(node: Node, updated: Container[int]) -> Alias | None:
+    """``node`` as an alias, of an input or a view of one; None for others, and for an input that is ``updated``."""
+    source = node.under_views
+    if source.kind is not INPUT or source.attrs.number in updated:
         return None
-    return Alias(node.attrs.number, tuple(reversed(movements)))
+    return Alias(source.attrs.number, _movements(source, node))
+
+
+def _movements(source: Node, view: Node) -> tuple[Any, ...]:
+    """What leads from ``source`` to ``view``, a view of it."""
+    found: list[Any] = []
+    while view is not source:
+        found.insert(0, (view.attrs, view.shape))
+        view = view.inputs[0]
+    return tuple(found)

@@ -143,6 +143,21 @@ class Graph:
         """Every value that some kernel writes: the outputs, then the new values of mutated inputs."""
         return (*self.outputs, *(node for _, node in self.mutated))
 
+    def viewed_updates(self) -> dict[int, int]:
+        """The outputs that are views of an updated input's new value, by position, with the index of that input.
+
+        They share its memory: such a view is made of the input, once that has the value.
+        """
+        updated = {id(node): index for index, node in self.mutated}
+        found = {}
+        for position, output in enumerate(self.outputs):
+            node = output
+            while node.kind is VIEW and id(node) not in updated:
+                node = node.inputs[0]
+            if node is not output and id(node) in updated:
+                found[position] = updated[id(node)]
+        return found
+
     @property
     def inputs_used(self) -> frozenset[int]:
         """The inputs that are read, returned or updated."""

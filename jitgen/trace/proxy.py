@@ -31,10 +31,12 @@ class Memory:
         proxies: the tensor and its views.
         is_row_major: whether it is known to be contiguous, so that a reshape of it is a view.
         updates: how often it was updated in place.
+        input: the index of the graph input whose memory it is; None for that of other tensors.
     """
 
-    def __init__(self, base: Node, is_row_major: bool = False):
+    def __init__(self, base: Node, is_row_major: bool = False, input: int | None = None):
         self.base = base
+        self.input = input
         self.proxies: list[weakref.ref[TensorProxy]] = []
         self.is_row_major = is_row_major
         self.updates = 0
@@ -63,7 +65,7 @@ class TensorProxy(fx.Proxy):
         self.value = node
         self.owner = trace
         self.input = input
-        self.memory = memory or Memory(node)
+        self.memory = memory or Memory(node, input=input)
         self.memory.proxies.append(weakref.ref(self))
         self.is_view = is_view
         self.untracked: str | None = None

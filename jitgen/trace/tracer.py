@@ -27,7 +27,7 @@ from jitgen.ir import symbols
 from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.custom_gradients import DETACHED, UNTRACKED_CONTIGUOUS, UNTRACKED_VIEW
 from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
-from jitgen.ir.nodes import CAST, CONST, INPUT
+from jitgen.ir.nodes import CAST, CONST, INPUT, VIEW
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, own_facts, table
@@ -470,8 +470,9 @@ class Trace:
         self.host_scalars.clear()
 
     def returned(self, proxy: TensorProxy) -> Node:
-        """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
-        unless the function returns one tensor twice."""
+        """The node of an output. A view of an updated argument is a view of its new value here. Any other output that
+        has the value of such an argument, or of another output, is a copy, as outputs are distinct tensors unless the
+        function returns one tensor twice."""
         if self.host_scalars and INPUT not in proxy.value.kinds:
             raise UnsupportedError(
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
@@ -486,10 +487,25 @@ class Trace:
         node = proxy.value
         if node.is_weight:
             raise UnsupportedError(self._refused_weight("the return"))
-        if any(node is other for other in (*self.mutated.values(), *(earlier for _, earlier in self._returned))):
+        if self._is_view_of_updated(proxy):
+            if node is proxy.memory.base:  # another tensor than the argument: x[:], x.detach()
+                node = self.make("view", (node,), node.dtype, node.shape, ("permute", tuple(range(len(node.shape)))))
+            return node
+        updated = [value for value in self.mutated.values() if value is node or value is node.under_views]
+        if updated or any(node is earlier for _, earlier in self._returned):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned.append((proxy, node))
         return node
+
+    def _is_view_of_updated(self, proxy: TensorProxy) -> bool:
+        """Whether ``proxy`` is a view of an argument that was updated, or of such a captured tensor."""
+        node, base = proxy.value, proxy.memory.base
+        same = [index for index, value in self.mutated.items() if value is base]
+        if same != [proxy.memory.input]:  # none, or another argument has the same new value
+            return False
+        while node.kind is VIEW and node is not base:
+            node = node.inputs[0]
+        return node is base
 
     # ---------------------------------------------------------------------------------------------- nodes, for rows
 

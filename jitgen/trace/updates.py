@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 
+_COPIES_OF_UPDATES = 1 << 20
+"""The first number of a copy that is the new value of an argument; those of results count from 0."""
+
+
 def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> None:
     """An update in place by the function ``name``.
 
@@ -76,6 +80,10 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{quote(user_location())}\n  use the operation that returns a new tensor"
         )
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
+    if any(value is new for index, new in trace.mutated.items() if index != memory.input):  # results are told by values
+        value = trace.make(
+            "cast", (value,), value.dtype, value.shape, ("copy", _COPIES_OF_UPDATES + len(trace.mutated))
+        )
     steps = _steps_from(base, proxy.value) or ()
     is_tracked = _is_tracked(trace, steps, value, name)
     if len(sharing) == 1:
