@@ -9,7 +9,8 @@
 // which calls (C++) or launches on the current stream (CUDA) the kernel `entry`. The kernel's parameter types say where
 // each argument comes from: a pointer to const is the next of `inputs`, any other pointer the next of `outputs`, both
 // moved by the byte offset at the same position; an integer is the next of `integers`, a floating-point value the next
-// of `scalars`. A struct, which an entry in CUDA C++ takes, is read member by member. `launch` is empty for C++ and (grid x, y, z, block x, y, z, dynamic shared bytes) for CUDA.
+// of `scalars`. A struct, which an entry in CUDA C++ takes, is read member by member. `launch` is empty for C++ and (grid x,
+// y, z, block x, y, z, dynamic shared bytes) for CUDA.
 //
 // Only the C functions of torch's stable ABI (2.10 and later) are used: their one header costs 0.05 s to parse where
 // torch/library.h costs 15, and one binary serves every later torch.
@@ -25,6 +26,15 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+
+#ifdef __CUDACC__
+namespace jitgen {  // entry.cuh defines them; a kernel that jitgen has not generated may take none
+template <class Element, class Index, int rank, int chosen>
+struct Operand;
+template <class Index, int rank>
+struct Ramp;
+}  // namespace jitgen
+#endif
 
 namespace jitgen_operator {
 
