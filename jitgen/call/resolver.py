@@ -430,7 +430,8 @@ class ImportingResolver(Resolver):
         from jitgen.trace.importing import imported  # as in the other
 
         if objects:
-            raise UnsupportedError(f"{self.name}: {objects[0].path} is neither a tensor nor a number")
+            what = f"{objects[0].path} is neither a tensor nor a number"
+            raise UnsupportedError(f"{self.name}: {what}; pass the tensors and numbers of it as arguments")
         return imported(self.function, self.name, leaves, tree, guards, device, layout, differentiable)
 
 
