@@ -10,8 +10,8 @@ A process that waits for a kernel that never ends cannot stop it, and the kernel
 processes. So the tests run in pytest-xdist's workers, and this process watches these (``tests/watched.py`` says what
 each runs since when). It kills a worker whose test exceeds the limit, which frees the card; xdist names the test and
 starts another worker. What the others run may have waited for the card, so their limits begin anew after each kill. At
-the end each test that was killed runs again, alone, and is called a hang if it is killed again. A hang runs a third
-time, with bounded waits (`JITGEN_DEBUG=5`), so that the kernel names the barrier at which it waits.
+the end each test that was killed runs again, alone and with twice the time, and is called a hang if it is killed again.
+A hang runs a third time, with bounded waits (`JITGEN_DEBUG=5`), so that the kernel names the barrier at which it waits.
 
 Exit status: 0 where every test passed or was skipped, else 1.
 """
@@ -46,6 +46,8 @@ MOST_WORKERS = 14
 """More share one card's memory and its time without a gain."""
 TEST_SECONDS = 60.0
 """Limit of a test. The slowest compile 30 kernels of CUTLASS, which takes 30 s where no store has them."""
+ALONE = 2.0
+"""A test that runs again, alone, has so many times the limit: Inductor may take 80 s for a package."""
 SECONDS = 480.0
 """Limit of the whole: less than the 10 minutes after which many machines with GPUs end a command."""
 CASES = 2
@@ -239,7 +241,7 @@ def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: 
     first = run_pytest([*options, *paths], workers, limits, deadline)
     hangs = sorted(set(first.killed))
     # After a case that hangs, the other cases of its test are not run again.
-    once = Limits(limits.test, limits.whole, limits.idle, cases=1)
+    once = Limits(ALONE * limits.test, limits.whole, limits.idle, cases=1)
     alone = Run()
     if hangs and time.monotonic() < deadline:
         say(f"{len(hangs)} tests were killed; each runs again, alone")
@@ -250,7 +252,8 @@ def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: 
         debug = {"JITGEN_DEBUG": str(settings.BOUNDED_WAITS)}
         bounded = run_pytest([*options, *alone.killed], 1, once, deadline, debug)
     ended_alone = {test: found for test, found in alone.outcomes.items() if test not in alone.killed}
-    outcomes = dict.fromkeys(first.collected, "not run") | first.outcomes | dict.fromkeys(hangs, "hangs")
+    outcomes = dict.fromkeys(first.collected, "not run") | first.outcomes
+    outcomes |= dict.fromkeys(hangs, "hangs") | dict.fromkeys(alone.interrupted, "not run")
     outcomes |= {test: found for test, found in ended_alone.items() if found != "not run"}
     names = {kind: sorted(test for test, found in outcomes.items() if found == kind) for kind in set(outcomes.values())}
     slowest = sorted(first.seconds.items(), key=lambda item: -item[1])[:10]
