@@ -1,8 +1,8 @@
 """The parameter of an entry in CUDA C++: one struct, ``params``, with a member for each operand.
 
-``kernel/params.py`` prints the struct, and a launch writes each value to its place in it. Both follow from the members
-that ``KernelParameters.members`` lists, and a source asserts the offsets that a launch assumes, so that a compiler that
-lays the struct out otherwise refuses it. The other dialects take each value as a parameter.
+``kernel/printed_entry.py`` prints the struct, and a launch writes each value to its place in it. Both follow from the
+members that ``KernelParameters.members`` lists, and a source asserts the offsets that a launch assumes, so that a
+compiler that lays the struct out otherwise refuses it. The other dialects take each value as a parameter.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from jitgen.codegen.triton import TRITON
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.params import params_of
 from jitgen.kernel.printed import KernelContext
+from jitgen.kernel.printed_entry import params_of
 from jitgen.spec import KernelSource, e4m3fn_saturates
 
 DIALECTS: dict[str, Dialect] = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}

@@ -21,7 +21,7 @@ from jitgen.ir.body import Operand
 from jitgen.kernel.entry import Member, places
 from jitgen.kernel.launch import Arguments
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
-from jitgen.kernel.params import Params
+from jitgen.kernel.printed_entry import Params
 from jitgen.runtime.cuda import Function, Launch
 from tests.unit.test_tensor_map import FakeDriver
 

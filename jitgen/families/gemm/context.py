@@ -17,8 +17,8 @@ from jitgen.families.gemm.mainloops import GemmSchedule
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.params import local
 from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes
+from jitgen.kernel.printed_entry import local
 from jitgen.kernel.render import renderer
 
 
