@@ -82,6 +82,14 @@ class Field:
         return self.value
 
 
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON file, for ``json.loads``; ValueError where it has a member twice."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object has a member twice")
+    return members
+
+
 def shown(value: Any) -> str:
     """``value`` for a message: in ASCII, without control characters, and short."""
     if isinstance(value, (list, dict)):

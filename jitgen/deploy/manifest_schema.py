@@ -22,7 +22,7 @@ from jitgen.compilers import routes
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy import node_schema
 from jitgen.errors import CacheError, CacheMissError, CompileError, UnsupportedError
-from jitgen.fields import SIZE_LIMIT, Field, shown
+from jitgen.fields import SIZE_LIMIT, Field, object_of, shown
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.spec import DTYPES, SCHEMA
@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raw = file.read(FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
             raise ValueError(f"it has more than {FILE_LIMIT} bytes")
-        content = json.loads(raw.decode(), object_pairs_hook=_object)
+        content = json.loads(raw.decode(), object_pairs_hook=object_of)
         return check(content)
     except (OSError, ValueError, CacheError) as error:
         problem = str(error)
@@ -97,13 +97,6 @@ def contained(name: str, step: Callable[..., Result], *arguments: Any) -> Result
             f"{name} cannot be built from the manifest ({type(error).__name__}: {shown(str(error))}); record it again "
             "with jitgen.record, and if the same comes of it, it is an error of jitgen's: report it"
         ) from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a member twice")
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- entries

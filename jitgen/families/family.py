@@ -24,7 +24,7 @@ schedule are frozen values, and with the graph and the route they are the reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,6 +75,10 @@ class Partition(Protocol):
 
     def without(self, kind: Kind, root: Node) -> Node:
         """``root`` with every node of ``kind`` materialized."""
+
+    def pointwise(self, root: Node, kept: Collection[int] = ()) -> Node:
+        """``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids are
+        ``kept``."""
 
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes; remembered, and explained to users."""

@@ -11,7 +11,7 @@ No family is named here. They are called in the order of ``families/registry.py`
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.steps import Steps
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.analysis import at_own_coordinates, rewritten
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.graph import Builder, Graph, Node, Shape, equal_sizes, kinds_of, topological
 from jitgen.ir.index import Index
@@ -373,6 +373,15 @@ class Partitioner:
             if node.kind is kind and id(node) not in memo:
                 memo[id(node)] = self.materialize(self.mover.substituted(node, dict(memo)))
         return self.mover.substituted(root, memo)
+
+    def pointwise(self, root: Node, kept: Collection[int] = ()) -> Node:
+        """``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids are
+        ``kept``."""
+
+        def change(node: Node, rebuilt: Node) -> Node:
+            return self.materialize(rebuilt) if node.kind.reads_others and id(node) not in kept else rebuilt
+
+        return rewritten(root, self.mover, change)
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""

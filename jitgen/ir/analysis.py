@@ -14,6 +14,12 @@ from jitgen.ir.views import Mover
 
 def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
     """The nodes of kind ``kind`` that ``root`` is computed from by pointwise operations alone, first met first."""
+    return nearest(root, kind, lambda node: node.kind.is_pointwise)
+
+
+def nearest(root: Node, kind: Kind, passes: Callable[[Node], bool]) -> Iterator[Node]:
+    """The nodes of kind ``kind`` that ``root`` is computed from by nodes of which ``passes`` holds alone, first met
+    first."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
@@ -22,7 +28,7 @@ def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
         seen.add(id(node))
         if node.kind is kind:
             yield node
-        elif node.kind.is_pointwise:
+        elif passes(node):
             stack.extend(reversed(node.inputs))
 
 

@@ -60,6 +60,11 @@ def item_size(dtype: str) -> int:
     return ITEM_SIZES.get(dtype, 1)
 
 
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``, and than 1."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
     """Operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
     weights = (OPS[i.op].flops if i.op in OPS else int(i.op in ("reduce", "scan")) for i in instructions)

@@ -25,7 +25,7 @@ from typing import Any
 from jitgen import console, settings
 from jitgen._data import data_directory
 from jitgen.errors import CacheError, CacheWarning
-from jitgen.fields import Field, shown
+from jitgen.fields import Field, object_of, shown
 from jitgen.spec import digest
 
 SCHEMA = 1
@@ -120,7 +120,7 @@ def read(path: str | os.PathLike[str], target: str, family: str) -> tuple[Row, .
             raw = file.read(FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
             raise ValueError(f"it has more than {FILE_LIMIT} bytes")
-        return _check(json.loads(raw.decode(), object_pairs_hook=_object), target, family)
+        return _check(json.loads(raw.decode(), object_pairs_hook=object_of), target, family)
     except RecursionError:
         problem = "it is nested too deeply"
     except (OSError, ValueError, CacheError) as error:
@@ -226,10 +226,3 @@ def _value(field: Field) -> None:
         field.integer(-NUMBER_LIMIT, NUMBER_LIMIT)
     elif value is not None and not isinstance(value, bool):
         field.refuse(f"{shown(value)} is not an integer, a boolean, text or null")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a member twice")
-    return found

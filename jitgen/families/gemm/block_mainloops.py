@@ -33,6 +33,10 @@ class _Tile(Protocol):
     @property
     def block_n(self) -> int: ...
     @property
+    def block_k(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
     def warps(self) -> int: ...
     @property
     def warps_k(self) -> int: ...
@@ -40,6 +44,11 @@ class _Tile(Protocol):
     def stage_bytes(self) -> int: ...
     @property
     def width(self) -> int: ...
+
+
+class _StreamTile(_Tile, Protocol):
+    @property
+    def window(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,19 +234,40 @@ class Dense(BlockMainloop):
         return self.stages * self.warps_k * (self.block_m + self.contractions * self.block_n) * CHUNK_BYTES
 
 
-_STREAM = (
-    *("contractions", "tokens", "run", "warps_n", "warps_k", "cluster", "depth", "window", "width"),
-    *("along_k", "vector"),
-)
-"""The members of the ``Config`` of ``gemm_stream.cuh``."""
-
-
 @dataclass(frozen=True)
-class Stream(BlockMainloop):
-    """``gemm_stream.cuh`` of float32 and float64 weights that are contiguous along K, read into registers.
+class StreamMainloop(BlockMainloop):
+    """``gemm_stream.cuh``: float32 and float64 weights that a lane reads into registers.
 
     Attributes:
         tokens: rows of x in a tile.
+    """
+
+    config = (
+        *("contractions", "tokens", "run", "warps_n", "warps_k", "cluster", "depth", "window", "width"),
+        *("along_k", "vector"),
+    )
+    tokens: int
+
+    @property
+    def block_m(self) -> int:
+        return self.tokens
+
+    @property
+    def window(self: _Tile) -> int:
+        """Tiles whose x is staged together."""
+        return _window(self.stages, self.block_m * (self.block_k // self.warps_k) * self.scalar_bytes)
+
+    @property
+    def stage_bytes(self: _StreamTile) -> int:
+        """Two windows for each group of warps."""
+        return 2 * self.window * self.block_m * self.block_k * self.scalar_bytes
+
+
+@dataclass(frozen=True)
+class Stream(StreamMainloop):
+    """``gemm_stream.cuh`` of float32 and float64 weights that are contiguous along K, read into registers.
+
+    Attributes:
         lane_rows: rows of the weight of a lane.
         vector: elements of a lane's load.
         warps_n, warps_k: warps along N and along K.
@@ -245,18 +275,12 @@ class Stream(BlockMainloop):
     """
 
     path: ClassVar[str] = "stream"
-    config = _STREAM
     along_k: ClassVar[bool] = True
-    tokens: int
     lane_rows: int = field(metadata=about(member="run"))
     vector: int = field(metadata=about("{} products or loads at once"))
     warps_n: int
     warps_k: int
     stages: int = field(metadata=about("{} stages", member="depth"))
-
-    @property
-    def block_m(self) -> int:
-        return self.tokens
 
     @property
     def block_n(self) -> int:
@@ -270,39 +294,22 @@ class Stream(BlockMainloop):
     def warps(self) -> int:
         return self.warps_n * self.warps_k
 
-    @property
-    def window(self) -> int:
-        """Tiles whose x is staged together."""
-        return _window(self.stages, self.tokens * WARP * self.vector * self.scalar_bytes)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Two windows for each group of warps."""
-        return 2 * self.window * self.tokens * self.block_k * self.scalar_bytes
-
 
 @dataclass(frozen=True)
-class StreamOuter(BlockMainloop):
+class StreamOuter(StreamMainloop):
     """``gemm_stream.cuh`` of float32 and float64 weights that are contiguous along N.
 
     Attributes:
-        tokens: rows of x in a tile.
         lane_k: steps along K of a lane.
         vector: elements of a lane's load.
         warps: of a block, all along K.
     """
 
     path: ClassVar[str] = "stream_outer"
-    config = _STREAM
     along_k: ClassVar[bool] = False
-    tokens: int
     lane_k: int = field(metadata=about(member="run"))
     vector: int = field(metadata=about("{} products or loads at once"))
     warps: int = field(metadata=about("{} warps a block", member="warps_k"))
-
-    @property
-    def block_m(self) -> int:
-        return self.tokens
 
     @property
     def block_n(self) -> int:
@@ -324,16 +331,6 @@ class StreamOuter(BlockMainloop):
     def stages(self) -> int:
         """The mainloop loads one tile ahead by itself."""
         return 1
-
-    @property
-    def window(self) -> int:
-        """Tiles whose x is staged together."""
-        return _window(self.stages, self.tokens * self.lane_k * self.scalar_bytes)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Two windows for each group of warps."""
-        return 2 * self.window * self.tokens * self.block_k * self.scalar_bytes
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,6 @@ def microseconds(times: TileTimes, blocks: int, iterations: int, moved: float, c
     return float((time**SMOOTH + (moved / chip.reads * 1e6) ** SMOOTH) ** (1 / SMOOTH))
 
 
-def sampled_rows(fewest: int, most: int) -> list[int]:
-    """Numbers of rows of a bucket, evenly spaced on a logarithmic scale."""
-    return sorted({round(fewest * (most / fewest) ** (i / (SAMPLES - 1))) for i in range(SAMPLES)})
+def sampled_rows(fewest: int, most: int, samples: int = SAMPLES) -> list[int]:
+    """Numbers of rows of a bucket, ``samples`` at most, evenly spaced on a logarithmic scale."""
+    return sorted({round(fewest * (most / fewest) ** (i / (samples - 1))) for i in range(samples)})

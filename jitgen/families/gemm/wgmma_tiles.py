@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaTiling
+from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
     AREA,
     BATCHED,
@@ -80,7 +81,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
 
 
 def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> WgmmaTiling:
-    splits = max(estimate(tiling, rows, weights)[0] for rows in sampled_rows(fewest, most))
+    splits = max(estimate(tiling, rows, weights)[0] for rows in sampled_rows(fewest, most, SAMPLES))
     return replace(tiling, cluster_k_splits=splits)
 
 
@@ -94,7 +95,7 @@ def cost(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weight
 @functools.lru_cache(maxsize=4096)
 def times(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
     """The estimated time of ``tiling`` in microseconds, for each of the sampled rows."""
-    return tuple(estimate(tiling, rows, weights)[1] for rows in sampled_rows(fewest, most))
+    return tuple(estimate(tiling, rows, weights)[1] for rows in sampled_rows(fewest, most, SAMPLES))
 
 
 def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, float]:
@@ -103,11 +104,6 @@ def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, flo
     if isinstance(tiling, WgmmaQuantized):
         return _estimate_quantized(tiling, rows, weights)
     return _estimate_dense(tiling, rows, weights)
-
-
-def sampled_rows(fewest: int, most: int) -> list[int]:
-    """Numbers of rows of a bucket for which tiles are compared, evenly spaced on a logarithmic scale."""
-    return sorted({round(fewest * (most / fewest) ** (i / (SAMPLES - 1))) for i in range(SAMPLES)})
 
 
 def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
-from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import CAT, REDUCE, SCAN, SCATTER, SORT
@@ -67,7 +66,7 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
 def _region(position: int, node: Node, partition: Partition) -> Region:
     base, *sources = node.inputs
     kind, coordinates, movements = node.attrs
-    sources = [_pointwise(source, partition) for source in sources]
+    sources = [partition.pointwise(source) for source in sources]
     walked = sum(dim not in coordinates for dim in range(len(sources[0].shape)))
     shape, coordinates, sources = in_order(sources, coordinates, partition.mover)
     target = movements[-1][1] if movements else base.shape
@@ -78,12 +77,3 @@ def _region(position: int, node: Node, partition: Partition) -> Region:
         "scatter", (nothing, *sources), node.dtype, shape, (kind, coordinates, ()), node.location
     )
     return Region(NAME, row_axes(shape, walked), (Store(position, value, movements),))
-
-
-def _pointwise(root: Node, partition: Partition) -> Node:
-    """``root`` with all that is no pointwise operation materialized."""
-
-    def change(node: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if node.kind.reads_others else rebuilt
-
-    return rewritten(root, partition.mover, change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jitgen.device import Device
-from jitgen.kernel.operands import item_size
+from jitgen.kernel.operands import item_size, power_of_two
 
 LEAST_BLOCK = 16
 """Elements of a dimension of a product in Triton, at least."""
@@ -17,7 +17,7 @@ MMA_SYNC_ROWS = 32
 
 def block_of(size: int) -> int:
     """The least power of two that is no less than ``size``, and than a block's least."""
-    return max(LEAST_BLOCK, 1 << max(size - 1, 0).bit_length())
+    return max(LEAST_BLOCK, power_of_two(size))
 
 
 def most_rows(rows: int, tiles: Iterable[tuple[str, str]], unit: int, device: Device) -> int:

@@ -12,11 +12,11 @@ into a temporary, which always gives the right answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
-from jitgen.ir.analysis import one_of, rewritten, unrounded, varying
+from jitgen.ir.analysis import nearest, one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import INPUT, REDUCE, VIEW
@@ -73,7 +73,8 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
     """The rows over which ``node`` can be computed, and its store in their iteration space."""
-    outermost = next(_outermost(node), None)
+    # No other reduction stands between it and ``node``.
+    outermost = next(nearest(node, REDUCE, lambda between: not between.kind.reads_elsewhere), None)
     if outermost is None:
         return None, None
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs.dims)
@@ -96,20 +97,6 @@ def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) 
 def _is_run(dims: Sequence[int]) -> bool:
     """Whether ``dims`` follow one another, so that they have one stride together in a dense tensor."""
     return tuple(dims) == tuple(range(dims[0], dims[0] + len(dims)))
-
-
-def _outermost(node: Node) -> Iterator[Node]:
-    """Reductions that ``node`` is computed from without another one between, in the order of its operands."""
-    stack, seen = [node], set()
-    while stack:
-        each = stack.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if each.kind is REDUCE:
-            yield each
-        elif not each.kind.reads_elsewhere:
-            stack.extend(reversed(each.inputs))
 
 
 def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:

@@ -26,7 +26,7 @@ from jitgen.families.rows.reduction.schedule import (
     row_item_size,
 )
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size, power_of_two
 from jitgen.kernel.rows import RowGeometry, RowLayout
 
 BLOCK_ELEMENTS = 32
@@ -54,7 +54,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
     double = any(i.dtype in ("float64", "int64") and not i.row for i in body.instructions)
     single = layout.unit == 1 or "strided" in layout.along
     limit = BLOCK_ELEMENTS // 2 if double or single else BLOCK_ELEMENTS
-    padded = 1 << (length - 1).bit_length()
+    padded = power_of_two(length)
     program_threads, aim = _short_rows(kernel, padded, max(sizes), single)
     aim = min(aim, limit) if double else aim
     limit, rows_per_block, threads = max(limit, aim), program_threads, 1
@@ -124,7 +124,7 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
     It has more of them where rows are short, so that few threads combine each.
     """
     length, size, several_passes = max(geometry.length, 1), row_item_size(kernel, layout), passes(kernel) > 1
-    padded, program_threads = 1 << (length - 1).bit_length(), SHORT_BLOCK_THREADS
+    padded, program_threads = power_of_two(length), SHORT_BLOCK_THREADS
     rows_per_thread = max(1, min(layout.unit, ACCESS_BYTES // size))
     limit = COLUMN_ELEMENTS if rows_per_thread > 1 else COLUMN_ELEMENTS // 4
     aim = limit // 2 if several_passes else rows_per_thread * SHARED_COLUMN_ELEMENTS

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates, rewritten
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.nodes import SCAN
 from jitgen.ir.regions import Region, Store, row_axes
@@ -109,11 +109,7 @@ def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     own = {id(scan) for scan in at_own_coordinates(root, SCAN) if id(scan) in own and _states([scan])[0] in selected}
     if not own:
         return None
-
-    def change(node: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if node.kind.reads_others and id(node) not in own else rebuilt
-
-    return rewritten(root, partition.mover, change)
+    return partition.pointwise(root, own)
 
 
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

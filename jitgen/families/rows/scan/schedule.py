@@ -16,7 +16,7 @@ from jitgen.device import Device
 from jitgen.families.family import Problem
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
-from jitgen.kernel.operands import WARP, item_size
+from jitgen.kernel.operands import WARP, item_size, power_of_two
 from jitgen.kernel.rows import RowLayout
 from jitgen.schedule.declared import DeclaredSchedule, about
 
@@ -131,31 +131,26 @@ def _cuda(
 ) -> tuple[int, int, int, int]:
     """Threads, rows, items and neighbouring rows of a thread, for operands with elements of ``sizes`` bytes."""
     if layout.columns:
-        lanes = min(WARP, max(LEAST_LANES, _power_of_two(neighbours)))
+        lanes = min(WARP, max(LEAST_LANES, power_of_two(neighbours)))
         rows_per_thread = max(1, min(layout.unit, LANE_BYTES // max(sizes))) if lanes == WARP else 1
         return BLOCK_THREADS, lanes * rows_per_thread, COLUMN_ITEMS, rows_per_thread
     items = max(1, min(ITEM_BYTES // min(sizes), MOST_ITEM_BYTES // max(sizes)))
     along = BLOCK_THREADS
     if chunks == 1 and length <= WARP * items * WARP_TILES:
-        along = min(WARP, _power_of_two(-(-length // items)))
+        along = min(WARP, power_of_two(-(-length // items)))
     return BLOCK_THREADS, BLOCK_THREADS // along, items, 1
 
 
 def _triton(columns: bool, length: int, neighbours: int, chunks: int) -> tuple[int, int, int]:
     """Threads, rows and elements of a row of one program."""
-    tile = min(TRITON_TILE, _power_of_two(length))
+    tile = min(TRITON_TILE, power_of_two(length))
     if columns:
         tile = min(tile, TRITON_TILE // WARP)
-        rows = min(TRITON_TILE // tile, max(LEAST_LANES, _power_of_two(neighbours)), 2 * WARP)
+        rows = min(TRITON_TILE // tile, max(LEAST_LANES, power_of_two(neighbours)), 2 * WARP)
     else:
         rows = 1 if chunks > 1 else max(1, TRITON_TILE // 2 // tile)
     warps = max(1, min(BLOCK_THREADS // WARP, rows * tile // (8 * WARP)))
     return warps * WARP, rows, tile
-
-
-def _power_of_two(number: int) -> int:
-    """The least power of two that is no less than ``number``."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, device: Device) -> list[str]:

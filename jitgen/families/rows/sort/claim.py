@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.families.family import Claim, Partition
-from jitgen.ir.analysis import rewritten
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
@@ -69,10 +68,6 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
         attrs: tuple[Any, ...] = ("permute", order)
         movements = ((attrs, shape),)
         node = partition.mover.move(node, attrs, shape)
-
-    def change(original: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if original.kind.reads_others else rebuilt
-
-    operand = rewritten(node.inputs[0], partition.mover, change)
+    operand = partition.pointwise(node.inputs[0])
     node = partition.mover.builder.like(node, [operand])
     return Region(NAME, row_axes(operand.shape, 1), (Store(position, node, movements),))

@@ -12,7 +12,7 @@ from jitgen.families.rows.sort.layout import Geometry, is_merge, order_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
 from jitgen.kernel.launch import LaunchShape, blocks_of
-from jitgen.kernel.operands import WARP
+from jitgen.kernel.operands import WARP, power_of_two
 from jitgen.kernel.rows import RowLayout
 from jitgen.schedule.declared import DeclaredSchedule, about
 
@@ -85,15 +85,10 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
         return (MergeSchedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
     most = MOST_ELEMENTS[device.dialect]
-    tile = min(most, max(2, _power_of_two(geometry.length)))
-    rows = max(1, min(BLOCK_ELEMENTS // tile, _power_of_two(geometry.rows)))
+    tile = min(most, max(2, power_of_two(geometry.length)))
+    rows = max(1, min(BLOCK_ELEMENTS // tile, power_of_two(geometry.rows)))
     threads = max(WARP, min(BLOCK_THREADS, rows * tile // (8 if device.dialect == "triton" else 2)))
     return (Schedule(threads, rows, tile, 0, layout.wide),)
-
-
-def _power_of_two(number: int) -> int:
-    """The least power of two that is no less than ``number``."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def launch(
