@@ -109,7 +109,7 @@ def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any
 def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
     """The candidates of a problem, without alternatives, that are estimated to take at most ``within`` times as long as
     the best."""
-    family, route = registry.of(low.program.kernels[0]), low.route
+    family, route = registry.family_of(low.program.kernels[0]), low.route
     problem = family.problem(low.program.kernels[0], low.layouts[0], low.laid_out.geometries[0], route.device)
     found = list(family.candidates(problem, route.device))
     if extra is not None:

@@ -160,7 +160,7 @@ def lay_out(
     """
     call = call_of(program, environment, memory, out, device)
     memories = call.buffers
-    resolved = [registry.of(kernel).layout(kernel, call) for kernel in program.kernels]
+    resolved = [registry.family_of(kernel).layout(kernel, call) for kernel in program.kernels]
     aliases = tuple(
         None if isinstance(output, int) else locate(output.movements, memories[output.input].view, environment)
         for output in program.outputs
@@ -204,7 +204,7 @@ def _memories(
 
 def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Choice:
     """The schedule of ``kernel``: the one of its family's candidates that was measured or estimated to be the best."""
-    family = registry.of(kernel)
+    family = registry.family_of(kernel)
     return family.choose(family.problem(kernel, layouts, geometries, device), device)
 
 
@@ -256,7 +256,7 @@ class Lowered:
         return debug | {
             "schema": SCHEMA,
             "code": code_digest(),
-            "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
+            "families": [(kernel.family, registry.family_of(kernel).fingerprint()) for kernel in self.program.kernels],
             "graph": graphs.to_json(self.graph),
             # What families made of the graph, which a family outside jitgen has a say in as well.
             "kernels": [kernel.digest for kernel in self.program.kernels],
@@ -278,7 +278,9 @@ class Lowered:
         """The schedule of each kernel with what the sizes of this call decide; see ``Family.settle``."""
         kernels = zip(self.program.kernels, self.laid_out.geometries, self.schedules, strict=True)
         device = self.route.device
-        return tuple(registry.of(k).settle(k, geometries, schedule, device) for k, geometries, schedule in kernels)
+        return tuple(
+            registry.family_of(k).settle(k, geometries, schedule, device) for k, geometries, schedule in kernels
+        )
 
     def launch(self, number: int) -> LaunchShape:
         """Grid, block and the like of a launch of kernel ``number``."""
@@ -310,7 +312,7 @@ class Lowered:
     def _kernel(self, number: int) -> tuple[Family, Kernel, tuple[Any, ...], tuple[Any, ...], Any]:
         kernel, laid_out = self.program.kernels[number], self.laid_out
         return (
-            registry.of(kernel),
+            registry.family_of(kernel),
             kernel,
             laid_out.layouts[number],
             laid_out.geometries[number],

@@ -77,5 +77,5 @@ def of_lowered(
 def candidates(lowered: Any, number: int) -> list[Any]:
     """Every schedule that kernel ``number`` of a lowered call may have."""
     _, kernel, layouts, geometries, _ = lowered._kernel(number)
-    family, device = registry.of(kernel), lowered.route.device
+    family, device = registry.family_of(kernel), lowered.route.device
     return list(family.candidates(family.problem(kernel, layouts, geometries, device), device))

@@ -1,4 +1,4 @@
-"""What a decorated function does when it is called: find the launch of these arguments, or make it.
+"""Holds what a decorated function does when it is called: it finds the launch for its arguments, or makes one.
 
 Imports point downwards::
 

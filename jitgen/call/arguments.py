@@ -1,4 +1,5 @@
-"""A call's arguments as leaves and structure: ``out=`` removed, keywords in order, quantised weights unpacked."""
+"""Turns a call's arguments into leaves and a structure: ``out=`` removed, keywords in order, quantised weights
+unpacked."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _LEAF_KINDS = frozenset((*TENSORS, *NUMBERS, *STATIC))
 
 
 class Parameters:
-    """The parameters of a function, by which its arguments are put in order."""
+    """Puts the arguments of a function in the order of its parameters."""
 
     def __init__(self, function: Callable[..., Any]):
         try:
@@ -29,7 +30,7 @@ class Parameters:
         self.names = frozenset(self._signature.parameters) if self._signature else frozenset()
 
     def arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments in the order of the parameters: all that can be positional are; ``out=`` is not among them.
+        """Returns the arguments in the order of the parameters, positional where they can be, without ``out=``.
 
         Raises:
             TypeError: no such call is possible.
@@ -46,7 +47,7 @@ class Parameters:
         layout_of: Callable[[Any], str],
         in_place: bool = True,
     ) -> Arguments:
-        """The arguments of a call as leaves.
+        """Flattens the arguments of a call.
 
         Args:
             kwargs: the call's own dict, which loses ``out``.
@@ -67,7 +68,7 @@ class Parameters:
 
 
 def leaf_kinds(kinds: Iterable[type]) -> bool:
-    """Whether values of these types are leaves."""
+    """Returns whether values of these types are leaves."""
     return all(kind in _LEAF_KINDS or (is_object(kind) and not _may_be_nested(kind)) for kind in kinds)
 
 
@@ -78,10 +79,10 @@ def _may_be_nested(kind: type) -> bool:
 def walk(
     args: tuple[Any, ...], kwargs: dict[str, Any], layout_of: Callable[[Any], str]
 ) -> tuple[Any, list[Any]] | None:
-    """A key of the structure of the arguments and of the types of their leaves, and the leaves, in the order in which
-    ``Parameters.flatten`` has them, in a fraction of its time.
+    """Returns what ``Parameters.flatten`` returns, in a fraction of its time: a key of the structure and of the types
+    of the leaves, and the leaves in the same order.
 
-    None where there is something else than leaves, lists, tuples, dicts and weights that have the layout they need.
+    Returns None if there is anything else than leaves, lists, tuples, dicts and weights that have the layout they need.
     """
     key: list[Any] = [tuple(kwargs)]
     leaves: list[Any] = []

@@ -108,7 +108,7 @@ class Derivative:
         if keeps_marks:
             program, self._launched = dataclasses.replace(graph, outputs=self.results), tuple(range(len(self.results)))
         self._twins = {i for i, number in enumerate(self._launched) if number in self._launched[:i]}
-        self._forward = forward_of(Traced.of(program))
+        self._forward = forward_of(Traced.from_graph(program))
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""

@@ -1,4 +1,4 @@
-"""Dispatchers: how a warm call finds its launch.
+"""Finds the launch of a warm call with *dispatchers*.
 
 The types of a call's arguments select a *dispatcher*, a function generated for exactly those types (``warm.py``). It
 compares what may differ from the last call: shapes, strides, dtypes, devices, alignment, static values. Where something
@@ -37,7 +37,7 @@ Dispatcher = Callable[..., Any]
 
 
 class Dispatchers:
-    """The dispatchers of one function.
+    """Holds the dispatchers of one function.
 
     Attributes:
         table: by the types of positional arguments, or by (structure, types of leaves).
@@ -48,15 +48,15 @@ class Dispatchers:
         self._resolver = resolver
         self._parameters = parameters
         self._derivatives: dict[tuple[int, tuple[int, ...]], Derivative] = {}
-        """By the specialisation and the inputs that require grad."""
+        """The derivatives, keyed by specialisation and by which inputs require grad."""
         self._resolvers: list[Resolver] = []
-        """Of the forwards and backwards of these."""
+        """The resolvers of the forwards and backwards of these derivatives."""
         self._of_one_call: deque[Resolver] = deque(maxlen=2 * MANY_TRACES)
-        """The last of traces that are for one call alone."""
+        """The last traces that serve a single call."""
         resolver.when_numbers_become_static = self.table.clear
 
     def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
-        """The dispatcher of these leaves: ``(*leaves) -> result``."""
+        """Returns the dispatcher of these leaves: ``(*leaves) -> result``."""
         kinds = tuple(map(type, leaves))
         key = kinds if tree is None else (tree, kinds)
         dispatcher = self.table.get(key)
@@ -66,7 +66,7 @@ class Dispatchers:
         return dispatcher
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call without ``out=``, of arguments whose types alone do not tell the dispatcher, or not yet."""
+        """Makes a call without ``out=`` whose dispatcher the types of its arguments do not tell, or not yet."""
         if tracing.get() is not None:  # a function being traced calls this one: it is part of that kernel
             return self._resolver.function(*args, **kwargs)
         args, kwargs = self._parameters.arranged(args, kwargs)
@@ -83,7 +83,8 @@ class Dispatchers:
         return dispatcher(*leaves)
 
     def derivative(self, call: Call) -> tuple[GradientCall, Any]:
-        """How calls like this one compute gradients, and the result of this one with its history (``derivative.py``).
+        """Returns how calls like this one compute gradients, and the result of this call with its history
+        (``derivative.py``).
 
         Raises:
             JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
@@ -118,18 +119,22 @@ class Dispatchers:
 
     @property
     def of_gradients(self) -> tuple[Specialization, ...]:
-        """The specialisations of forwards and backwards of calls that compute gradients."""
-        return tuple(found for resolver in (*self._resolvers, *self._of_one_call) for found in resolver.specializations)
+        """Returns the specialisations of forwards and backwards of calls that compute gradients."""
+        return tuple(
+            specialization
+            for resolver in (*self._resolvers, *self._of_one_call)
+            for specialization in resolver.specializations
+        )
 
     def forget(self) -> None:
-        """Release everything resolved."""
+        """Releases everything resolved."""
         self.table.clear()
         self._resolvers.clear()
         self._of_one_call.clear()
         self._derivatives.clear()
 
     def _add_unnested(self, args: tuple[Any, ...], kwargs: dict[str, Any], dispatcher: Dispatcher) -> None:
-        """Enter the dispatcher of these arguments by their types, where none is a container."""
+        """Enters the dispatcher of these arguments by their types, where none is a container."""
         values = (*args, *kwargs.values())
         quantized = list(map(weights.is_quantized, values))
         kinds = tuple(map(type, values))
@@ -141,12 +146,12 @@ class Dispatchers:
                 self.table.put(key, dispatcher)
 
     def _make(self, kinds: tuple[type, ...], tree: Any) -> Dispatcher:
-        """A function of leaves of exactly these types."""
+        """Makes the dispatcher for leaves of exactly these types."""
         facts = DispatchFacts(kinds, self._resolver.static_numbers)
         return make_dispatch(self._resolver.name, facts, DispatchState(self, self._resolver, tree, facts))
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
-        """A function of ``count`` positional arguments and then keywords, of which some are quantised weights.
+        """Makes a function of ``count`` positional arguments and then keywords, some of which are quantised weights.
 
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
@@ -160,7 +165,7 @@ class Dispatchers:
             if any_traced(leaves):
                 return traced_call(resolver, leaves, tree)
             dispatcher = self.find(leaves, tree)
-            # Only now have weights of the portable layout the layout, and so the token, that later calls have.
+            # Weights of the portable layout get the layout, and so the token, of later calls only now.
             packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]
             tokens = tuple(weight.token for weight in packed)
             if all(token.layout == resolver.layout_of(weight) for token, weight in zip(tokens, packed, strict=True)):
@@ -171,7 +176,7 @@ class Dispatchers:
 
 
 class DispatchState:
-    """What one dispatcher knows of its calls.
+    """Holds what one dispatcher knows of its calls.
 
     Attributes:
         last: (layout check, launcher, what must be asked at each call, static values and address remainders) of the
@@ -192,7 +197,7 @@ class DispatchState:
         self.gradients: LaunchTable[GradientCall] = LaunchTable()
 
     def inline(self, *leaves: Any) -> Any:
-        """A call with a tensor that has no address: part of the trace in progress, or refused."""
+        """Handles a call with a tensor that has no address: it joins the trace in progress, or is refused."""
         if tracing.get() is None:
             if any_traced(leaves):
                 return traced_call(self.resolver, leaves, self.tree)
@@ -200,7 +205,7 @@ class DispatchState:
         return self.resolver.inline(leaves, self.tree)
 
     def _observed(self, leaves: tuple[Any, ...]) -> Any:
-        """A call that a mode of torch's must see."""
+        """Makes a call that one of torch's modes must see."""
         if tracing.get() is not None:
             return self.resolver.inline(leaves, self.tree)
         check(self.resolver.name, leaves, self.tree, host_scalars=True, gradients=True)
@@ -210,7 +215,7 @@ class DispatchState:
     def cold(
         self, layout: tuple[Any, ...], values: tuple[Any, ...], leaves: tuple[Any, ...], launched: tuple[Any, ...]
     ) -> Any:
-        """A call that differs from the last one, or whose launch needs checks at every call.
+        """Makes a call that differs from the last one, or whose launch needs checks at every call.
 
         Args:
             layout: facts of every tensor.
@@ -259,14 +264,14 @@ class DispatchState:
         addresses: tuple[Any, ...],
         numbers: tuple[Any, ...],
     ) -> Any:
-        """The result of a call, which is the last one from now on."""
+        """Launches, and makes this call the one that the next is compared with."""
         refuse_tangents(self.resolver.name, (*tensors, *captured))
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         self.last = (layout_check(tensors), bound.launch, bound.current(needs_grad), *values)
         return bound.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
     def _differentiated(self, key: Any, call: Call) -> Any:
-        """A call that computes gradients and is new; it is remembered."""
+        """Makes a new call that computes gradients, and remembers how."""
         with changes_stay():
             gradient_call, result = self.dispatchers.derivative(call)
         self.gradients.add(key, gradient_call)
@@ -274,14 +279,14 @@ class DispatchState:
 
 
 def traced_call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
-    """A call that torch traces or transforms: see ``traced_call.py``."""
+    """Makes a call that torch traces or transforms: see ``traced_call.py``."""
     from jitgen.call import traced_call  # only a program that is traced needs it
 
     return traced_call.call(resolver, leaves, tree)
 
 
 def _launch(resolver: Resolver, resolvers: MutableSequence[Resolver]) -> Launch:
-    """Runs what ``resolver``, which is added to ``resolvers``, resolves: a function of tensors and then numbers."""
+    """Wraps ``resolver``, which joins ``resolvers``, as a function of tensors and then numbers."""
     resolvers.append(resolver)
     dispatchers = Dispatchers(resolver, Parameters(resolver.function))
     return lambda *leaves: dispatchers.find(leaves, None)(*leaves)

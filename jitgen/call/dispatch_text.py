@@ -1,4 +1,4 @@
-"""Dispatchers (``dispatch.py``) as generated functions, for the kinds of their arguments: see ``warm.py``."""
+"""Generates dispatchers (``dispatch.py``) for the kinds of their arguments: see ``warm.py``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jitgen.trace.guards import tracing
 from jitgen.trace.readable import TENSORS
 
 LAYOUT_FACTS = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
-"""What is compared of a tensor, as attributes."""
+"""The attributes of a tensor that a dispatcher compares."""
 
 
 @dataclass(frozen=True)
 class DispatchFacts:
-    """What the text of a dispatcher depends on.
+    """Holds what the text of a dispatcher depends on.
 
     Attributes:
         kinds: the types of its arguments, which are leaves.
@@ -44,7 +44,7 @@ class DispatchFacts:
 
     @cached_property
     def values(self) -> list[str]:
-        """What is compared of arguments besides the layouts of tensors: static values, and remainders of addresses."""
+        """Lists what is compared besides the layouts of tensors: static values, and remainders of addresses."""
         arguments = self.arguments
         static = [index for index, kind in enumerate(self.kinds) if issubclass(kind, STATIC)]
         static += [index for number, index in enumerate(arguments.numbers) if number in self.static_numbers]
@@ -54,8 +54,8 @@ class DispatchFacts:
 
 
 def make_dispatch(name: str, facts: DispatchFacts, state: Any) -> Callable[..., Any]:
-    """``(*arguments) -> result``: it launches what ``state.last`` has where the call is like the last one, and calls
-    ``state.cold`` where it is not, or ``state.inline`` where a tensor has no address."""
+    """Generates ``(*arguments) -> result``, which launches what ``state.last`` holds if the call is like the last
+    one."""
     arguments, values = facts.arguments, facts.values
     known = [f"known{index}" for index in range(len(values))]
     same = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
@@ -91,8 +91,7 @@ def make_unpacking(
     table: Mapping[Any, Callable[..., Any]],
     learn: Callable[[tuple[Any, ...], dict[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """A function of ``count`` positional arguments and then keywords, of which some are quantised weights: it calls the
-    dispatcher of their tensors.
+    """Generates a function that unpacks quantised weights and calls the dispatcher of their tensors.
 
     Args:
         quantized: which of the arguments are.

@@ -1,4 +1,4 @@
-"""``F.linear`` with a quantised weight in eager torch, as a generated kernel (``quant/eager.py`` says where).
+"""Runs ``F.linear`` with a quantised weight in eager torch as a generated kernel (``quant/eager.py`` says when).
 
 Elsewhere it runs in torch, on the dequantised weight, which is counted, told once, and an error in strict mode.
 """
@@ -32,7 +32,7 @@ def _embedding(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Fallback:
-    """A cause for which products with quantised weights ran in torch, on the dequantised weight.
+    """Counts the products with quantised weights that ran in torch, on the dequantised weight, for one reason.
 
     Attributes:
         reason: why jitgen could not run a kernel.
@@ -48,7 +48,7 @@ class Fallback:
 
 
 class QuantizedProducts:
-    """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
+    """Computes ``(x, weight, bias=None) -> y`` for ``F.linear`` with a quantised weight outside ``jitgen.jit``."""
 
     def __init__(self) -> None:
         self.embedding = JitFunction(_embedding)
@@ -63,15 +63,15 @@ class QuantizedProducts:
 
     @property
     def specializations(self) -> tuple[Specialization | Fallback, ...]:
-        """What this process has resolved, and then the causes for which calls ran in torch, with their number."""
+        """Lists what this process has resolved, and then why calls ran in torch, and how many."""
         return (*self.plain.specializations, *self.biased.specializations, *self._fallbacks.values())
 
     def layout_of(self, weight: Any) -> str:
-        """The layout in which its kernels read ``weight``."""
+        """Returns the layout in which its kernels read ``weight``."""
         return self.plain.layout_of(weight)
 
     def note_fallback(self, reason: str, remedy: str) -> None:
-        """Count a product that runs in torch.
+        """Counts a product that runs in torch.
 
         Raises:
             UnsupportedError: in strict mode, which is for processes that must run generated kernels alone.

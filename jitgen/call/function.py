@@ -1,4 +1,4 @@
-"""``JitFunction``: what ``@jitgen.jit`` makes of a function, and the path of a call.
+"""Defines ``JitFunction``, which ``@jitgen.jit`` makes of a function, and with it the path of a call.
 
 ::
 
@@ -54,7 +54,7 @@ Others = ParamSpec("Others")
 
 
 class JitFunction(Generic[P, R]):
-    """A function whose calls run generated kernels. Made by ``jitgen.jit``.
+    """Wraps a function so that its calls run generated kernels. Made by ``jitgen.jit``.
 
     Call it as the original. On the first call of a signature it is traced, lowered, and its kernels come from the store
     or are compiled; later calls launch. ``bind``, ``source``, ``reference``, ``specializations`` and ``lower`` are for
@@ -78,7 +78,7 @@ class JitFunction(Generic[P, R]):
         name: str | None = None,
         batch_invariant: bool | None = None,
     ):
-        """``name``: by default the function's own."""
+        """Wraps ``function``; ``name`` is the function's own by default."""
         self.backend = backend
         self.compiler = compiler
         self.batch_invariant = batch_invariant
@@ -109,21 +109,21 @@ class JitFunction(Generic[P, R]):
 
     @property
     def function(self) -> Callable[P, R]:
-        """The original."""
+        """Returns the original function."""
         return self.__wrapped__
 
     @property
     def __jitgen_function__(self) -> Callable[..., Any]:
-        """The original, for a trace that meets this function (``trace/captures.py``)."""
+        """Returns the original function, for a trace that meets this one (``trace/captures.py``)."""
         return self.__wrapped__
 
     @property
     def requested(self) -> tuple[str, str | None]:
-        """Backend, which may be ``"auto"``, and compiler, which may be None."""
+        """Returns the requested backend, which may be ``"auto"``, and compiler, which may be None."""
         return self._resolver.routing.requested
 
     def route(self, device: torch.device) -> Route:
-        """Backend, compiler and target for tensors on ``device``."""
+        """Returns the backend, compiler and target for tensors on ``device``."""
         return self._resolver.routing.on_device(device)
 
     # -------------------------------------------------------------------------------------------------------- methods
@@ -135,8 +135,8 @@ class JitFunction(Generic[P, R]):
         self: JitFunction[Concatenate[Instance, Others], R], instance: Instance, owner: type | None = None
     ) -> JitFunction[Others, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
-        not, and is found again by every look-up of the method."""
+        """Returns the method bound to ``instance``. It keeps the instance alive, as Python's methods do; what its calls
+        resolved does not, and is found again by every look-up of the method."""
         if instance is None:
             return self
         row = self._methods.get(id(instance))
@@ -148,7 +148,7 @@ class JitFunction(Generic[P, R]):
         return bound
 
     def _bound_to(self, instance: Any) -> JitFunction[..., Any]:
-        """``__get__`` of an instance that is new."""
+        """Binds the method to a new instance."""
         if isinstance(self.__wrapped__, MethodType):  # a method belongs to its own instance
             return self
         method = MethodType(self.__wrapped__, instance)
@@ -163,7 +163,7 @@ class JitFunction(Generic[P, R]):
         return self.__get__(instance)
 
     def _forget(self) -> None:
-        """Release everything resolved, captured tensors among it."""
+        """Releases everything resolved, including captured tensors."""
         self._resolver.forget()
         self._dispatchers.forget()
         self._keywords.forget()
@@ -187,16 +187,17 @@ class JitFunction(Generic[P, R]):
         )
 
     def __reduce__(self) -> Any:
-        """By name where that leads to it, else with what it is made of; what it resolved stays here."""
-        found: Any = sys.modules.get(getattr(self.__wrapped__, "__module__", ""))
+        """Pickles the function by name where a name leads to it, else by what it is made of; what it resolved stays
+        here."""
+        original: Any = sys.modules.get(getattr(self.__wrapped__, "__module__", ""))
         for name in getattr(self.__wrapped__, "__qualname__", "").split("."):
-            found = getattr(found, name, None)
-        if found is self:
+            original = getattr(original, name, None)
+        if original is self:
             return self.__wrapped__.__qualname__
         return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name, self.batch_invariant)
 
     def __prepare_scriptable__(self) -> Any:
-        """What ``torch.jit.script`` asks a function that it is given: UnsupportedError."""
+        """Raises the UnsupportedError that ``torch.jit.script`` meets for a function it is given."""
         raise UnsupportedError(
             f"{self.name}: torch.jit.script compiles no generated kernels; use torch.export.export or torch.compile, "
             "or script the original, which is the function's .function"
@@ -204,18 +205,19 @@ class JitFunction(Generic[P, R]):
 
     @property
     def _torchscript_modifier(self) -> Any:
-        """What ``torch.jit.script`` asks a function that a scripted one calls: UnsupportedError."""
+        """Raises the UnsupportedError that ``torch.jit.script`` meets for a function that a scripted one calls."""
         return self.__prepare_scriptable__()
 
     @property
     def __globals__(self) -> Any:
-        """What ``torch.jit.script`` asks the methods of a module: UnsupportedError. For others there is none."""
+        """Raises the UnsupportedError that ``torch.jit.script`` meets for the methods of a module. For others there is
+        none."""
         if sys._getframe(1).f_globals.get("__name__") == "torch._jit_internal":
             self.__prepare_scriptable__()
         raise AttributeError("__globals__")
 
     def layout_of(self, weight: Any) -> str:
-        """The layout in which its kernels read a quantised weight, where that is now."""
+        """Returns the layout in which the function's kernels read a quantised weight, where that weight is now."""
         return self._resolver.layout_of(weight)
 
     # ---------------------------------------------------------------------------------------------------- inspection
@@ -223,7 +225,7 @@ class JitFunction(Generic[P, R]):
     def lower(
         self, *args: Any, target: str | Target | None = None, backend: str | None = None, **kwargs: Any
     ) -> Lowered:
-        """Lower for these arguments without running or compiling anything. Where a call would compute gradients, the
+        """Lowers for these arguments without running or compiling anything. Where a call would compute gradients, the
         result has its backward too.
 
         Args:
@@ -237,11 +239,11 @@ class JitFunction(Generic[P, R]):
         return Lowered(*lower(self._resolver, self._parameters, args, kwargs, target, backend))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The generated source that a call with these arguments runs."""
+        """Returns the generated source that a call with these arguments runs."""
         return self.lower(*args, **kwargs).source
 
     def reference(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same call in eager torch, on dequantised weights."""
+        """Makes the same call in eager torch, on dequantised weights."""
         token = eager.dequantizes.set(True)
         try:
             return self.function(*args, **kwargs)
@@ -250,12 +252,12 @@ class JitFunction(Generic[P, R]):
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        """What this process has resolved, in the order it met them; then the forwards and backwards of calls that
+        """Lists what this process has resolved, in the order it met it; then the forwards and backwards of calls that
         compute gradients."""
         return (*self._resolver.specializations, *self._dispatchers.of_gradients)
 
     def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
-        """The launch plan of these arguments' signature. ``plan(*args, out=...)`` skips the look-up.
+        """Returns the launch plan of these arguments' signature. ``plan(*args, out=...)`` skips the look-up.
 
         Raises:
             what a call raises; TraceError for keyword or nested arguments, which a plan does not take.
@@ -270,7 +272,7 @@ class JitFunction(Generic[P, R]):
 
 
 def _made_of(function: Any, backend: str | None, compiler: str | None, name: str, batch_invariant: bool | None) -> Any:
-    """The copy of a ``JitFunction``: a method is decorated already where its class has it so."""
+    """Makes a ``JitFunction`` again when a copy is unpickled; a class may already have decorated its method."""
     if isinstance(function, JitFunction):
         return function
     return JitFunction(function, backend, compiler, name, batch_invariant)

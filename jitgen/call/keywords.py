@@ -34,7 +34,7 @@ Form = tuple[Any, ...]
 
 
 class Keywords:
-    """The calls with keywords of one function.
+    """Holds the calls with keywords of one function.
 
     Attributes:
         table: by form.
@@ -48,12 +48,12 @@ class Keywords:
         self._plans: Table[Form, FormPlans] = Table()
 
     def forget(self) -> None:
-        """Release everything resolved."""
+        """Releases everything resolved."""
         self.table.clear()
         self._plans.clear()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a new form.
+        """Makes a call of a new form.
 
         Raises:
             TypeError: the function has no such parameter, or it gets one twice, or lacks one.
@@ -65,7 +65,8 @@ class Keywords:
         return made(*args, **kwargs)
 
     def _call_unnamed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with keywords that are no names, as ``**{"not a name": 1}`` gives them: no text can be made of it."""
+        """Makes a call with keywords that are no identifiers, such as ``**{"not a name": 1}``, for which no text can be
+        made."""
         out = None if "out" in self._parameters.names else kwargs.pop("out", None)
         args, kwargs = self._parameters.arranged(args, kwargs)
         if out is None:
@@ -73,20 +74,20 @@ class Keywords:
         return self._plans_of(len(args), tuple(kwargs)).launch(*args, *kwargs.values(), out=out)
 
     def _make(self, count: int, names: Sequence[str]) -> Callable[..., Any]:
-        """The function of a form."""
+        """Generates the function of one form."""
         takes_out = "out" in names and "out" not in self._parameters.names
         named = {name: name for name in names if name != "out" or not takes_out}
         taken = set(names)
         positional = [_free(f"arg{index}", taken) for index in range(count)]
         values, rest = self._parameters.arranged(tuple(positional), named)
         table, call_of, plans = (_free(name, taken) for name in ("dispatchers", "call_of", "plans"))
-        found, kind_of = _free("dispatcher", taken), _free("type", taken)
+        dispatcher_name, kind_of = _free("dispatcher", taken), _free("type", taken)
         ordered = [*values, *rest.values()]
         key = [repr(tuple(rest)), *(f"{kind_of}({value})" for value in ordered)]
         remaining = ", ".join(f"{name!r}: {value}" for name, value in rest.items())
         lines = [
-            f"{found} = {table}.get({tuple_text(key[0 if rest else 1 :])})",
-            *block(f"if {found} is not None:", [f"return {found}({', '.join(ordered)})"]),
+            f"{dispatcher_name} = {table}.get({tuple_text(key[0 if rest else 1 :])})",
+            *block(f"if {dispatcher_name} is not None:", [f"return {dispatcher_name}({', '.join(ordered)})"]),
             f"return {call_of}({tuple_text(values)}, {{{remaining}}})",
         ]
         if takes_out:
@@ -113,7 +114,7 @@ weights unpacked, are not the leaves."""
 
 
 class Plans:
-    """The plans of calls with ``out=``.
+    """Holds the plans of calls with ``out=``.
 
     Attributes:
         launch: ``(*arguments, out)``: the plan of the last call, which asks ``look_up`` for those that are not like it.
@@ -129,7 +130,7 @@ class Plans:
         return self.look_up(values, out)
 
     def look_up(self, values: tuple[Any, ...], out: Any) -> Any:
-        """A call that is not like the last one."""
+        """Makes a call that is not like the last one."""
         if tracing.get() is not None:
             raise TraceError(
                 f"{self._resolver.name}: a call with out= within a function that is being traced is not supported; "
@@ -149,7 +150,8 @@ class Plans:
 
 
 class FormPlans(Plans):
-    """The same of one form: of as many positional arguments, and the same keywords. Nested arguments are flattened."""
+    """Holds the plans of one form: of calls with as many positional arguments and the same keywords. Nested arguments
+    are flattened."""
 
     def __init__(self, resolver: Resolver, parameters: Parameters, count: int, names: tuple[str, ...]):
         super().__init__(resolver, self._flattened)
@@ -187,7 +189,7 @@ class FormPlans(Plans):
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """``name``, or one like it that is not in ``taken``, which it is added to."""
+    """Returns a name like ``name`` that is not in ``taken``, and adds it there."""
     while name in taken:
         name += "_"
     taken.add(name)

@@ -1,4 +1,4 @@
-"""``jitgen::linear``: the product with a quantised weight as an operator of torch.
+"""Registers ``jitgen::linear``, the product with a quantised weight as an operator of torch.
 
 ::
 
@@ -29,25 +29,26 @@ _LIBRARY.define(
     "linear(Tensor x, Tensor[] weight, Tensor? bias, str token) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 _weights: Any = WeakTensorKeyDictionary()
-"""The weight that a call's first tensor belongs to, by that tensor. It refers to other tensors of the same memory, so
-that it lives no longer."""
+"""Weights of earlier calls by their first tensor. They refer to other tensors of the same memory, so that the key can
+die."""
 
 
 def _made(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
-    """The weight of ``tensors``, which ``text`` describes."""
+    """Builds the weight of ``tensors``, which ``text`` describes."""
     from jitgen.quant.qtensor import QTensor  # jitgen.jit imports this module, and few programs have such a weight
 
     return QTensor.wrap(tuple(tensors), from_text(text, tensors[0].device))
 
 
 def _weight(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
-    """The weight that consists of ``tensors``, in the layout that kernels read once it has been multiplied with."""
+    """Returns the weight that consists of ``tensors``, in the layout that kernels read once it has been multiplied
+    with."""
     versions = tuple(tensor._version for tensor in tensors if not tensor.is_inference())
-    found = _weights.get(tensors[0])
-    if found is None or found[:2] != (text, versions):
-        found = text, versions, _made([tensor.detach() for tensor in tensors], text)
-        _weights[tensors[0]] = found
-    return found[2]
+    weight = _weights.get(tensors[0])
+    if weight is None or weight[:2] != (text, versions):
+        weight = text, versions, _made([tensor.detach() for tensor in tensors], text)
+        _weights[tensors[0]] = weight
+    return weight[2]
 
 
 def _run(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str) -> torch.Tensor:
@@ -69,7 +70,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
-    """The gradients of the activation, by a product with the dense weight, and of the bias."""
+    """Returns the gradients of the activation (by a product with the dense weight) and of the bias."""
     grad_x = grad_bias = None
     if ctx.needs_input_grad[0]:
         weight = _made(ctx.saved_tensors, ctx.token)
@@ -82,7 +83,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
 def _batched(
     info: Any, dims: Any, x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str
 ) -> tuple[torch.Tensor, int]:
-    """``torch.vmap`` over the activation, of which a batch is further rows, and over the bias."""
+    """Implements ``torch.vmap`` over the activation, whose batch is further rows, and over the bias."""
     of_x, of_weight, of_bias, _ = dims
     if any(dim is not None for dim in of_weight):
         raise UnsupportedError("vmap over a quantised weight; dequantise it, or map over the activation alone")

@@ -1,4 +1,4 @@
-"""Lowering for arguments without a call: tensors or ``TensorSpec``s, for a target that this machine need not have."""
+"""Lowers for arguments without a call: for tensors or ``TensorSpec``s, and a target that this machine need not have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lower(
     target: str | Target | None,
     backend: str | None,
 ) -> tuple[lowering.Lowered, lowering.Lowered | None]:
-    """What a call with these arguments would run, and its backward where it computes gradients.
+    """Returns what a call with these arguments would run, and its backward where it computes gradients.
 
     Nothing is compiled, and quantised weights keep their layout. With a ``target``, tensors that the function closes
     over may be on any device: like specs, they stand for tensors there.
@@ -51,32 +51,34 @@ def lower(
     device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
-    call = Call.of(concrete, tree, device)
+    call = Call.unchecked(concrete, tree, device)
 
     def specialized(differentiable: bool) -> Any:
         return resolver.specialize(call, route, target is None, differentiable)
 
     try:
-        found, captured, environment = specialized(needs_grad)
+        specialization, captured, environment = specialized(needs_grad)
     except RequiresGrad:  # a tensor that the function closes over does
         needs_grad = True
-        found, captured, environment = specialized(needs_grad)
+        specialization, captured, environment = specialized(needs_grad)
     memory = [
         _memory(tensor, spec, route) for tensor, spec in zip([*tensors, *captured], [*specs, *captured], strict=True)
     ]
     if needs_grad:
         from jitgen.call.lower_gradients import lower_both
 
-        return lower_both(resolver, found, [*tensors, *captured], call.numbers, environment, memory, device, route)
-    lowered = found.lower(environment, memory, ())
-    events.publish(CallEvent(found.traced.graph, lowered, environment, memory, resolver.routing.requested))
+        return lower_both(
+            resolver, specialization, [*tensors, *captured], call.numbers, environment, memory, device, route
+        )
+    lowered = specialization.lower(environment, memory, ())
+    events.publish(CallEvent(specialization.traced.graph, lowered, environment, memory, resolver.routing.requested))
     return lowered, None
 
 
 def specialize(
     resolver: Resolver, parameters: Parameters, args: tuple[Any, ...], device: torch.device, differentiable: bool
 ) -> None:
-    """Trace what a call with these arguments on ``device`` needs, so that it is there when the call is made.
+    """Traces what a call with these arguments on ``device`` needs, so that it is there when the call is made.
 
     Args:
         args: tensors, ``TensorSpec``s, and whatever else a call takes.
@@ -87,14 +89,15 @@ def specialize(
     """
     route = resolver.routing.on_device(device)
     _, concrete, tree = _described(parameters, args, {}, route)
-    resolver.specialize(Call.of(concrete, tree, device), route, differentiable=differentiable)
+    resolver.specialize(Call.unchecked(concrete, tree, device), route, differentiable=differentiable)
 
 
 def _described(
     parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], route: Route
 ) -> tuple[Sequence[Any], list[Any], Any]:
-    """The leaves of the arguments; the same as a call has them, where a spec is a tensor without memory; and their
-    structure."""
+    """Flattens the arguments. Returns the leaves, the leaves as a call has them (a spec becomes a tensor without
+    memory), and their structure. Returns the leaves, the leaves as a call has them (a spec becomes a tensor without
+    memory), and their structure."""
     layout = weights.LAYOUTS[route.backend]
     leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)
     sizes = _Sizes()
@@ -122,7 +125,7 @@ def _memory(tensor: torch.Tensor, spec: torch.Tensor | TensorSpec, route: Route)
 
 
 class _Sizes:
-    """Concrete sizes for symbolic ones; the same name has the same size."""
+    """Chooses concrete sizes for symbolic ones; the same name has the same size."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
@@ -136,7 +139,7 @@ class _Sizes:
         return self._sizes[size]
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
-        """A tensor like ``spec``, without memory."""
+        """Returns a tensor like ``spec``, without memory."""
         shape = tuple(map(self.size, spec.shape))
         with torch._C.DisableTorchFunction():
             if spec.strides is None:

@@ -1,4 +1,4 @@
-"""Lowering a call that computes gradients: its forward, with what is saved as further results, and its backward.
+"""Lowers a call that computes gradients: its forward, which also returns what is saved, and its backward.
 
 Nothing is run, so the backward is lowered for gradients that lie in memory as the results do; those that a loss passes
 may lie otherwise (``sum().backward()`` passes one element, expanded), and have other kernels then.
@@ -26,7 +26,7 @@ from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
 ALIGNMENT = 16
-"""Of the memory that torch allocates, in bytes, as far as kernels ask for it."""
+"""The alignment, in bytes, of memory that torch allocates, as far as kernels ask for it."""
 
 
 def lower_both(
@@ -39,7 +39,7 @@ def lower_both(
     device: torch.device,
     route: Route,
 ) -> tuple[lowering.Lowered, lowering.Lowered | None]:
-    """The forward and the backward; None where no gradient flows to an input.
+    """Lowers the forward and the backward; the backward is None where no gradient flows to an input.
 
     Args:
         specialization: of a differentiable trace.
@@ -61,7 +61,7 @@ def lower_both(
     (graph,) = graphs
     forward = _lowered(resolver, graph, environment, memory, route)
     results = [_like(node, environment) for node in derivative.results]
-    outputs = dict.fromkeys(each for each in derivative.outputs if isinstance(each, int))
+    outputs = dict.fromkeys(output for output in derivative.outputs if isinstance(output, int))
     given = tuple(sorted(index for index in outputs if index not in derivative.without_gradient))
     if not given or not derivative.launch_of(wanted, given)[1]:
         return forward, None
@@ -74,9 +74,9 @@ def lower_both(
     sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
     tensors = [*grads, *kept, *sizes]
     of_backward = ImportingResolver(function, replace(resolver.routing, name=name))
-    found, _, around = of_backward.specialize(Call.of([*tensors, *numbers], None, device), route, False)
+    backward, _, around = of_backward.specialize(Call.unchecked([*tensors, *numbers], None, device), route, False)
     lies = [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
-    return forward, _lowered(of_backward, found.traced.graph, around, lies, route)
+    return forward, _lowered(of_backward, backward.traced.graph, around, lies, route)
 
 
 def _lowered(
@@ -88,11 +88,11 @@ def _lowered(
 
 
 def _like(node: Node, environment: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor without memory, of the dtype and sizes of ``node``."""
+    """Returns a tensor without memory, of the dtype and sizes of ``node``."""
     sizes = [int(symbols.evaluate(size, environment)) for size in node.shape]
     return torch.empty(sizes, dtype=DTYPES[node.dtype], device="meta")
 
 
 def _described(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory, with the layout of ``tensor``."""
+    """Returns a tensor without memory, with the layout of ``tensor``."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

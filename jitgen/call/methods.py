@@ -1,4 +1,4 @@
-"""What is remembered of each instance of a decorated method.
+"""Remembers traces and launches for each instance of a decorated method.
 
 A method has traces and launches of its own for each instance, because they depend on what the instance refers to. They
 are found by the identity of the instance: two equal instances may differ in attributes that their ``__eq__`` ignores.
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_STRONG = 64
-"""Of the instances that take no weak references, such as those with ``__slots__``, so many of each method, the last
-ones that were new, stay alive with what is remembered of them."""
+"""How many instances without weak references, such as those with ``__slots__``, a method keeps alive with what is
+remembered of them: the most recent ones."""
 
 Rows = dict[int, tuple[Callable[[], Any], dict[str, Any]]]
-"""By the id of the instance: a reference to it, and what the ``JitFunction``s of the method share.
+"""For the id of an instance: a reference to the instance, and what the ``JitFunction``s of its method share.
 
 A later object may have the same id, so a look-up compares the instance. These are plain tuples, because every call of a
 method looks one up.
@@ -24,7 +24,7 @@ method looks one up.
 
 
 def add(rows: Rows, instance: Any, attributes: dict[str, Any], when_dead: Callable[[], None]) -> None:
-    """Remember ``attributes`` until the instance dies; then call ``when_dead``."""
+    """Remembers ``attributes`` until the instance dies, and then calls ``when_dead``."""
     key = id(instance)
 
     def died(reference: weakref.ref[Any]) -> None:
@@ -36,8 +36,8 @@ def add(rows: Rows, instance: Any, attributes: dict[str, Any], when_dead: Callab
 
 
 def keep(rows: Rows, instance: Any, attributes: dict[str, Any]) -> None:
-    """Remember ``attributes`` of an instance that takes no weak references, which stays alive until
-    ``MAX_STRONG`` others are remembered."""
+    """Remembers ``attributes`` of an instance that takes no weak references, which stays alive until ``MAX_STRONG``
+    others are remembered."""
     strong = [key for key, (reference, _) in rows.items() if type(reference) is not weakref.ref]
     for key in strong[: len(strong) + 1 - MAX_STRONG]:
         del rows[key]

@@ -1,4 +1,5 @@
-"""Who observes torch's calls, and so must see one operator where kernels run: dispatch modes, and ``torch.jit.trace``.
+"""Tells whether something observes torch's calls, and so must see one operator where kernels run: dispatch modes, and
+``torch.jit.trace``.
 
 Launches call no function of torch's that a mode would see. ``make_fx`` would record their results as constants, and a
 counter of operations would miss them. So a call under a mode is the operator ``jitgen::call`` (``traced_call.py``).
@@ -14,18 +15,18 @@ import torch
 from jitgen.errors import UnsupportedError
 
 modes = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes are active."""
+"""Returns how many dispatch modes are active."""
 is_recording = torch._C._is_tracing
-"""Whether ``torch.jit.trace`` records."""
+"""Returns whether ``torch.jit.trace`` records."""
 
 
 def are_there() -> bool:
-    """Whether anyone observes."""
+    """Returns whether anyone observes."""
     return bool(modes() or is_recording())
 
 
 def refuse_recording(name: str) -> None:
-    """UnsupportedError within ``torch.jit.trace``, whose graphs take no list of tensors of symbolic sizes."""
+    """Raises UnsupportedError within ``torch.jit.trace``, whose graphs take no list of tensors of symbolic sizes."""
     if is_recording():
         raise UnsupportedError(
             f"{name}: torch.jit.trace would record the result of this call as a constant; use torch.export.export, or "
@@ -34,7 +35,7 @@ def refuse_recording(name: str) -> None:
 
 
 def refuse_proxies(name: str) -> None:
-    """UnsupportedError where a call that cannot be an operator would be recorded as a constant."""
+    """Raises UnsupportedError where a call that cannot be an operator would be recorded as a constant."""
     refuse_recording(name)
     tensors: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if modes() and tensors is not None and tensors.get_proxy_mode() is not None:

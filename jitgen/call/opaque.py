@@ -1,10 +1,9 @@
-"""What torch.compile makes of a decorated function: an operator of its graph.
+"""Keeps Dynamo out of the call of a decorated function, which becomes an operator of its graph.
 
 Dynamo would follow a call into jitgen's look-ups, and on a cold call into the tracer, which it does not understand. So
 it is led elsewhere: where it traces, a function that is ``followed_as`` another is that other one
-(``jitgen/dynamo/stand_ins.py``). What is ``opaque`` is neither followed nor compiled: Dynamo
-ends its graph before it, runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it says so in an
-error that has ``REASON``.
+(``jitgen/dynamo/stand_ins.py``). What is ``opaque`` is neither followed nor compiled: Dynamo ends its graph before it,
+runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it says so in an error that has ``REASON``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ REASON = "it is decorated with jitgen.jit, whose kernels run between the graphs 
 
 
 def opaque(function: Function) -> Function:
-    """``function``, which Dynamo neither follows nor, with all that it calls, compiles.
+    """Returns ``function`` marked so that Dynamo neither follows it nor compiles what it calls.
 
     ``torch.compiler.disable`` says the same with a wrapper, which takes time at every call, and imports Dynamo.
     """

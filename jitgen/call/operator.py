@@ -1,4 +1,4 @@
-"""The operator of torch that is a graph of jitgen's: what traces, exports and transforms of torch hold of a call.
+"""Registers ``jitgen::call``, the operator that stands for a call where torch traces, exports or transforms it.
 
 ::
 
@@ -47,7 +47,7 @@ LIBRARY.define(
 
 @dataclass(frozen=True)
 class Program:
-    """What the text of an operator says.
+    """Describes what an operator's text says.
 
     Attributes:
         graph: its results are computed, none is an argument or a view of one; it updates none. It has marks where no
@@ -68,12 +68,12 @@ class Program:
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws random numbers."""
+        """Returns whether it draws random numbers."""
         return PHILOX in kinds_of(self.graph.outputs)
 
     @property
     def launched(self) -> Graph:
-        """``graph`` without its marks where no gradient flows, which the autograd formula alone reads."""
+        """Returns ``graph`` without its marks where no gradient flows, which the autograd formula alone reads."""
         from jitgen.gradients.plan import launched  # where a program runs
 
         return launched(self.graph, self.graph.outputs, len(self.graph.outputs))[0]
@@ -83,25 +83,25 @@ class Program:
         return json.dumps(facts, separators=(",", ":"))
 
     def numbers(self, integers: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
-        """The numbers of a call, in their order."""
+        """Puts the numbers of a call in their order."""
         rest = {"i": iter(integers), "f": iter(floats)}
         return [next(rest[kind]) for kind in self.kinds]
 
     def divided(self, numbers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The integers and the floats among the numbers of a call."""
+        """Divides the numbers of a call into integers and floats."""
         of_kinds = list(zip(self.kinds, numbers, strict=True))
         integers, floats = ([number for kind, number in of_kinds if kind == wanted] for wanted in "if")
         return integers, floats
 
     def check(self, environment: Mapping[str, Any]) -> None:
-        """Check that the graph is for these sizes and numbers; of symbolic ones torch makes guards.
+        """Checks that the graph is valid for these sizes and numbers; for symbolic ones torch makes guards.
 
         Raises:
             UnsupportedError: it is not.
         """
         for guard in self.graph.guards:
-            found = symbols.evaluate(guard.expr, environment)
-            if not (bool(found) is guard.value if isinstance(guard.value, bool) else bool(found == guard.value)):
+            value = symbols.evaluate(guard.expr, environment)
+            if not (bool(value) is guard.value if isinstance(guard.value, bool) else bool(value == guard.value)):
                 raise UnsupportedError(
                     f"{self.graph.name}: this graph is for calls where {guard}; compile or export the function for "
                     "others by themselves"
@@ -110,14 +110,14 @@ class Program:
 
 @functools.lru_cache(maxsize=LIMIT)
 def parsed(text: str) -> Program:
-    """What ``Program.text`` wrote."""
+    """Parses what ``Program.text`` wrote."""
     facts = json.loads(text)
     return Program(**facts | {"graph": from_json(facts["graph"])})
 
 
 @functools.lru_cache(maxsize=LIMIT)
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A function of tensors and then numbers: the operator, with ``program`` as its text."""
+    """Returns the operator with ``program`` as its text, as a function of tensors and then numbers."""
     text, count = program.text(), len(program.graph.inputs)
 
     def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
@@ -129,7 +129,7 @@ def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
 def call_operator(
     tensors: list[torch.Tensor], integers: Sequence[Any], floats: Sequence[Any], text: str
 ) -> list[torch.Tensor]:
-    """Call the operator whose program ``text`` is."""
+    """Calls the operator whose program ``text`` is."""
     if not _draws(text):
         return torch.ops.jitgen.call.default(tensors, integers, floats, text)
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -140,18 +140,18 @@ class _Launches:
     """Runs one program, on tensors with memory."""
 
     def __init__(self, program: Program):
-        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.launched), program.routing)
+        self.resolver: Resolver = ResolverOfGraph(Traced.from_graph(program.launched), program.routing)
         self.table: Table[Any, BoundLaunch] = Table()
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
         leaves = [*tensors, *numbers]
         key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
-        found = self.table.get(key)
-        if found is None:
-            found = self.resolver.resolve(check(self.resolver.name, leaves))[0]
+        bound = self.table.get(key)
+        if bound is None:
+            bound = self.resolver.resolve(check(self.resolver.name, leaves))[0]
             key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
-            self.table.put(key, found)
-        return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
+            self.table.put(key, bound)
+        return bound.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
 
 
 @functools.lru_cache(maxsize=LIMIT)
@@ -183,7 +183,7 @@ def _shapes(
     *,
     device: torch.device | None = None,
 ) -> list[torch.Tensor]:
-    """The results without memory."""
+    """Computes the results without memory, which torch needs for fake tensors."""
     program = parsed(graph)
     environment = environment_of(tensors, program.numbers(integers, floats))
     program.check(environment)
@@ -191,7 +191,7 @@ def _shapes(
 
 
 def empty_results(program: Program, environment: Mapping[str, Any], device: torch.device) -> list[torch.Tensor]:
-    """Tensors of the results' dtypes and sizes, whose elements are not set."""
+    """Returns tensors of the results' dtypes and sizes, whose elements are not set."""
     return [
         torch.empty(
             [symbols.evaluate(size, environment) for size in node.shape], dtype=DTYPES[node.dtype], device=device
@@ -207,12 +207,13 @@ def _draws(text: str) -> bool:
 
 @functools.lru_cache(maxsize=LIMIT)
 def _text_over_batch(text: str, is_batched: tuple[bool, ...], single: bool) -> tuple[str, tuple[bool, ...]] | None:
-    """The text of ``ir/batched.py``'s graph, and which of its results have a batch; None where it has no rule."""
+    """Returns the text of the graph over a batch (``ir/batched.py``), and which of its results have one; None if a node
+    has no rule."""
     from jitgen.ir.batched import batched
 
     program = parsed(text)
-    found = batched(program.graph, is_batched, single)
-    return None if found is None else (replace(program, graph=found[0]).text(), found[1])
+    over_batch = batched(program.graph, is_batched, single)
+    return None if over_batch is None else (replace(program, graph=over_batch[0]).text(), over_batch[1])
 
 
 def _batched(
@@ -224,7 +225,7 @@ def _batched(
     graph: str,
     **of_random: Any,
 ) -> Any:
-    """``torch.func.vmap``: one call of the graph over the batch (``ir/batched.py``).
+    """Implements ``torch.func.vmap``: one call of the graph over the batch (``ir/batched.py``).
 
     Random numbers are drawn as torch's own operators draw them: not at all unless ``vmap`` says which it wants.
 
@@ -237,14 +238,14 @@ def _batched(
             f"{program.graph.name} draws random numbers under vmap; pass randomness='different' or 'same' to vmap"
         )
     dims = in_dims[0]
-    found = None
+    over_batch = None
     if not (is_random and info.randomness == "different"):
-        found = _text_over_batch(graph, tuple(dim is not None for dim in dims), info.batch_size == 1)
-    if found is not None:
-        text, has_batch = found
+        over_batch = _text_over_batch(graph, tuple(dim is not None for dim in dims), info.batch_size == 1)
+    if over_batch is not None:
+        text, has_batch = over_batch
         moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
         results = call_operator(moved, integers, floats, text)
-        return results, [0 if each else None for each in has_batch]
+        return results, [0 if batched else None for batched in has_batch]
     if not info.batch_size:
         raise UnsupportedError(f"{program.graph.name}: vmap over a batch of 0 elements; call the function's .reference")
     rows = [

@@ -1,4 +1,4 @@
-"""Caller-owned outputs (``out=``): which a plan accepts, and into which of them its kernels write directly.
+"""Decides which caller-owned outputs (``out=``) a plan accepts, and which of them its kernels write directly.
 
 The results of a call with ``out=`` are those of the call without it. So where an output shares memory with a tensor
 that the kernels still read, be it an argument or a captured tensor, the results are computed in memory of their own and
@@ -22,7 +22,7 @@ from jitgen.trace.readable import why_unreadable
 
 
 def outputs_of(out: Any) -> list[torch.Tensor]:
-    """``out=`` as a list; empty for None.
+    """Returns ``out=`` as a list; empty for None.
 
     Raises:
         TypeError: it is neither a tensor nor a sequence of tensors.
@@ -42,8 +42,8 @@ Described = tuple[tuple[int, ...], str]
 
 
 def described_results(name: str, lowered: Lowered) -> list[Described] | None:
-    """The results of ``lowered``, a call without ``out=``; None where its kernels cannot write to ``out``, because a
-    result is a view of other memory, or two results are the same memory.
+    """Describes the results of ``lowered``, a call without ``out=``; None if its kernels cannot write to ``out``,
+    because a result is a view of other memory or two results are the same memory.
 
     Raises:
         UnsupportedError: the function updates an argument.
@@ -61,7 +61,7 @@ def described_results(name: str, lowered: Lowered) -> list[Described] | None:
 
 
 def check_outputs(name: str, described: Sequence[Described], device: torch.device, out: Sequence[torch.Tensor]) -> None:
-    """Check that ``out`` can receive results.
+    """Checks that ``out`` can receive results.
 
     Raises:
         ValueError: another number of tensors, shape, dtype or device; elements that share memory; a gradient required.
@@ -72,7 +72,7 @@ def check_outputs(name: str, described: Sequence[Described], device: torch.devic
     for tensor, (sizes, dtype) in zip(out, described, strict=True):
         if tuple(tensor.shape) != sizes or str(tensor.dtype) != f"torch.{dtype}" or tensor.device != device:
             raise ValueError(
-                f"out= of {name} is {TensorFacts.of(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
+                f"out= of {name} is {TensorFacts.from_tensor(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
                 "Pass such a tensor"
             )
         if overlap.is_repeated(tensor.shape, tensor.stride()):
@@ -87,7 +87,7 @@ def check_outputs(name: str, described: Sequence[Described], device: torch.devic
 
 
 def check_distinct(name: str, out: Sequence[torch.Tensor]) -> None:
-    """Check that no two outputs share memory.
+    """Checks that no two outputs share memory.
 
     Raises:
         ValueError: two of them do: one result would overwrite the other.
@@ -100,7 +100,7 @@ def check_distinct(name: str, out: Sequence[torch.Tensor]) -> None:
 def may_be_written(
     out: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], read_elsewhere: Sequence[frozenset[int]]
 ) -> bool:
-    """Whether kernels may write to ``out`` while ``inputs`` are read: where an output shares memory with an input, each
+    """Returns whether kernels may write to ``out`` while they read ``inputs``: memory may be shared only if each
     element is the same element of both, and is read before it is written.
 
     Args:
@@ -108,14 +108,14 @@ def may_be_written(
         read_elsewhere: for each output the inputs for which that does not hold (``families/aliasing.py``).
     """
     return not any(
-        overlap.share(tensor, each) and (index in read or not overlap.is_same(tensor, each))
+        overlap.share(tensor, input_) and (index in read or not overlap.is_same(tensor, input_))
         for tensor, read in zip(out, read_elsewhere, strict=True)
-        for index, each in enumerate(inputs)
+        for index, input_ in enumerate(inputs)
     )
 
 
 def copy_results(name: str, results: Any, device: torch.device, out: Sequence[torch.Tensor]) -> None:
-    """Copy what a call without ``out=`` returned to ``out``, which is checked."""
+    """Copies what a call without ``out=`` returned to ``out``, which was checked."""
     tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     check_outputs(name, [(tuple(tensor.shape), str(tensor.dtype)[6:]) for tensor in tensors], device, out)
     copied = [tensor.clone() if any(overlap.share(tensor, target) for target in out) else tensor for tensor in tensors]

@@ -1,4 +1,4 @@
-"""``LaunchPlan``: the launch of one signature, which a call takes without a look-up."""
+"""Defines ``LaunchPlan``, the launch of one signature, which a call takes without a look-up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jitgen.trace.readable import refuse_tangents, why_unreadable
 
 
 class LaunchPlan:
-    """The launch plan of one signature: ``plan(*args, out=None)``, made by ``JitFunction.bind``.
+    """Launches one signature: ``plan(*args, out=None)``, made by ``JitFunction.bind``.
 
     Arguments must have the shapes, strides, dtypes, device and (on a GPU) the alignment to 16 bytes that the plan was
     bound with; a tensor that differs is a ValueError, never a wrong launch. Numbers may differ, except where the trace
@@ -47,7 +47,7 @@ class LaunchPlan:
         tokens: Sequence[Any] = (),
         elsewhere: Callable[[tuple[Any, ...], Any], Any] | None = None,
     ) -> LaunchPlan:
-        """A plan of calls like ``call``, which was checked.
+        """Makes a plan for calls like ``call``, which was checked.
 
         Args:
             tokens: for each argument the token of a quantised weight, whose tensors are leaves, or None; empty where
@@ -55,60 +55,62 @@ class LaunchPlan:
             elsewhere: takes the arguments and ``out`` of a call that the generated ``__call__`` does not launch; by
                 default every fact of that call is checked.
         """
-        found, _ = resolver.resolve(call)
+        bound, _ = resolver.resolve(call)
         facts = PlanFacts(call.leaves, tokens, by_value=bool(resolver.static_numbers))
         generated = plan_text.make_call(resolver.name, facts)
         made = type("LaunchPlan", (LaunchPlan,), {"__call__": generated, "__doc__": LaunchPlan.__doc__})
         plan: LaunchPlan = super().__new__(made)
         if elsewhere is not None:
             plan._elsewhere = elsewhere  # type: ignore[assignment, method-assign]
-        plan._prepare(resolver, found, facts, call.tree)
+        plan._prepare(resolver, bound, facts, call.tree)
         return plan
 
     function: Any = None
-    """What ``bind`` was called on: the plan of a method keeps its instance alive, as the method does."""
+    """The function that ``bind`` was called on; the plan of a method keeps its instance alive, as the method does."""
 
     if TYPE_CHECKING:  # plan_text.py writes one for every plan
 
         def __call__(self, *leaves: Any, out: Any = None) -> Any: ...
 
-    def _prepare(self, resolver: Resolver, found: BoundLaunch, facts: PlanFacts, tree: Any) -> None:
+    def _prepare(self, resolver: Resolver, bound: BoundLaunch, facts: PlanFacts, tree: Any) -> None:
         self._resolver = resolver
         self._tree = tree
         self._tokens = tuple(facts.tokens)
-        self._bound = tuple(TensorFacts.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in facts.leaves)
-        """What it was bound with: the facts alone of tensors, so that their memory can be freed."""
+        self._bound = tuple(
+            TensorFacts.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in facts.leaves
+        )
+        """The call it was bound with, as facts without tensors, so that their memory can be freed."""
         self._number_indices = facts.numbers
         self._by_value = facts.by_value
         tensors = [facts.leaves[index] for index in facts.tensors]
         self._tensor_facts: list[TensorFacts] = [self._bound[index] for index in facts.tensors]
         self._addresses_matter = facts.addresses_matter
-        self._bound_launch = found
+        self._bound_launch = bound
         self._launches: LaunchTable[BoundLaunch] = LaunchTable()
-        """The launches by the state of autocast and the facts of the outputs that the caller allocates, None where
-        jitgen does."""
+        """The launches, by the state of autocast and the facts of the outputs that the caller allocates (None if jitgen
+        does)."""
         self._needs_grad = any(tensor.requires_grad for tensor in tensors)
         self._last: tuple[Any, ...] | None = None
         self._last_out: tuple[Any, ...] | None = None
-        self._launches.add(_key(None), found)
-        self._try_next(found, tensors, None)
+        self._launches.add(_key(None), bound)
+        self._try_next(bound, tensors, None)
 
     def _try_next(
-        self, found: BoundLaunch, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None
+        self, bound: BoundLaunch, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None
     ) -> None:
-        """Make ``found`` the launch that the next call tries."""
+        """Makes ``bound`` the launch that the next call tries."""
         remainders = [tensor.remainder for tensor in self._tensor_facts] if self._addresses_matter else []
-        current = found.current(self._needs_grad)
+        current = bound.current(self._needs_grad)
         if out is None:
-            self._last = (layout_check(tensors), found.launch, current, *remainders)
+            self._last = (layout_check(tensors), bound.launch, current, *remainders)
         elif len(out) == 1 and not out[0].requires_grad:
-            written, (read_elsewhere,) = TensorFacts.of(out[0]), found.lowered.laid_out.read_elsewhere
+            written, (read_elsewhere,) = TensorFacts.from_tensor(out[0]), bound.lowered.laid_out.read_elsewhere
             extents = [written.extent, *(tensor.extent for tensor in self._tensor_facts)]
             may_be_out = [t[:3] == written[:3] and i not in read_elsewhere for i, t in enumerate(self._tensor_facts)]
             remainders += [written.remainder] if self._addresses_matter else []
             check = layout_check([*tensors, out[0]])
             self._last_out = (
-                *(check, found.launch, current, found.captured_extents),
+                *(check, bound.launch, current, bound.captured_extents),
                 *(*extents, *may_be_out, *remainders),
             )
 
@@ -120,15 +122,15 @@ class LaunchPlan:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Keys of the compiled kernels this plan launches, in order."""
-        found = self._bound_launch
-        built = found.specialization.built(found.lowered, default_store())
+        """Returns the keys of the compiled kernels that this plan launches, in order."""
+        bound = self._bound_launch
+        built = bound.specialization.built(bound.lowered, default_store())
         return tuple(kernel.key for kernel in built)
 
     # ---------------------------------------------------------------------------------------------- calls with checks
 
     def _elsewhere(self, values: tuple[Any, ...], out: Any) -> Any:
-        """A call that the generated ``__call__`` did not launch."""
+        """Makes a call that the generated ``__call__`` did not launch."""
         leaves: list[Any] = []
         for index, value in enumerate(values):
             token = self._tokens[index] if index < len(self._tokens) else None
@@ -142,7 +144,7 @@ class LaunchPlan:
         return self.launch(leaves, out)
 
     def launch(self, leaves: Sequence[Any], out: Any) -> Any:
-        """A call in which everything is checked, with the leaves of its arguments."""
+        """Makes a call with all checks, given the leaves of its arguments."""
         leaves = [leaf for leaf in leaves if leaf is not MISSING]
         name = self._resolver.name
         observers.refuse_proxies(name)
@@ -162,7 +164,7 @@ class LaunchPlan:
         return self.run(check(name, leaves, self._tree), out)
 
     def run(self, call: Call, out: Any) -> Any:
-        """A call that was checked, and of which ``out`` alone is not as the plan was bound for it."""
+        """Makes a call that was checked, and that differs from the bound one in ``out`` alone."""
         name = self._resolver.name
         if self._last is not None and has_repeated(call.tensors):
             self._last = (layout_check(call.tensors), *self._last[1:])
@@ -181,11 +183,12 @@ class LaunchPlan:
         return out
 
     def _writes_results(self) -> bool:
-        """Whether kernels can write to ``out=``; not where a call has results besides, which the function keeps."""
-        found = self._bound_launch
-        if found.specialization.traced.changes is not None:
+        """Returns whether kernels can write to ``out=``, which they cannot if a call has further results that the
+        function keeps."""
+        bound = self._bound_launch
+        if bound.specialization.traced.changes is not None:
             return False
-        return described_results(self._resolver.name, found.lowered) is not None
+        return described_results(self._resolver.name, bound.lowered) is not None
 
     def _start(
         self,
@@ -205,7 +208,7 @@ class LaunchPlan:
             raise TypeError(f"argument {index} of the plan of {name} is {type(tensor).__name__}, not a tensor")
         if tensor.is_nested:
             raise UnsupportedError(f"argument {index} of the plan of {name}: {why_unreadable(tensor)}")
-        facts = TensorFacts.of(tensor)
+        facts = TensorFacts.from_tensor(tensor)
         if facts != bound:
             raise ValueError(
                 f"argument {index} of the plan of {name} is {facts}; "
@@ -213,7 +216,8 @@ class LaunchPlan:
             )
 
     def _find(self, call: Call, out: Sequence[torch.Tensor] | None) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
-        """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
+        """Finds the launch that writes into tensors laid out as ``out``, which was checked, and the captured
+        tensors."""
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
@@ -230,4 +234,4 @@ class LaunchPlan:
 
 
 def _key(out: Sequence[torch.Tensor] | None) -> Any:
-    return autocast.settings(), None if out is None else tuple(map(TensorFacts.of, out))
+    return autocast.settings(), None if out is None else tuple(map(TensorFacts.from_tensor, out))

@@ -1,4 +1,4 @@
-"""The ``__call__`` of a ``LaunchPlan`` (``plan.py``), generated for the kinds of its arguments: see ``warm.py``."""
+"""Generates the ``__call__`` of a ``LaunchPlan`` (``plan.py``) for the kinds of its arguments: see ``warm.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What the text of a plan depends on.
+    """Holds what the text of a plan depends on.
 
     Attributes:
         leaves: the arguments it is bound for.
@@ -45,14 +45,14 @@ class PlanFacts:
 
     @property
     def static(self) -> list[int]:
-        """Arguments that must be what they were; objects are guarded where the launch is looked for."""
+        """Lists the arguments that must be what they were; objects are guarded where the launch is looked for."""
         varying = {*self.tensors, *(() if self.by_value else self.numbers)}
         varying |= {index for index, leaf in enumerate(self.leaves) if is_object(type(leaf))}
         return [index for index in range(len(self.leaves)) if index not in varying]
 
     @property
     def addresses_matter(self) -> bool:
-        """Whether a launch is bound for the alignment of its tensors, as a GPU's 16-byte accesses need it."""
+        """Returns whether a launch is bound for the alignment of its tensors, as a GPU's 16-byte accesses need it."""
         return any(self.leaves[index].device.type != "cpu" for index in self.tensors)
 
     @property
@@ -65,12 +65,12 @@ class PlanFacts:
 
 
 def exact(value: Any) -> Any:
-    """``value`` as it is compared with itself at another call: zeros have a sign, and a NaN is itself."""
+    """Returns a key for ``value`` that tells signed zeros apart, and for which a NaN equals itself."""
     return value.hex() if type(value) is float else value
 
 
 def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
-    """``(self, *arguments, out=None) -> results``.
+    """Generates ``(self, *arguments, out=None) -> results``.
 
     It launches what the plan remembers where the call fits that, and calls ``self._elsewhere`` where it does not.
     ``self._last`` is (layout check, launch, what must be asked at each call, *remainders of addresses by 16, on a GPU),
@@ -115,7 +115,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
 
 
 def _parameters(facts: PlanFacts) -> tuple[list[str], dict[int, list[str]]]:
-    """The parameters, and by the index of each that is a quantised weight the leaves that are its tensors."""
+    """Returns the parameters, and the leaves of each quantised weight by the weight's index."""
     names = iter(facts.arguments.all)
     if not facts.tokens:
         return list(names), {}
@@ -128,7 +128,7 @@ def _parameters(facts: PlanFacts) -> tuple[list[str], dict[int, list[str]]]:
 
 
 def _attempt(facts: PlanFacts) -> list[str]:
-    """The lines that launch into new memory."""
+    """Returns the lines that launch into new memory."""
     arguments, remainders = facts.arguments, _remainder_names(facts)
     aligned = [f"{a} & 15 == {r}" for a, r in zip(arguments.addresses, remainders, strict=False)]
     if remainders and facts.all_aligned:  # one comparison for all
@@ -137,7 +137,7 @@ def _attempt(facts: PlanFacts) -> list[str]:
 
 
 def _attempt_with_out(facts: PlanFacts) -> list[str]:
-    """The lines that launch into ``out``."""
+    """Returns the lines that launch into ``out``."""
     arguments, remainders = facts.arguments, _remainder_names(facts)
     aligned = [f"{a} & 15 == {r}" for a, r in zip(arguments.addresses, remainders, strict=False)]
     if remainders:
@@ -170,7 +170,7 @@ def _remainder_names(facts: PlanFacts) -> list[str]:
 
 
 def _disjoint(address: int, extent: int, addresses: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether ``extent`` bytes at ``address`` are none of those at ``addresses``."""
+    """Returns whether ``extent`` bytes at ``address`` overlap none of the ranges at ``addresses``."""
     for other, span in zip(addresses, extents, strict=True):
         if address < other + span and other < address + extent:
             return False

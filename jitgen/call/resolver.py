@@ -1,4 +1,4 @@
-"""Resolving a call that is new: find or make its trace, lower it, fetch its kernels and bind a launch.
+"""Resolves a new call: finds or makes its trace, lowers it, fetches its kernels and binds a launch.
 
 A ``Resolver`` belongs to one decorated function and has everything that its calls have resolved. ``dispatch.py`` and
 ``plan.py`` ask it for a ``BoundLaunch`` when the arguments are not those of a call they know.
@@ -47,15 +47,16 @@ from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 
 _adding = Lock()
-"""Held while a trace is added to those of its resolver, never while one is made: that runs the user's code."""
+"""Held while a trace joins those of its resolver, but not while it is made, because that runs the user's code."""
 
 
 MANY_TRACES = 16
-"""Traces for arguments of the same types at which a function is said to be traced again and again."""
+"""How many traces for arguments of the same types there are when a warning says that a function is traced
+repeatedly."""
 
 
 class Captures:
-    """What a function reads besides its arguments, and whether that is as it was for one specialisation.
+    """Checks what one specialisation reads besides its arguments: whether it still is what it was at the trace.
 
     Attributes:
         specialization: what was traced.
@@ -73,18 +74,18 @@ class Captures:
     def __init__(
         self, specialization: Specialization, captured: Sequence[torch.Tensor], computes_gradients: bool = False
     ):
-        """``captured``: the captured tensors of the call at hand; ``computes_gradients``: of those that require grad,
-        which must be the same ones then."""
+        """Records the captured tensors of the call at hand; with ``computes_gradients``, those that require grad must
+        stay the same ones."""
         self.specialization = specialization
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
         self._autocast = autocast.settings()
         self.depends_on_arguments_alone = not (self.captured or self.guards or self._autocast)
-        facts = list(map(TensorFacts.of, captured))
-        self.captured_extents = [each.extent for each in facts]
+        facts = list(map(TensorFacts.from_tensor, captured))
+        self.captured_extents = [fact.extent for fact in facts]
         # The CPU's accesses do not depend on the address.
         self._remainders = [
-            None if tensor.is_cpu else each.remainder for tensor, each in zip(captured, facts, strict=True)
+            None if tensor.is_cpu else fact.remainder for tensor, fact in zip(captured, facts, strict=True)
         ]
         self._requires_grad = [tensor.requires_grad for tensor in captured] if computes_gradients else None
         self._same_layout = layout_check(captured)
@@ -94,11 +95,11 @@ class Captures:
         values = [guard for guard in values if guard.value is not MISSING]
         self._objects = [guard.reference for guard in objects]
         self._values = [guard.value for guard in values]
-        self._read_all = together([each.read for each in (*values, *objects, *self.captured)])
+        self._read_all = together([fact.read for fact in (*values, *objects, *self.captured)])
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
-        """The captured tensors now; None where the layout of one, or a guarded value, is not what it was, and where one
-        requires grad that did not, or for a launch any does.
+        """Returns the captured tensors now; None if a layout or a guarded value has changed, if a tensor newly requires
+        grad, or, for a launch, if any does.
 
         Args:
             leaves: the arguments of the call, whose objects are guarded too.
@@ -115,24 +116,24 @@ class Captures:
         if self._autocast and autocast.settings() != self._autocast:  # without it the check of the arguments suffices
             return None
         try:
-            found = iter(self._read_all())
+            objects = iter(self._read_all())
         except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
             return None
-        for value, now in zip(self._values, found, strict=False):
+        for value, now in zip(self._values, objects, strict=False):
             if now is value or (type(now) is type(value) is str and now == value):  # without entering a function
                 continue
             if not same_value(now, value):
                 return None
-        for reference, now in zip(self._objects, found, strict=False):
+        for reference, now in zip(self._objects, objects, strict=False):
             if now is None or now is not reference():
                 return None
         for read in self._missing:
             if read() is not MISSING:
                 return None
-        return self._checked(list(found)) if self.captured else []
+        return self._checked(list(objects)) if self.captured else []
 
     def _checked(self, tensors: list[Any]) -> list[torch.Tensor] | None:
-        """``tensors``, if the launch is for captured tensors of their layouts."""
+        """Returns ``tensors`` if the launch is for captured tensors of their layouts, else None."""
         if not all(type(tensor) in TENSORS for tensor in tensors) or not self._same_layout(*tensors):
             return None
         for captured, tensor, remainder in zip(self.captured, tensors, self._remainders, strict=True):
@@ -149,7 +150,7 @@ class Captures:
 
 
 class BoundLaunch(Captures):
-    """A launch, and what must hold at a call that takes it.
+    """Holds a launch, and what must be true at a call that takes it.
 
     Attributes:
         launch: the launcher; see ``runtime/launcher.py`` for its arguments. It takes captured tensors after the
@@ -160,14 +161,14 @@ class BoundLaunch(Captures):
     __slots__ = ("launch", "lowered")
 
     def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, captured: Sequence[torch.Tensor]):
-        """``captured``: the captured tensors that the launch was bound for."""
+        """Binds ``launch``, which was made for the captured tensors ``captured``."""
         super().__init__(specialization, captured)
         self.launch = launch
         self.lowered = lowered
 
     def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
-        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
-        is not for it. None where there is nothing to ask.
+        """Returns the function that a call with equal arguments asks before it launches; None if there is nothing to
+        ask. It returns the captured tensors as they are now, or None if this launch is not for them.
 
         ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
         """
@@ -179,35 +180,36 @@ class BoundLaunch(Captures):
 
 
 def _asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | None:
-    """The path of a captured tensor that requires grad and is not used under ``no_grad`` alone; None without one."""
-    for index, (found, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
+    """Returns the path of a captured tensor that requires grad outside ``no_grad``; None without one."""
+    for index, (capture, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
         if tensor.requires_grad and index not in traced.under_no_grad:
-            return found.path
+            return capture.path
     return None
 
 
 def _fitting(
     specializations: Sequence[Specialization], tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]
 ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]] | None:
-    """The first specialisation that a call fits, its captured tensors, and a value for every symbol; None without one.
+    """Returns the first specialisation that fits a call, its captured tensors, and a value for every symbol; None
+    without one.
 
     Args:
         numbers: values of the symbols of numeric arguments.
     """
-    for found in specializations:
-        captured = [captured.read() for captured in found.traced.captured]
-        if all(guard.holds() for guard in found.traced.guards) and all(
+    for specialization in specializations:
+        captured = [captured.read() for captured in specialization.traced.captured]
+        if all(guard.holds() for guard in specialization.traced.guards) and all(
             same_trace_fact(spec, tensor)
-            for spec, tensor in zip(found.traced.graph.inputs[len(tensors) :], captured, strict=True)
+            for spec, tensor in zip(specialization.traced.graph.inputs[len(tensors) :], captured, strict=True)
         ):
             full = {**numbers, **size_symbols([*tensors, *captured])}
-            if found.fits(full):
-                return found, captured, full
+            if specialization.fits(full):
+                return specialization, captured, full
     return None
 
 
 class Resolver:
-    """What the calls of one function have resolved, and how the next is.
+    """Holds what the calls of one function have resolved, and resolves new ones.
 
     Attributes:
         function: the user's.
@@ -227,24 +229,24 @@ class Resolver:
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
-        """In the order calls met them."""
-        return tuple(found for group in self._specializations.values() for found in group)
+        """Lists the specialisations in the order in which calls met them."""
+        return tuple(specialization for group in self._specializations.values() for specialization in group)
 
     def forget(self) -> None:
-        """Release everything resolved."""
+        """Releases everything resolved."""
         self._specializations.clear()
 
     def layout_of(self, weight: Any) -> str:
-        """The layout in which kernels read a quantised weight, where it is now."""
+        """Returns the layout in which kernels read a quantised weight, where that weight is now."""
         return weights.LAYOUTS[self.routing.on_device(weight.device).backend]
 
     def inline(self, leaves: Sequence[Any], tree: Any) -> Any:
-        """The call as part of the trace in progress."""
+        """Makes the call part of the trace in progress."""
         args, kwargs = (leaves, {}) if tree is None else pytree.tree_unflatten(list(leaves), tree)
         return self.function(*args, **kwargs)
 
     def resolve(self, call: Call, out: Sequence[torch.Tensor] = ()) -> tuple[BoundLaunch, list[torch.Tensor]]:
-        """The launch of a call, and its captured tensors.
+        """Returns the launch for a call, and its captured tensors.
 
         Args:
             call: which was checked.
@@ -279,7 +281,7 @@ class Resolver:
             self.routing.requested,
             call.leaves,
             call.tree,
-            lambda leaves: self._lowered_with(Call.of(leaves, call.tree, device), route),
+            lambda leaves: self._lowered_with(Call.unchecked(leaves, call.tree, device), route),
         )
         events.publish(event)
         kernels = specialization.built(
@@ -290,13 +292,13 @@ class Resolver:
         return BoundLaunch(launch, specialization, lowered, captured), list(captured)
 
     def _lowered_with(self, call: Call, route: Route) -> CallEvent | None:
-        """A call that is not made; None where the function cannot be traced for it."""
+        """Lowers a call that is not made; None if the function cannot be traced for it."""
         with changes_stay(False), arguments_are(call.leaves):
             try:
                 traced = self._trace(call, route)
             except Exception:  # the function's own included: the user wrote it for other arguments
                 return None
-            tensors = [*call.tensors, *(found.value for found in traced.captured)]
+            tensors = [*call.tensors, *(capture.value for capture in traced.captured)]
             environment = environment_of(tensors, call.numbers)
             if any(not guard.holds(environment) for guard in traced.graph.guards):
                 return None
@@ -307,7 +309,8 @@ class Resolver:
     def specialize(
         self, call: Call, route: Route, runs: bool = True, differentiable: bool = False
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
+        """Returns a specialisation that fits the call (a new one if none does), its captured tensors, and a value for
+        every symbol.
 
         Args:
             runs: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
@@ -329,10 +332,10 @@ class Resolver:
         if known is not None:
             return known
         traced = self._trace(call, route, runs, differentiable)
-        captured = [found.value for found in traced.captured]
+        captured = [capture.value for capture in traced.captured]
         # What is remembered keeps no tensors alive.
         traced = dataclasses.replace(
-            traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
+            traced, captured=tuple(dataclasses.replace(capture, value=None) for capture in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
         if call.numbers:
@@ -355,7 +358,7 @@ class Resolver:
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(self, call: Call, route: Route, runs: bool = True, differentiable: bool = False) -> Traced:
-        """A trace of the call, made within ``arguments_are`` of its leaves."""
+        """Traces the call, within ``arguments_are`` of its leaves."""
         leaves, tree = call.leaves, call.tree
         guards = Guards(number_symbols(call.numbers))
         count = iter(range(len(call.numbers)))
@@ -371,13 +374,13 @@ class Resolver:
         return dataclasses.replace(traced, follows_arguments=traced.follows_arguments or bool(objects))
 
     def _run(self, *arguments: Any) -> Traced:
-        """One run of the function on what stands for its arguments; see ``trace/run.py``."""
+        """Runs the function once on what stands for its arguments; see ``trace/run.py``."""
         from jitgen.trace.run import trace  # with the rows, which a function that is only decorated does not need
 
         return trace(self.function, self.name, *arguments)
 
     def _warn_of_traces(self, alike: Sequence[Specialization]) -> None:
-        """Warn of calls that are traced again and again, with what has changed since the trace before the last."""
+        """Warns that calls are traced repeatedly, and says what has changed since the last trace but one."""
         changed = [guard.path for guard in alike[-2].traced.guards if not guard.holds()]
         because = f"; last because {changed[0]} has changed" if changed else ""
         console.warn(
@@ -387,20 +390,20 @@ class Resolver:
         )
 
     def _path(self, index: int, tree: Any) -> str:
-        """What messages call a leaf of the arguments."""
+        """Returns the name of a leaf of the arguments, for messages."""
         names = list(inspect.signature(self.function).parameters)
         return names[index] if tree is None and index < len(names) else f"argument {index}"
 
     def _note_static_numbers(self, specialization: Specialization) -> None:
         names = {name for guard in specialization.guards for name in symbols.symbols_of(guard.expr)}
-        found = {int(name[1:]) for name in names if name.startswith("a")}
-        if not found <= self.static_numbers:
-            self.static_numbers |= found
+        indices = {int(name[1:]) for name in names if name.startswith("a")}
+        if not indices <= self.static_numbers:
+            self.static_numbers |= indices
             self.when_numbers_become_static()
 
 
 class ResolverOfGraph(Resolver):
-    """A resolver of calls with one graph, which is there already. Its sizes may be 1 as well: then it is another."""
+    """Resolves calls with one graph, which exists already. Its sizes may be 1 as well: then it is another."""
 
     def __init__(self, traced: Traced, routing: Routing):
         super().__init__(_called_as_a_graph, routing)
@@ -414,7 +417,7 @@ class ResolverOfGraph(Resolver):
 
 
 class ImportingResolver(Resolver):
-    """A resolver of calls of a function of jitgen's own, which does nothing but call torch functions."""
+    """Resolves calls of jitgen's own functions, which do nothing but call torch functions."""
 
     def _run(
         self,
@@ -440,7 +443,7 @@ def _called_as_a_graph(*leaves: Any) -> Any:
 
 
 def _symbolic(number: Any, index: int, guards: Guards) -> Any:
-    """Numeric argument ``index`` as the trace meets it."""
+    """Returns numeric argument ``index`` as the trace meets it."""
     kind = type(number)
     expr = symbols.argument_symbol(index, base(kind).__name__)
     return wrap(expr, guards) if kind is base(kind) else SymbolicScalar(expr, kind.dtype)

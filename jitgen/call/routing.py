@@ -1,4 +1,4 @@
-"""Which route a call takes: the backend, compiler and target of its kernels."""
+"""Chooses the route of a call: the backend, compiler and target of its kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jitgen.spec import Target, host_target, runs_here
 
 @dataclass(frozen=True)
 class Routing:
-    """What the user asked for when decorating a function.
+    """Holds what the user asked for when decorating a function.
 
     Attributes:
         name: the function's, for messages.
@@ -32,16 +32,16 @@ class Routing:
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a row's bits must not depend on how many rows come with it."""
+        """Returns whether a row's bits must not depend on how many rows come with it."""
         return settings.get("JITGEN_BATCH_INVARIANT") if self.batch_invariant is None else self.batch_invariant
 
     @property
     def requested(self) -> tuple[str, str | None]:
-        """Backend, which may be ``"auto"``, and compiler, which may be None."""
+        """Returns the requested backend, which may be ``"auto"``, and compiler, which may be None."""
         return self.backend or settings.get("JITGEN_BACKEND"), self.compiler
 
     def on_device(self, device: torch.device) -> Route:
-        """The route of a call with tensors on ``device``.
+        """Returns the route of a call with tensors on ``device``.
 
         Raises:
             UnsupportedError: the backend does not run there, or this processor cannot run the code.
@@ -71,7 +71,8 @@ class Routing:
         return Route(backend, compiler, target, chip, self.is_batch_invariant, automatic, _bounds_waits(backend))
 
     def for_target(self, target: Target, backend: str | None) -> Route:
-        """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.
+        """Returns the route of kernels for ``target``, which this machine need not have; ``backend`` replaces the
+        requested one.
 
         Raises:
             UnsupportedError: the backend makes no kernels for the target.
@@ -88,5 +89,5 @@ class Routing:
 
 
 def _bounds_waits(backend: str) -> bool:
-    """Whether kernels of ``backend`` are built so that none of their waits lasts forever."""
+    """Returns whether kernels of ``backend`` bound every wait, so that none lasts forever."""
     return backend == "cuda" and settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS

@@ -1,4 +1,4 @@
-"""What of a call's arguments is compared with earlier calls, and which arguments jitgen takes.
+"""Decides which arguments jitgen takes, and what of them is compared with earlier calls.
 
 A leaf of the arguments is a tensor; a number, whose value a kernel takes at the launch; *static*: a value that the
 trace has seen and that every later call must have again; or another *object*, which is followed and guarded as the
@@ -29,14 +29,14 @@ STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout,
 
 
 def is_object(kind: type) -> bool:
-    """Whether an argument of this type is one that the trace follows, as it follows captured objects
-    (``trace/captures.py``): neither a tensor, nor a number, nor static."""
+    """Returns whether an argument of this type is followed by the trace, as captured objects are
+    (``trace/captures.py``): it is neither a tensor, nor a number, nor static."""
     return kind not in NUMBERS and not issubclass(kind, (torch.Tensor, *STATIC))
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, as all that resolves it takes them.
+    """Holds the arguments of one call, as everything that resolves it takes them.
 
     Attributes:
         leaves, tree: the arguments (``call/arguments.py``).
@@ -52,8 +52,8 @@ class Call:
     device: torch.device
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], tree: Any, device: torch.device | None = None) -> Call:
-        """The call of these arguments, which nothing checks; ``device``: by default that of its tensors."""
+    def unchecked(cls, leaves: Sequence[Any], tree: Any, device: torch.device | None = None) -> Call:
+        """Makes the call of these arguments without checks; ``device`` is that of its tensors by default."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         device = device or (common_device(tensors) if tensors else torch.device("cpu"))
@@ -63,8 +63,8 @@ class Call:
 def check(
     name: str, leaves: Sequence[Any], tree: Any = None, host_scalars: bool = False, gradients: bool = False
 ) -> Call:
-    """The call of these arguments, after all checks that need no trace. Every way to a launch that is new passes here
-    once.
+    """Makes the call of these arguments, after all checks that need no trace. Every way to a launch that is new passes
+    here once.
 
     Args:
         name: the function's, for messages.
@@ -85,7 +85,7 @@ def check(
                 f"{name}: torch.fx.symbolic_trace follows no kernels; use torch.export.export or make_fx, or declare "
                 "the function a leaf with torch.fx.wrap"
             )
-    call = Call.of(leaves, tree)
+    call = Call.unchecked(leaves, tree)
     for tensor in call.tensors:
         if tensor.device != call.device and not (host_scalars and is_host_scalar(tensor, call.device)):
             raise UnsupportedError(
@@ -103,7 +103,8 @@ def check(
 
 
 def trace_key(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What calls of one trace have in common: dtypes, ranks, sizes of 1, types of numbers, static values."""
+    """Returns what the calls of one trace have in common: dtypes, ranks, sizes of 1, types of numbers, static
+    values."""
     return tuple(map(_trace_fact, leaves))
 
 
@@ -116,12 +117,12 @@ def _trace_fact(leaf: Any) -> Any:
 
 
 def plan_key(leaves: Sequence[Any], tree: Any, static_numbers: Collection[int]) -> tuple[Any, ...]:
-    """What calls of one plan have in common; numbers by value where the trace depends on one."""
+    """Returns what the calls of one plan have in common; numbers are compared by value if the trace depends on one."""
     key = [tree]
     for leaf in leaves:
         kind = type(leaf)
         if kind in TENSORS:
-            key.append(TensorFacts.of(leaf))
+            key.append(TensorFacts.from_tensor(leaf))
         elif kind in NUMBERS and static_numbers:
             key.append((kind, leaf.hex() if kind is float else leaf))
         else:
@@ -130,7 +131,7 @@ def plan_key(leaves: Sequence[Any], tree: Any, static_numbers: Collection[int]) 
 
 
 def same_trace_fact(spec: Any, tensor: Any) -> bool:
-    """Whether a captured tensor still fits ``spec``, the input of the graph that a trace made of it."""
+    """Returns whether a captured tensor still fits ``spec``, its input of the graph."""
     return (
         type(tensor) in TENSORS
         and not tensor.is_neg()
@@ -140,7 +141,7 @@ def same_trace_fact(spec: Any, tensor: Any) -> bool:
 
 
 def sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """The sizes that ``graph`` has symbols for and that are 1 in ``tensors``."""
+    """Lists the size symbols of ``graph`` that are 1 in ``tensors``."""
     ones = [size_one_pattern(tensor.shape) for tensor in tensors]
     return tuple(
         f"s{index}_{dim}"
@@ -151,7 +152,7 @@ def sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[str, ..
 
 
 def at_sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> Graph | None:
-    """``graph`` for ``tensors``, of which sizes may be 1 that it has symbols for; None if a guard rules that out."""
+    """Rewrites ``graph`` for ``tensors`` whose symbolic sizes may be 1; None if a guard rules that out."""
     ones = sizes_of_one(graph, tensors)
     if not ones:
         return graph
@@ -161,15 +162,15 @@ def at_sizes_of_one(graph: Graph, tensors: Sequence[torch.Tensor]) -> Graph | No
 
 
 def size_symbols(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-    """A value for every size symbol (``ir/symbols.py``): ``s0_1`` is dimension 1 of tensor 0."""
+    """Returns a value for every size symbol (``ir/symbols.py``): ``s0_1`` is dimension 1 of tensor 0."""
     return {f"s{index}_{dim}": size for index, tensor in enumerate(tensors) for dim, size in enumerate(tensor.shape)}
 
 
 def environment_of(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
-    """A value for every symbol of a call."""
+    """Returns a value for every symbol of a call."""
     return size_symbols(tensors) | number_symbols(numbers)
 
 
 def number_symbols(numbers: Sequence[Any]) -> dict[str, Any]:
-    """A value for every symbol of a numeric argument: ``a0`` is the first."""
+    """Returns a value for every symbol of a numeric argument: ``a0`` is the first."""
     return {f"a{index}": number for index, number in enumerate(numbers)}

@@ -1,4 +1,4 @@
-"""One trace of one function, and the launchers bound from it.
+"""Defines ``Specialization``: one trace of a function, and the launchers bound from it.
 
 A ``Specialization`` is for the dtypes, ranks, sizes of 1, devices and static values of a call, and for the facts its
 trace relied on; every call with these shares it, whatever its sizes. Binding it to concrete sizes and strides makes a
@@ -35,7 +35,7 @@ from jitgen.trace.traced import Output, Sizes, Traced
 
 @dataclass(repr=False)
 class Specialization:
-    """See the module.
+    """Holds one trace, and the kernels and launchers made from it: see the module.
 
     Attributes:
         name: the function's.
@@ -59,7 +59,7 @@ class Specialization:
 
     @property
     def kernels(self) -> tuple[BuiltKernel, ...]:
-        """The compiled kernels that calls have launched so far, each once, in the order they were first needed.
+        """Returns the compiled kernels that calls have launched so far, each once, in the order they were first needed.
 
         More than one call needs where sizes, strides or alignment asked for several variants.
         """
@@ -67,38 +67,39 @@ class Specialization:
 
     @property
     def lowered(self) -> tuple[inspect.Lowered, ...]:
-        """What its calls have launched so far, to be read: ``source`` and ``explain()``, once for each variant."""
+        """Returns what its calls have launched so far, to be read: ``source`` and ``explain()``, once for each
+        variant."""
         return tuple(map(inspect.Lowered, self._lowered.values()))
 
     @property
     def signature(self) -> str:
-        """The inputs, with symbolic sizes by name: ``(bfloat16[s0_0, 4096], ...)``."""
+        """Returns the inputs as text, with symbolic sizes by name: ``(bfloat16[s0_0, 4096], ...)``."""
         return f"({', '.join(described_inputs(self.traced.graph, self.static_sizes))})"
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """The conditions of the trace, and then those of its partitions."""
+        """Returns the conditions of the trace, and then those of its partitions."""
         partitioned = (guard for partition in self.partitions for guard in partition.guards)
         return tuple(dict.fromkeys([*self.traced.graph.guards, *partitioned]))
 
     @property
     def static_sizes(self) -> dict[str, Any]:
-        """Symbols the trace fixed to a number, with that number."""
-        found: dict[str, Any] = {}
+        """Returns the symbols that the trace fixed to a number, with that number."""
+        fixed: dict[str, Any] = {}
         for guard in self.traced.graph.guards:
             expr, value = guard.expr, guard.value
             if expr.op == "eq" and value is True and isinstance(expr.args[0], Expr) and type(expr.args[1]) is int:
                 expr, value = expr.args
             if expr.op == "symbol" and expr.kind != "bool":
-                found[expr.args[0]] = value
-        return found
+                fixed[expr.args[0]] = value
+        return fixed
 
     def fits(self, environment: Mapping[str, Any]) -> bool:
-        """Whether the sizes and numbers of a call meet every guard of the trace."""
+        """Returns whether the sizes and numbers of a call meet every guard of the trace."""
         return all(guard.holds(dict(environment)) for guard in self.traced.graph.guards)
 
     def lower(self, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]) -> Lowered:
-        """The kernels of a call: see ``pipeline.lower``."""
+        """Lowers a call to its kernels: see ``pipeline.lower``."""
         lowered = pipeline.lower(self.traced.graph, environment, memory, self.route, out, self.partitions)
         if lowered.partitioned not in self.partitions:
             self.partitions.append(lowered.partitioned)
@@ -107,21 +108,21 @@ class Specialization:
     def built(
         self, lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None
     ) -> tuple[BuiltKernel, ...]:
-        """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute.
+        """Returns the compiled kernels that a call of ``lowered`` launches; none if it has nothing to compute.
 
         Args:
             remedy: see ``pipeline.fetch``.
         """
         if lowered.is_empty:
             return ()
-        found = self._built.get(lowered.key)
-        if found is None:
+        kernels = self._built.get(lowered.key)
+        if kernels is None:
             from jitgen import progress  # what only launches need not have it
 
             with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
-                found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
+                kernels = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
             self._lowered[lowered.key] = lowered
-        return found
+        return kernels
 
     # ------------------------------------------------------------------------------------------------ launching
 
@@ -134,7 +135,7 @@ class Specialization:
         numbers: int,
         caller_outputs: frozenset[int],
     ) -> Any:
-        """The launcher of a call with this layout; ``runtime/launcher.py`` says what it takes.
+        """Binds the launcher of a call with this layout; ``runtime/launcher.py`` says what it takes.
 
         Args:
             numbers: how many numeric arguments the call has.
@@ -186,11 +187,11 @@ class Specialization:
 
     @property
     def returns_one_tensor(self) -> bool:
-        """Whether the function returns the graph's only result as it is."""
+        """Returns whether the function returns the graph's only result as it is."""
         return self._rebuild()[0] is None
 
     def returned(self, tensors: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> Any:
-        """What the function returns, of which ``tensors`` are the graph's results."""
+        """Rebuilds what the function returns from ``tensors``, the graph's results."""
         rebuild, computed = self._rebuild()
         if "detached" in self._untracked.values():
             untracked = self._untracked.get
@@ -201,7 +202,7 @@ class Specialization:
 
     @functools.cached_property
     def _untracked(self) -> dict[int, str]:
-        """Why autograd does not know of some of the graph's results, where that has no marks which say so."""
+        """Explains why autograd does not know of some of the graph's results that no mark explains."""
         kept = self.traced.changes.kept if self.traced.changes is not None else ()
         return {
             output.index: output.untracked
@@ -210,7 +211,8 @@ class Specialization:
         }
 
     def _rebuild(self) -> tuple[Any, tuple[Expr, ...]]:
-        """How the output tensors become the function's return value, and the values computed at the call."""
+        """Returns how the output tensors become the function's return value, and the values that a call computes for
+        that."""
         leaves, tree, changes = self.traced.leaves, self.traced.tree, self.traced.changes
         if changes is not None:
             pass  # to be made when the results are there
@@ -221,7 +223,7 @@ class Specialization:
         kept: tuple[Output, ...] = changes.kept if changes is not None else ()
         others = [leaf.value for leaf in (*leaves, *kept) if leaf.index is None]
         flattened = [size for value in others for size in (value if isinstance(value, Sizes) else [value])]
-        found = tuple(value for value in flattened if isinstance(value, Expr))
+        expressions = tuple(value for value in flattened if isinstance(value, Expr))
 
         def rebuild(tensors: list[torch.Tensor], *values: Any) -> Any:
             computed = iter(values)
@@ -232,14 +234,16 @@ class Specialization:
                 return next(computed) if isinstance(value, Expr) else value
 
             def values_of(outputs: Sequence[Output]) -> list[Any]:
-                return [tensors[each.index] if each.index is not None else known(each.value) for each in outputs]
+                return [
+                    tensors[output.index] if output.index is not None else known(output.value) for output in outputs
+                ]
 
             flat = values_of(leaves)
             if changes is not None:
                 changes.make(values_of(kept))
             return pytree.tree_unflatten(flat, tree)
 
-        return rebuild, found
+        return rebuild, expressions
 
     def _steps(
         self, lowered: Lowered, kernels: Sequence[BuiltKernel], environment: Mapping[str, Any], device: torch.device
@@ -377,7 +381,7 @@ _FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
 
 
 def _text(expr: Any, environment: Mapping[str, Any]) -> str:
-    """Python text of ``expr`` at the call: sizes are known when it is bound, numeric arguments by name."""
+    """Prints ``expr`` as Python text: sizes are known when a call is bound, numeric arguments go by name."""
     if not isinstance(expr, Expr):
         return repr(expr)
     if not any(map(symbols.is_known_at_the_call, symbols.symbols_of(expr))):
@@ -388,7 +392,7 @@ def _text(expr: Any, environment: Mapping[str, Any]) -> str:
 
 
 def memory_of(tensor: torch.Tensor, aligned: bool = False) -> Memory:
-    """The memory of ``tensor``; ``aligned``: the target's accesses do not depend on its address."""
+    """Returns the memory of ``tensor``; with ``aligned``, the target's accesses do not depend on its address."""
     alignment = 16
     if not aligned:
         address = tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""What the calls of a function are looked up in: tables that hold no more than so many entries.
+"""Defines the tables of bounded size in which calls are looked up.
 
 Threads read and change a table without a lock: each step is one of ``dict`` or ``list``, which Python does at once. So
 a reader meets an entry as it was or as it is, what it misses it makes again, and a table is over its limit by as many
@@ -13,34 +13,34 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 LIMIT = 4096
-"""Entries of a table that has no limit of its own. A launch of a small kernel takes 18 kB and 2 ms to make (float32, on
-a CPU), so a full table of them takes 74 MB; and a decoder that meets each length of its context up to 4096 makes none
-of them twice."""
+"""The most entries of a table that sets no limit of its own. The launch of a small kernel takes 18 kB, and 2 ms to make
+(float32, on a CPU), so a full table takes 74 MB, and a decoder that meets each context length up to 4096 makes none
+twice."""
 
 ALTERNATIVES = 8
-"""Launches of equal arguments: for so many states of what a function captures, such as the layers that share it."""
+"""The most launches for equal arguments: one for each state of what a function captures, such as the layers that share
+it."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class Table(dict[Key, Value]):
-    """A dict of at most ``limit`` entries: where it is full, the older half of them makes room for a new one.
+    """Holds at most ``limit`` entries: the older half of a full table makes room for a new one.
 
-    The older half was entered first: a warm call does not write into its table, so nothing tells which entry is
-    used. One at a time would take longer the more were gone: a search for the first entry of a dict passes all their
-    places.
+    The older half was entered first: a warm call does not write into its table, so nothing tells which entry is used.
+    One at a time would take longer the more were gone: a search for the first entry of a dict passes all their places.
     """
 
     __slots__ = ()
 
     @property
     def limit(self) -> int:
-        """The most entries that it holds."""
+        """Returns the most entries that it holds."""
         return LIMIT
 
     def put(self, key: Key, value: Value) -> None:
-        """Enter ``value`` at ``key``."""
+        """Enters ``value`` at ``key``."""
         self._make_room(key)
         self[key] = value
 
@@ -51,7 +51,7 @@ class Table(dict[Key, Value]):
 
 
 class Launch(Protocol):
-    """What is remembered of a call: see ``resolver.Captures``."""
+    """Describes what is remembered of a call: see ``resolver.Captures``."""
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None: ...
 
@@ -60,20 +60,20 @@ AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
 
 
 class LaunchTable(Table[Any, list[AnyLaunch]]):
-    """The launches of calls, by what was compared of their arguments; the last ones first where what the function
-    captures differs."""
+    """Holds the launches of calls, keyed by what was compared of their arguments; launches that differ in captured
+    values are tried latest first."""
 
     __slots__ = ()
 
     def add(self, key: Any, launch: AnyLaunch) -> None:
-        """Enter ``launch`` as the first at ``key``."""
+        """Enters ``launch`` as the first at ``key``."""
         self._make_room(key)
         alike = self.setdefault(key, [])
         alike.insert(0, launch)
         del alike[ALTERNATIVES:]
 
     def fitting(self, key: Any, leaves: Sequence[Any]) -> tuple[AnyLaunch, list[torch.Tensor]] | None:
-        """The launch of a call with these arguments where what is captured is as it is now, and the captured tensors;
+        """Returns the launch for these arguments whose captured values are as they are now, and the captured tensors;
         None without one."""
         for launch in self.get(key, ()):
             captured = launch.captured_tensors(leaves)

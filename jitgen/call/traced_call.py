@@ -1,9 +1,9 @@
-"""Calls where torch traces, exports or transforms a program: their arguments have no memory, only shapes.
+"""Handles calls where torch traces, exports or transforms a program: their arguments have shapes but no memory.
 
 The function is traced all the same, for the sizes that torch has as hints, and the graph is the text of one operator
 (``operator.py``). What a function does besides computing new tensors is written around the operator in torch's own
-calls, which torch traces, too: views of arguments are made again, updates of arguments are copies, and gradients are
-an autograd function (``derivative.py``) whose forward and backward are operators.
+calls, which torch traces, too: views of arguments are made again, updates of arguments are copies, and gradients are an
+autograd function (``derivative.py``) whose forward and backward are operators.
 
 Neighbours: ``dispatch.py`` comes here with arguments that have no address.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
-    """The result of a call whose arguments have no memory.
+    """Returns the result of a call whose arguments have no memory.
 
     Raises:
         TraceError, UnsupportedError: as a call with memory would.
@@ -61,29 +61,31 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     needs_grad = torch.is_grad_enabled()
     with _no_tracing():
         stand_ins = {id(leaf): _described(leaf) for leaf in leaves}  # one tensor has one
-        described = Call.of([stand_ins[id(leaf)] for leaf in leaves], tree, device)
-        found, captured, _ = resolver.specialize(described, route, False, needs_grad)
+        described = Call.unchecked([stand_ins[id(leaf)] for leaf in leaves], tree, device)
+        specialization, captured, _ = resolver.specialize(described, route, False, needs_grad)
     inputs = with_fakes([*tensors, *captured])
     refuse_tangents(resolver.name, captured)
-    changes = found.traced.changes
+    changes = specialization.traced.changes
     if changes is not None and any(isinstance(tensor, (FakeTensor, FunctionalTensor)) for tensor in tensors):
         raise TraceError(
             f"{resolver.name} changes {changes.path} at every call, and a program that torch records would not; return "
             "the new value, and store it after the call"
         )
-    _refuse_shared(found.traced.graph, inputs)
+    _refuse_shared(specialization.traced.graph, inputs)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
     is_transformed = any(map(is_functorch_wrapped_tensor, inputs))
     if wanted and not is_transformed:
-        return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
+        return specialization.returned(
+            derivative_of(specialization, wanted, resolver.routing)(inputs, numbers), environment
+        )
     # Within torch.func the operator itself has gradients, by ``_gradients``, which every level of transforms takes.
-    results = _results(found.traced.graph, resolver.routing, inputs, numbers)
-    return found.returned(results, environment)
+    results = _results(specialization.traced.graph, resolver.routing, inputs, numbers)
+    return specialization.returned(results, environment)
 
 
 def _refuse_shared(graph: Graph, inputs: Sequence[Any]) -> None:
-    """UnsupportedError if an argument that is updated shares memory with another input, as launchers raise it."""
+    """Raises UnsupportedError if an argument that is updated shares memory with another input, as launchers do."""
     for index, node in graph.mutated:
         updated, start, end = _memory_range(inputs[index])
         for other in graph.inputs_used - {index}:
@@ -94,7 +96,7 @@ def _refuse_shared(graph: Graph, inputs: Sequence[Any]) -> None:
 
 
 def _memory_range(tensor: Any) -> tuple[torch.Tensor, int, int]:
-    """What is behind a tensor without memory of its own, and the range of its elements in its storage."""
+    """Returns the tensor behind one without memory of its own, and the range of its elements in its storage."""
     with torch._C._DisableFuncTorch():
         while is_functorch_wrapped_tensor(tensor):
             tensor = get_unwrapped(tensor)
@@ -104,7 +106,7 @@ def _memory_range(tensor: Any) -> tuple[torch.Tensor, int, int]:
 
 
 def derivative_of(specialization: Specialization, wanted: Sequence[int], routing: Routing) -> Derivative:
-    """The derivative of a specialisation whose forward and backward are operators."""
+    """Returns the derivative of a specialisation, with operators as its forward and backward."""
     from jitgen.call.derivative import Derivative
 
     def backward_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -118,7 +120,7 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
 
 
 def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    """What ``graph`` returns, after the updates that it makes."""
+    """Computes what ``graph`` returns, and makes its updates."""
     from jitgen.gradients.replay import Replay
 
     written = [value for _, value in graph.mutated]
@@ -133,13 +135,13 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
     device = inputs[0].device if inputs else torch.device("cpu")
     environment = environment_of(inputs, numbers)
     replay = Replay(known, environment, device)
-    found = {id(node): replay.value(node) for node in ends}
+    by_id = {id(node): replay.value(node) for node in ends}
     for index, node in graph.mutated:
-        inputs[index].copy_(found[id(node)])
-        found[id(node)] = inputs[index]
-    views = Replay(found, environment, device)
-    found |= {id(graph.outputs[position]): views.value(graph.outputs[position]) for position in viewed}
-    return [found[id(node)] for node in graph.outputs]
+        inputs[index].copy_(by_id[id(node)])
+        by_id[id(node)] = inputs[index]
+    views = Replay(by_id, environment, device)
+    by_id |= {id(graph.outputs[position]): views.value(graph.outputs[position]) for position in viewed}
+    return [by_id[id(node)] for node in graph.outputs]
 
 
 def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -155,7 +157,7 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
 
 
 def _compile_ahead(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
-    """Compile the kernels of the sizes that torch traces for. The first call may be where nothing may compile, such as
+    """Compiles the kernels of the sizes that torch traces for. The first call may be where nothing may compile, such as
     in the capture of a CUDA graph."""
     device = tensors[0].device if tensors else torch.device("cpu")
     with _no_tracing():
@@ -171,7 +173,7 @@ def _compile_ahead(program: Program, tensors: Sequence[Any], numbers: Sequence[A
 
 @contextmanager
 def _no_tracing() -> Iterator[None]:
-    """A context in which torch neither records nor transforms what is called."""
+    """Enters a context in which torch neither records nor transforms what is called."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with ExitStack() as active:
@@ -182,7 +184,7 @@ def _no_tracing() -> Iterator[None]:
 
 
 def _described(leaf: Any) -> Any:
-    """A leaf as a trace takes it: a tensor without memory, of hint sizes; the hint of a symbolic number."""
+    """Returns a leaf as a trace takes it: a tensor without memory, of hint sizes; a symbolic number as its hint."""
     if isinstance(leaf, torch.SymInt):
         return _hint(leaf)
     if not isinstance(leaf, torch.Tensor):
@@ -209,7 +211,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_input
 
 @lru_cache(maxsize=LIMIT)
 def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The results of a program that do not depend differentiably on the inputs ``wanted``."""
+    """Lists the results of a program that do not depend differentiably on the inputs ``wanted``."""
     from jitgen.gradients.plan import without_gradient
 
     return without_gradient(parsed(text).graph, wanted)
@@ -217,21 +219,21 @@ def _without_gradient(text: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=LIMIT)
 def _derivative(text: str, wanted: tuple[int, ...], device: torch.device, ones: tuple[str, ...]) -> Derivative:
-    """How a program computes gradients of the inputs ``wanted`` where the sizes ``ones`` are 1."""
+    """Returns the derivative of a program in the inputs ``wanted`` where the sizes ``ones`` are 1."""
     program = parsed(text)
     graph = with_sizes(program.graph, dict.fromkeys(ones, 1))
     assert graph is not None  # or the forward had been refused
-    specialization = Specialization(graph.name, Traced.of(graph), program.routing.on_device(device))
+    specialization = Specialization(graph.name, Traced.from_graph(graph), program.routing.on_device(device))
     return derivative_of(specialization, wanted, program.routing)
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
-    """The gradients of the operator's arguments."""
+    """Returns the gradients of the operator's arguments."""
     wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
-    found = _gradients_of(ctx.graph, ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
+    gradients = _gradients_of(ctx.graph, ctx.saved_tensors, ctx.integers, ctx.floats, wanted, grads)
     # torch takes an empty list for one of tensors.
     of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
-    return [found.get(index) for index in range(len(ctx.saved_tensors))], *of_numbers, None
+    return [gradients.get(index) for index in range(len(ctx.saved_tensors))], *of_numbers, None
 
 
 def _gradients_of(
@@ -242,7 +244,7 @@ def _gradients_of(
     wanted: tuple[int, ...],
     grads: Sequence[torch.Tensor | None],
 ) -> dict[int, Any]:
-    """The gradients of the tensors ``wanted``: the forward is computed again, with what its backward reads."""
+    """Returns the gradients of the tensors ``wanted``, computing the forward again with what its backward reads."""
     program = parsed(text)
     numbers = program.numbers(integers, floats)
     derivative = _derivative(text, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
@@ -252,12 +254,12 @@ def _gradients_of(
         if grad is not None and isinstance(position, int):
             given[position] = grad if given[position] is None else given[position] + grad
     shapes = [tensors[index].shape for index in derivative.sizes_of]
-    found = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
-    return dict(zip(wanted, found, strict=True))
+    gradients = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
+    return dict(zip(wanted, gradients, strict=True))
 
 
 class Transformed(torch.autograd.Function):
-    """The operator with its gradients within a transform of ``torch.func``, which takes no operator's formula.
+    """Wraps the operator with its gradients for a transform of ``torch.func``, which takes no operator's formula.
 
     ``vmap`` makes batches of the forward and of the backward, which are operators.
     """
@@ -272,7 +274,7 @@ class Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.graph, ctx.integers, ctx.floats, *tensors = inputs
         ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
+        ctx.mark_non_differentiable(*(result for result in output if not result.is_floating_point()))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
@@ -283,8 +285,8 @@ class Transformed(torch.autograd.Function):
             grad if DTYPES[node.dtype].is_floating_point else None
             for node, grad in zip(program.graph.outputs, grads, strict=True)
         ]
-        found = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, given)
-        return None, None, None, *(found.get(index) for index in range(len(tensors)))
+        gradients = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, given)
+        return None, None, None, *(gradients.get(index) for index in range(len(tensors)))
 
 
 for _name in NAMES:

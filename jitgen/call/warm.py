@@ -1,9 +1,9 @@
-"""The text of a warm call: "are the arguments those of the last call? then launch".
+"""Generates the text of a warm call: "are the arguments those of the last call? Then launch."
 
-A warm call has microseconds, and a loop over arguments that asks what each of them is spends them on questions whose
-answers do not change. So dispatchers (``dispatch.py``) and plans (``plan.py``) are generated functions, each for the
-kinds of its arguments. This module has the lines that both consist of; they differ in what they do when the arguments
-are other ones. For two tensors on a GPU and a number, the dispatcher reads::
+A loop over arguments that asks what each of them is would spend a warm call's microseconds on questions whose answers
+do not change. So dispatchers (``dispatch.py``) and plans (``plan.py``) are generated functions for the kinds of their
+arguments. This module has the lines that both consist of; they differ in what they do when the arguments are other
+ones. For two tensors on a GPU and a number, the dispatcher reads::
 
     def dispatch(arg0, arg1, arg2):
         try:
@@ -43,7 +43,7 @@ and the plan::
             ...the same with ``self._last_out``, ``out`` and its address
         return self._elsewhere((arg0, arg1, arg2, *more,), out)
 
-An address is 0 where a tensor is empty, or has lost its memory, which its layout does not tell.
+The address of a tensor is 0 if it is empty or has lost its memory, which its layout does not tell.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from jitgen.codegen.python import PythonFunction, block
 
 @dataclass(frozen=True)
 class Arguments:
-    """The names of a generated function's arguments.
+    """Holds the names of a generated function's arguments.
 
     Attributes:
         count: of all arguments.
@@ -79,17 +79,18 @@ class Arguments:
 
     @cached_property
     def addresses(self) -> list[str]:
-        """The addresses of the tensors, which ``function`` reads first."""
+        """Returns the names of the addresses of the tensors, which ``function`` reads first."""
         return [f"address{index}" for index in self.tensors]
 
     @cached_property
     def launched(self) -> list[str]:
-        """What a launcher takes (``runtime/launcher.py``): tensors, their addresses, numbers."""
+        """Returns what a launcher takes (``runtime/launcher.py``): tensors, their addresses, numbers."""
         return self._launched([], [])
 
     @cached_property
     def launched_with_captured(self) -> list[str]:
-        """The same of a launch that takes ``captured``, a list of tensors, and ``captured_addresses``."""
+        """Returns what a launcher with captured tensors takes: also ``captured``, a list of tensors, and
+        ``captured_addresses``."""
         return self._launched(["*captured"], ["*captured_addresses"])
 
     def _launched(self, captured: list[str], addresses: list[str]) -> list[str]:
@@ -105,7 +106,8 @@ def launch_if_same(
     out: Sequence[str] = (),
     captured_condition: str = "",
 ) -> list[str]:
-    """The lines "are the arguments those of the last call? then launch".
+    """Returns the lines that compare the arguments with those of the last call, and launch if they are alike. then
+    launch".
 
     Args:
         remembered: the expression of what the last call left: a tuple of its layout check, its launcher, what must be
@@ -149,7 +151,7 @@ def function(
     attempts: Sequence[str],
     otherwise: str,
 ) -> PythonFunction:
-    """A whole function.
+    """Assembles a whole function.
 
     Args:
         first: the statements before any other.

@@ -43,7 +43,7 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
     if len(shape) != 2 or packed.dim() != 2:
         raise UnsupportedError(f"{source.described(packed_name)} is of a weight {shape}; matrices are read")
     rows, columns = (int(size) for size in shape)
-    label = Label.of(source, prefix)
+    label = Label.read(source, prefix)
     label.require(name, "type", {"int"}, "its codes are integers")
     bits, dense = _packing(source, packed, (rows, columns), label)
     if scales.numel() == 1:
@@ -184,7 +184,7 @@ def _read_floats(source: Source, prefix: str) -> QTensor:
     packed, scales = source.read(f"{prefix}.weight_packed"), source.read(f"{prefix}.weight_scale")
     if packed.dtype != torch.uint8 or packed.dim() != 2:
         raise UnsupportedError(f"{source.described(f'{prefix}.weight_packed')} is neither int32 nor uint8[N, K / 2]")
-    label = Label.of(source, prefix)
+    label = Label.read(source, prefix)
     label.require(name, "type", {"float"}, "its codes are floats of 4 bits")
     label.require(name, "num_bits", {4}, "its codes are floats of 4 bits")
     if scales.dim() == 2 and scales.shape[1]:

@@ -37,7 +37,7 @@ class Label:
     actorder: frozenset[Any]
 
     @staticmethod
-    def of(source: Source, prefix: str) -> Label:
+    def read(source: Source, prefix: str) -> Label:
         groups = source.config.get("config_groups")
         described = (
             [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []

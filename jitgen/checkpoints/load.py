@@ -229,7 +229,7 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         needs_grad &= not isinstance(tensor, QTensor) and not _has_quantized(found, name)
         module._parameters[leaf] = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=needs_grad))
         if isinstance(tensor, QTensor):
-            QuantizedLinear.of(module)
+            QuantizedLinear.convert(module)
 
 
 def _has_quantized(found: Mapping[str, torch.Tensor], name: str) -> bool:

@@ -36,7 +36,11 @@ def _read(source: Source, prefix: str) -> QTensor:
     if packed.dtype != torch.uint8 or packed.dim() != 2 or scales.dtype != torch.float8_e4m3fn or factor.numel() != 1:
         raise FormatError(f"{source.described(name)} and {source.described(f'{prefix}.weight_scale')} are not nvfp4's")
     refuse_pre_scaled(source, prefix)
-    label, algorithm, size = Label.of(source, prefix), source.config.get("quant_algo"), source.config.get("group_size")
+    label, algorithm, size = (
+        Label.read(source, prefix),
+        source.config.get("quant_algo"),
+        source.config.get("group_size"),
+    )
     label.require(name, "num_bits", {4}, "its codes have 4 bits")
     label.require(name, "group_size", {16}, "its scales are of groups of 16")
     if isinstance(algorithm, str) and not ("NVFP4" in algorithm or "MIXED" in algorithm):

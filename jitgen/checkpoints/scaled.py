@@ -67,7 +67,7 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
 
 def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: torch.Tensor, qualifier: str) -> None:
     """FormatError where the config says other codes, or other rows and columns that share a scale."""
-    name, label = f"{prefix}.weight", Label.of(source, prefix)
+    name, label = f"{prefix}.weight", Label.read(source, prefix)
     label.require(name, "num_bits", {8}, "its codes have 8 bits")
     kind = "float" if codes.dtype in FLOATS else "int"
     label.require(name, "type", {kind}, f"its codes are of {codes.dtype}")

@@ -159,7 +159,7 @@ def _linear_in(node: fx.Node, size: OpenSize) -> Found:
     first, *rest = tensors(size.values[-1])
     arguments = (first, Stored(converted, wanted), *rest[len(converted) :])
     leaves, tree = pytree.tree_flatten((arguments, {}))
-    traced, _, _ = resolver.specialize(Call.of(leaves, tree, device), route, runs=False)
+    traced, _, _ = resolver.specialize(Call.unchecked(leaves, tree, device), route, runs=False)
     program = Program(traced.traced.graph, "", *resolver.routing.requested, resolver.routing.is_batch_invariant)
     return Found(node, nodes, Use(program, tensors, ()), (now, wanted))
 

@@ -35,6 +35,6 @@ def named(name: str) -> Family:
     raise KeyError(name)
 
 
-def of(kernel: Kernel) -> Family:
+def family_of(kernel: Kernel) -> Family:
     """The family of ``kernel``."""
     return named(kernel.family)

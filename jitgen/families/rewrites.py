@@ -13,7 +13,7 @@ from jitgen.kernel.operands import Call
 
 def rewritten(program: Program, call: Call, device: Device) -> Program:
     """``program`` with several kernels in place of each one that its family rewrites."""
-    proposed = [registry.of(kernel).rewrite_kernel(kernel, call, device) for kernel in program.kernels]
+    proposed = [registry.family_of(kernel).rewrite_kernel(kernel, call, device) for kernel in program.kernels]
     added = sum(len(rewrite.temporaries) for rewrite in proposed if rewrite)
     if not any(proposed):
         return program

@@ -115,7 +115,7 @@ class JitgenQuantizer(HfQuantizer):
         frozen = []
         for name, module in model.named_modules():
             if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
-                QuantizedLinear.of(module)
+                QuantizedLinear.convert(module)
                 if freeze_bias(module):
                     frozen.append(f"{name}.bias".lstrip("."))
         self.frozen_biases = tuple(frozen)

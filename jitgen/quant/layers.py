@@ -29,7 +29,7 @@ class QuantizedLinear(nn.Linear):
     """A Linear whose weight is a ``QTensor``; made of an ``nn.Linear`` by ``of``."""
 
     @staticmethod
-    def of(module: nn.Module) -> None:
+    def convert(module: nn.Module) -> None:
         """Make a Linear, and no subclass that computes something else, one whose calls go to the kernel."""
         if type(module) is nn.Linear:
             module.__class__ = QuantizedLinear

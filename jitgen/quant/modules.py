@@ -228,7 +228,7 @@ def quantize_(
             parameter = nn.Parameter(quantised.mT if transposed else quantised, requires_grad=False)
             for layer in owners:
                 setattr(layer.module, layer.leaf, parameter)
-                QuantizedLinear.of(layer.module)
+                QuantizedLinear.convert(layer.module)
                 if not trainable_bias and freeze_bias(layer.module):
                     frozen.append(f"{layer.name}.bias".lstrip("."))
     return QuantizationReport(

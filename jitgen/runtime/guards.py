@@ -27,7 +27,7 @@ class TensorFacts(NamedTuple):
     """Whether its elements are those in memory times -1 (``x.conj().imag``), which no launch takes."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorFacts:
+    def from_tensor(cls, tensor: torch.Tensor) -> TensorFacts:
         remainder = 0 if tensor.is_cpu else tensor.data_ptr() & 15
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, remainder, tensor.is_neg())
 

@@ -56,7 +56,7 @@ class Traced:
     changes: Changes | None = None
 
     @staticmethod
-    def of(graph: Graph) -> Traced:
+    def from_graph(graph: Graph) -> Traced:
         """A trace that is ``graph`` alone: every input is an argument, and the results are a tuple."""
         leaves = tuple(map(Output, range(len(graph.outputs))))
         return Traced(graph, leaves, pytree.tree_flatten(tuple(range(len(leaves))))[1], (), ())

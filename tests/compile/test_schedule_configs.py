@@ -62,7 +62,7 @@ def checks(problem: str) -> list[KernelSource]:
     function, *specs = PROBLEMS[problem]
     low = jitgen.jit(function, backend="cuda").lower(*specs, target="sm_90a").lowered
     (kernel,), device = low.program.kernels, low.route.device
-    family = registry.of(kernel)
+    family = registry.family_of(kernel)
     asked = family.problem(kernel, low.layouts[0], low.laid_out.geometries[0], device)
     found: dict[str, list[str]] = {}
     sources: dict[str, KernelSource] = {}

@@ -93,7 +93,7 @@ def test_no_candidate_needs_more_shared_memory_than_a_chip_has(chip: Chip, forma
             x = jitgen.TensorSpec((rows, length), torch.bfloat16)
             low = jitgen.jit(function, backend="cuda").lower(x, *[weight] * count, target=target.arch).lowered
             kernel, layouts, geometries = low.program.kernels[0], low.layouts[0], low.laid_out.geometries[0]
-            family = registry.of(kernel)
+            family = registry.family_of(kernel)
             for candidate in family.candidates(family.problem(kernel, layouts, geometries, device), device):
                 for tiling in getattr(candidate, "tilings", (candidate,)):
                     shared_bytes, resident = tiling.shared_bytes, getattr(tiling, "resident", 1)

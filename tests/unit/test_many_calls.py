@@ -167,4 +167,4 @@ def test_a_first_call_under_capture_names_prewarm(monkeypatch: pytest.MonkeyPatc
         x = torch.empty(3, 4, device="cuda")
     resolver = Resolver(lambda x: x + 1, Routing("shifted", None, None))
     with pytest.raises(jitgen.UnsupportedError, match=r"capture of a CUDA graph.*prewarm"):
-        resolver.resolve(Call.of([x], None))
+        resolver.resolve(Call.unchecked([x], None))

@@ -135,7 +135,7 @@ def kernels(lowered: Any) -> Iterator[Case]:
     """The kernels of a program, with the names of their parameters, of which a launch passes as many."""
     program = lowered._lowered
     for number, kernel in enumerate(program.program.kernels):
-        family = registry.of(kernel)
+        family = registry.family_of(kernel)
         parameters = family.parameters(kernel, program.layouts[number], program.route.device)
         passed = program.arguments(number)
         pointers = tuple(operand.pointer for operand in parameters.operands if operand.pointer)

@@ -583,7 +583,7 @@ def test_a_far_reaching_stride_counts_as_large() -> None:
     for stride, wide in ((5, False), (2**29, False), (2**30, True), (2**40, True), (-(2**40), True)):
         kernel = program.kernels[0]
         call = Call(sizes, [Memory(Strided((3, 5), (stride, 1))), out], False)
-        layouts, geometries = registry.of(kernel).layout(kernel, call)
+        layouts, geometries = registry.family_of(kernel).layout(kernel, call)
         assert layouts[0].wide is wide
         assert geometries[0].elements == 15
 

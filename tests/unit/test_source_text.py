@@ -202,7 +202,7 @@ def test_a_graph_of_any_name_renders_to_the_same_code(name: str, backend: str) -
     source, _ = low.render(0)
     hostile = dataclasses.replace(kernel, name=name)
     arguments = (low.layouts[0], low.schedules[0], low.route.device, low.route.compiler)
-    found, _ = registry.of(hostile).render(hostile, *arguments)
+    found, _ = registry.family_of(hostile).render(hostile, *arguments)
     mark = "#" if backend == "triton" else "//"
     lines, plain_lines = found.text.split("\n"), source.text.split("\n")
     assert lines == [*found.text.splitlines(), ""]

@@ -284,7 +284,7 @@ class _Adaptive:
         """Whether all windows have the same size."""
         return self.outputs == 0 or self.size % self.outputs == 0
 
-    def of(self, input: Tensor) -> Tensor:
+    def windows(self, input: Tensor) -> Tensor:
         """``input`` with its windows along ``dim``."""
         if self.outputs == 0:
             return input.narrow(self.dim, 0, 0).unsqueeze(self.dim + 1)
@@ -328,16 +328,16 @@ def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive
 def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
     """The mean of each window; of 16-bit elements in float32, where windows differ in size."""
     if windows.even:
-        return windows.of(input).mean(windows.dim + 1)
-    wide = windows.of(input.to(torch.promote_types(input.dtype, torch.float32)))
+        return windows.windows(input).mean(windows.dim + 1)
+    wide = windows.windows(input.to(torch.promote_types(input.dtype, torch.float32)))
     total = torch.where(windows.inside(), wide, 0.0).sum(windows.dim + 1)
     return total / windows.lengths()
 
 
 def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and which of the window's elements (``windows.of``) it is: the first of equal
+    """The largest element of each window, and which of the window's elements (``windows.windows``) it is: the first of equal
     ones, and the last NaN, as in torch."""
-    values = windows.of(input)
+    values = windows.windows(input)
     if not windows.even:
         least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
         values = torch.where(windows.inside(), values, least)
@@ -356,7 +356,7 @@ def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tens
     sizes = [int(size) for size in input.shape[-count:]]
     indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
     for windows in _adaptive(input, output_size, count):
-        within = windows.of(indices)
+        within = windows.windows(indices)
         input, chosen = _largest(input, windows)
         indices = torch.where(chosen, within, -1).amax(windows.dim + 1)
     return input, indices
