@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jitgen.fingerprint import without_comments
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 ROOTS = ("jitgen", "templates", "cache/tuned")
 FOR_OTHERS = (
@@ -51,11 +53,14 @@ def files(root: Path = CHECKOUT) -> Iterator[str]:
 
 
 def digests(root: Path = CHECKOUT) -> dict[str, dict[str, str]]:
-    """The digest of each file: folder -> name -> digest."""
+    """Returns folder -> file name -> digest. Comments and docstrings of Python, which run nowhere, do not count."""
     found: dict[str, dict[str, str]] = {}
     for name in files(root):
         folder, _, own = name.rpartition("/")
-        found.setdefault(folder, {})[own] = hashlib.sha256((root / name).read_bytes()).hexdigest()[:DIGITS]
+        content = (root / name).read_bytes()
+        if name.endswith(".py"):
+            content = without_comments(content.decode()).encode()
+        found.setdefault(folder, {})[own] = hashlib.sha256(content).hexdigest()[:DIGITS]
     return found
 
 
