@@ -1,0 +1,252 @@
+"""Times ordinary functions that are several kernels, and counts these: ``python -m bench.plans --json plans.json``.
+
+What is measured is the plan: how many kernels a function is, what they move and compute, and how long they take. The
+cases are decoder layers of Llama-3-8B's sizes (dense bfloat16 and int4), chains of residual blocks, optimisers written
+as loops over lists of parameters, and results that are read through several views. The peers are eager torch and
+torch.compile, in the same process and on the same data; a figure is the median time of a call in microseconds, in a
+CUDA graph on a GPU. An error is relative, in norm, against eager torch in float64. The file is written after every
+case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import jitgen
+from bench.measurement import relative_error, versions
+from bench.records import write
+from bench.timing import medians
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a decoder layer.
+
+    Attributes:
+        hidden: width of the residual stream.
+        heads, kv_heads: heads of queries, and of keys and values.
+        width: width of a head.
+        inner: width of the MLP.
+    """
+
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    width: int = 128
+    inner: int = 14336
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function with its arguments.
+
+    Attributes:
+        arguments: of a call.
+        reference: the same in float64, for eager torch; empty where the dtypes are what is tested.
+        updates: whether the function changes its arguments, so that it has no result to compare.
+    """
+
+    name: str
+    function: Function
+    arguments: tuple[Any, ...]
+    reference: tuple[Any, ...] = ()
+    updates: bool = False
+
+
+def decoder_layer(sizes: Sizes) -> Function:
+    """Returns a decoder layer in plain PyTorch, with a product of its own for each of q, k, v, gate and up."""
+
+    def heads(x: Tensor, weight: Tensor, count: int) -> Tensor:
+        return F.linear(x, weight).view(x.shape[0], x.shape[1], count, sizes.width).transpose(1, 2)
+
+    def layer(x, first, wq, wk, wv, wo, second, gate, up, down):
+        h = F.rms_norm(x, (sizes.hidden,), first, 1e-5)
+        q, k, v = heads(h, wq, sizes.heads), heads(h, wk, sizes.kv_heads), heads(h, wv, sizes.kv_heads)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + F.linear(o.transpose(1, 2).flatten(2), wo)
+        h = F.rms_norm(x, (sizes.hidden,), second, 1e-5)
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    return layer
+
+
+def residual_blocks(count: int, norm: bool) -> Function:
+    """Returns ``count`` residual blocks of two products each."""
+
+    def blocks(x: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+        for w1, w2 in zip(first, second, strict=True):
+            h = F.rms_norm(x, (x.shape[-1],)) if norm else x
+            x = x + F.linear(F.silu(F.linear(h, w1)), w2)
+        return x
+
+    return blocks
+
+
+def adamw(parameters, gradients, means, squares, rate: float = 1e-3):
+    """AdamW's step as a loop over parameters, with the corrections of the first step."""
+    for p, g, m, v in zip(parameters, gradients, means, squares, strict=True):
+        p.mul_(1 - rate * 0.01)
+        m.lerp_(g, 0.1)
+        v.mul_(0.999).addcmul_(g, g, value=0.001)
+        p.addcdiv_(m / 0.1, (v / 0.001).sqrt().add_(1e-8), value=-rate)
+
+
+def momentum(parameters, gradients, means):
+    for p, g, m in zip(parameters, gradients, means, strict=True):
+        m.mul_(0.9).add_(g)
+        p.sub_(0.1 * m)
+
+
+def moving_average(averages, parameters):
+    for a, p in zip(averages, parameters, strict=True):
+        a.lerp_(p, 0.01)
+
+
+def views_of_a_scan(x: Tensor) -> tuple[Tensor, Tensor]:
+    left, right = x.cumsum(-1).chunk(2, -1)
+    return left.relu(), right * 2
+
+
+def best_eight(x: Tensor) -> tuple[Tensor, Tensor]:
+    values, indices = x.topk(8)
+    return values.softmax(-1), indices
+
+
+def softmax_thrice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    p = x.softmax(-1)
+    return p, p[0] * 2, p.T.contiguous()
+
+
+def product_thrice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = F.linear(x, w)
+    half = y.shape[1] // 2
+    return y[:, :half].relu(), y[:, half:].sigmoid(), y.T.contiguous()
+
+
+def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
+    """All cases, with random data of ``device``."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+
+    def weight(columns: int, length: int) -> Tensor:
+        return torch.randn(columns, length, device=device, dtype=dtype) / length**0.5
+
+    q, kv = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
+    norms = [torch.rand(sizes.hidden, device=device, dtype=dtype) + 0.5 for _ in range(2)]
+    inner = [weight(sizes.inner, sizes.hidden) for _ in range(2)]
+    products = [weight(q, sizes.hidden), weight(kv, sizes.hidden), weight(kv, sizes.hidden), weight(sizes.hidden, q)]
+    dense = [norms[0], *products, norms[1], *inner, weight(sizes.hidden, sizes.inner)]
+    int4: list[Any] = [each if each.dim() == 1 else jitgen.quantize(each, "int4", group_size=128) for each in dense]
+    restored = [each if each.dim() == 1 else each.dequantize(torch.float64) for each in int4]
+    layer = decoder_layer(sizes)
+    drawn: list[Case] = []
+    for count in rows:
+        x = torch.randn(1, count, sizes.hidden, device=device, dtype=dtype)
+        exact = (x.double(), *(each.double() for each in dense))
+        drawn.append(Case(f"decoder layer, {count} rows, dense", layer, (x, *dense), exact))
+        exact = (x.double(), *(each.double() for each in restored))
+        drawn.append(Case(f"decoder layer, {count} rows, int4", layer, (x, *int4), exact))
+    width = sizes.hidden // 4
+    first, second = ([weight(*shape) for _ in range(8)] for shape in ((2 * width, width), (width, 2 * width)))
+    x = torch.randn(64, width, device=device, dtype=dtype)
+    chain = (x.double(), [w.double() for w in first], [w.double() for w in second])
+    for norm in (True, False):
+        name = f"eight residual blocks, {'with' if norm else 'without'} norm"
+        drawn.append(Case(name, residual_blocks(8, norm), (x, first, second), chain))
+
+    def lists(count: int, counts: Sequence[int], number: int) -> tuple[list[Tensor], ...]:
+        lengths = [counts[index % len(counts)] for index in range(count)]
+        return tuple([torch.rand(length, device=device) for length in lengths] for _ in range(number))
+
+    small = [2**16, 4096, 2**16 + 24, 1000, 2**17]
+    drawn += [
+        Case("AdamW, one tensor of 2^20", adamw, lists(1, [2**20], 4), updates=True),
+        Case("AdamW, 5 tensors", adamw, lists(5, small, 4), updates=True),
+        Case("AdamW, 50 tensors", adamw, lists(50, small, 4), updates=True),
+        Case("momentum, 5 tensors", momentum, lists(5, small, 3), updates=True),
+        Case("moving average, 5 tensors", moving_average, lists(5, small, 2), updates=True),
+    ]
+    x = torch.randn(2048, 4096, device=device)
+    for function in (views_of_a_scan, best_eight, softmax_thrice):
+        drawn.append(Case(function.__name__.replace("_", " "), function, (x,), (x.double(),)))
+    x, w = torch.randn(512, 1024, device=device, dtype=dtype), weight(4096, 1024)
+    drawn.append(Case("product thrice", product_thrice, (x, w), (x.double(), w.double())))
+    return drawn
+
+
+def counts(function: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Kernels, bytes and operations of a call, as jitgen counts them."""
+    lowered = function.lower(*arguments).lowered
+    work = [lowered.work(number) for number in range(len(lowered.program.kernels))]
+    names = [kernel.family for kernel in lowered.program.kernels]
+    return {
+        "kernels": len(work),
+        "families": {name: names.count(name) for name in dict.fromkeys(names)},
+        "bytes": sum(each.moved for each in work),
+        "operations": sum(each.flops for each in work),
+    }
+
+
+def error(case: Case, results: Any) -> float | None:
+    """The largest relative error among the results of ``case``."""
+    if case.updates:
+        return None
+    wanted = case.function(*(case.reference or case.arguments))
+    pairs = zip(*((each,) if isinstance(each, Tensor) else each for each in (results, wanted)), strict=True)
+    return max(relative_error(result, reference.double()) for result, reference in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 512])
+    parser.add_argument("--small", action="store_true", help="a layer of hidden 256 with 4 heads, for a CPU")
+    parser.add_argument("--only", help="the cases whose name has this")
+    parser.add_argument("--seconds", type=float, default=0.4, help="to spend on the timing of a case")
+    parser.add_argument("--without-inductor", action="store_true")
+    parser.add_argument("--backend", help="of jitgen; by default that of the device")
+    parser.add_argument("--commit", help="the commit to record")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    sizes = Sizes(256, 4, 2, 64, 512) if options.small else Sizes()
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    record: dict[str, Any] = {"device": name, "commit": options.commit, "what": __doc__.splitlines()[0]} | versions()
+    rows: list[dict[str, Any]] = []
+    for case in cases(options.device, sizes, options.rows):
+        if options.only and options.only not in case.name:
+            continue
+        row: dict[str, Any] = {"case": case.name}
+        try:
+            own: Any = jitgen.jit(backend=options.backend)(case.function)
+            row |= counts(own, case.arguments)
+            with torch.no_grad():
+                row["error"] = error(case, own(*case.arguments))
+                ways: dict[str, Function] = {"jitgen": own}
+                if "int4" not in case.name:
+                    ways["eager"] = case.function
+                    if not options.without_inductor:
+                        ways["torch.compile"] = torch.compile(case.function, dynamic=False)
+                calls = {way: [functools.partial(call, *case.arguments)] for way, call in ways.items()}
+                seconds = medians(calls, options.device, options.seconds)
+            row["us"] = {way: round(time * 1e6, 2) for way, time in seconds.items()}
+        except Exception as exception:  # a case that a tree cannot run is a row as well
+            row["failed"] = f"{type(exception).__name__}: {exception}".splitlines()[0]
+        rows.append(row)
+        print(*(f"{key} {value:.3g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+        if options.json:
+            write(options.json, record | {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
