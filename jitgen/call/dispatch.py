@@ -47,12 +47,11 @@ class Dispatchers:
         self.table: Table[Any, Dispatcher] = Table()
         self._resolver = resolver
         self._parameters = parameters
-        self._derivatives: dict[tuple[int, tuple[int, ...]], Derivative] = {}
-        """The derivatives, keyed by specialisation and by which inputs require grad."""
-        self._resolvers: list[Resolver] = []
-        """The resolvers of the forwards and backwards of these derivatives."""
-        self._of_one_call: deque[Resolver] = deque(maxlen=2 * MANY_TRACES)
-        """The last traces that serve a single call."""
+        self._derivatives: Table[tuple[Specialization, tuple[int, ...]], tuple[Derivative, list[Resolver]]] = Table()
+        """The derivatives with the resolvers of their forwards and backwards, keyed by specialisation and by which
+        inputs require grad."""
+        self._of_one_call: deque[list[Resolver]] = deque(maxlen=MANY_TRACES)
+        """The resolvers of the last traces that serve a single call."""
         resolver.when_numbers_become_static = self.table.clear
 
     def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
@@ -64,6 +63,11 @@ class Dispatchers:
             dispatcher = self._make(kinds, tree)
             self.table.put(key, dispatcher)
         return dispatcher
+
+    def renewed(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
+        """Finds the dispatcher of these leaves where the one that was found compares too few numbers."""
+        self.table.clear()
+        return self.find(leaves, tree)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes a call without ``out=`` whose dispatcher the types of its arguments do not tell, or not yet."""
@@ -99,11 +103,9 @@ class Dispatchers:
         inputs = [*call.tensors, *captured]
         refuse_tangents(resolver.name, captured)
         wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
-        key = id(specialization), wanted
-        derivative = self._derivatives.get(key)
+        key = specialization, wanted
+        derivative, resolvers = self._derivatives.get(key, (None, []))
         if derivative is None:
-            is_for_one_call = specialization.traced.changes is not None
-            resolvers = self._of_one_call if is_for_one_call else self._resolvers
             derivative = Derivative(
                 specialization,
                 wanted,
@@ -112,24 +114,27 @@ class Dispatchers:
                     ImportingResolver(function, dataclasses.replace(resolver.routing, name=name)), resolvers
                 ),
             )
-            if not is_for_one_call:
-                self._derivatives[key] = derivative
+            if specialization.traced.changes is not None:
+                self._of_one_call.append(resolvers)
+            else:
+                self._derivatives.put(key, (derivative, resolvers))
         result = specialization.returned(derivative(inputs, call.numbers), environment)
         return GradientCall(specialization, derivative, captured), result
 
     @property
     def of_gradients(self) -> tuple[Specialization, ...]:
         """Returns the specialisations of forwards and backwards of calls that compute gradients."""
+        known = (*(resolvers for _, resolvers in list(self._derivatives.values())), *self._of_one_call)
         return tuple(
             specialization
-            for resolver in (*self._resolvers, *self._of_one_call)
+            for resolvers in known
+            for resolver in list(resolvers)
             for specialization in resolver.specializations
         )
 
     def forget(self) -> None:
         """Releases everything resolved."""
         self.table.clear()
-        self._resolvers.clear()
         self._of_one_call.clear()
         self._derivatives.clear()
 
@@ -183,15 +188,18 @@ class DispatchState:
             last call.
         table: the launches of all calls, by layouts and values; several where they differ in captured values.
         gradients: the same of calls that compute gradients.
+        static_numbers: the numbers that are compared by value. Another thread may make more of them static while a call
+            is under way: what depends on these is not remembered here, and later calls have another dispatcher.
     """
 
-    __slots__ = ("dispatchers", "gradients", "last", "resolver", "table", "tensors", "tree")
+    __slots__ = ("dispatchers", "gradients", "last", "resolver", "static_numbers", "table", "tensors", "tree")
 
     def __init__(self, dispatchers: Dispatchers, resolver: Resolver, tree: Any, facts: DispatchFacts):
         self.dispatchers = dispatchers
         self.resolver = resolver
         self.tree = tree
         self.tensors = facts.tensors
+        self.static_numbers = facts.static_numbers
         self.last: tuple[Any, ...] = (_never, None, None, *(None,) * len(facts.values))
         self.table: LaunchTable[BoundLaunch] = LaunchTable()
         self.gradients: LaunchTable[GradientCall] = LaunchTable()
@@ -225,6 +233,8 @@ class DispatchState:
         """
         if observers.are_there():
             return self._observed(leaves)
+        if self.static_numbers != self.resolver.static_numbers:
+            return self.dispatchers.renewed(leaves, self.tree)(*leaves)
         name, tensors = self.resolver.name, [leaves[index] for index in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         count = len(tensors)
@@ -250,7 +260,8 @@ class DispatchState:
         try:
             with changes_stay():
                 bound, captured = self.resolver.resolve(call)
-                self.table.add(key, bound)
+                if self._compares_numbers_of(bound):
+                    self.table.add(key, bound)
                 return self._launched(bound, captured, tensors, values, addresses, numbers)
         except RequiresGrad:  # a captured tensor does
             return self._differentiated(key, call)
@@ -266,16 +277,22 @@ class DispatchState:
     ) -> Any:
         """Launches, and makes this call the one that the next is compared with."""
         refuse_tangents(self.resolver.name, (*tensors, *captured))
-        needs_grad = any(tensor.requires_grad for tensor in tensors)
-        self.last = (layout_check(tensors), bound.launch, bound.current(needs_grad), *values)
+        if self._compares_numbers_of(bound):
+            needs_grad = any(tensor.requires_grad for tensor in tensors)
+            self.last = (layout_check(tensors), bound.launch, bound.current(needs_grad), *values)
         return bound.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
     def _differentiated(self, key: Any, call: Call) -> Any:
         """Makes a new call that computes gradients, and remembers how."""
         with changes_stay():
             gradient_call, result = self.dispatchers.derivative(call)
-        self.gradients.add(key, gradient_call)
+        if self._compares_numbers_of(gradient_call):
+            self.gradients.add(key, gradient_call)
         return result
+
+    def _compares_numbers_of(self, launch: BoundLaunch | GradientCall) -> bool:
+        """Tells whether this dispatcher compares all numbers that the trace of ``launch`` depends on."""
+        return launch.specialization.static_numbers <= self.static_numbers
 
 
 def traced_call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ class DispatchFacts:
     """
 
     kinds: Sequence[type]
-    static_numbers: Collection[int]
+    static_numbers: frozenset[int]
 
     @cached_property
     def tensors(self) -> list[int]:

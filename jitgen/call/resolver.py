@@ -28,6 +28,7 @@ from jitgen.call.signature import (
     trace_key,
 )
 from jitgen.call.specialization import Specialization, memory_of
+from jitgen.call.table import Table
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.events import CallEvent, MissEvent
 from jitgen.forks import Lock
@@ -49,10 +50,12 @@ from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 _adding = Lock()
 """Held while a trace joins those of its resolver, but not while it is made, because that runs the user's code."""
 
-
 MANY_TRACES = 16
 """How many traces for arguments of the same types there are when a warning says that a function is traced
 repeatedly."""
+MOST_TRACES = 256
+"""How many traces for arguments of the same types are kept, the last ones, since a look-up compares their guards one by
+one."""
 
 
 class Captures:
@@ -208,6 +211,16 @@ def _fitting(
     return None
 
 
+class _Specializations(Table[Any, tuple[Specialization, ...]]):
+    """Holds the traces of a function, by what calls of one trace have in common.
+
+    There are fewer than a table has calls, since each has a graph and its kernels.
+    """
+
+    __slots__ = ()
+    limit = 512
+
+
 class Resolver:
     """Holds what the calls of one function have resolved, and resolves new ones.
 
@@ -223,9 +236,9 @@ class Resolver:
         self.function = function
         self.name = routing.name
         self.routing = routing
-        self.static_numbers: set[int] = set()
+        self.static_numbers: frozenset[int] = frozenset()
         self.when_numbers_become_static: Callable[[], None] = lambda: None
-        self._specializations: dict[Any, list[Specialization]] = {}
+        self._specializations: _Specializations = _Specializations()
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
@@ -325,10 +338,8 @@ class Resolver:
         key = (route, call.device, runs, differentiable, call.tree, trace_key(call.leaves), autocast.settings())
         tensors = call.tensors
         environment = number_symbols(call.numbers)
-        alike = self._specializations.setdefault(key, [])
-        before = tuple(alike)
-        count = len(before)
-        known = _fitting(before, tensors, environment)
+        alike = self._specializations.get(key, ())
+        known = _fitting(alike, tensors, environment)
         if known is not None:
             return known
         traced = self._trace(call, route, runs, differentiable)
@@ -338,18 +349,19 @@ class Resolver:
             traced, captured=tuple(dataclasses.replace(capture, value=None) for capture in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
-        if call.numbers:
+        if not specialization.static_numbers <= self.static_numbers:
             self._note_static_numbers(specialization)  # before another thread finds it
         if traced.changes is not None and len(alike) >= MANY_TRACES:  # it is for this call alone
             return specialization, captured, environment | size_symbols([*tensors, *captured])
         while True:
             with _adding:
-                if len(alike) == count:
-                    alike.append(specialization)
+                before, alike = alike, self._specializations.get(key, ())
+                others = [trace for trace in alike if trace not in before]
+                if not others:
+                    alike = (*alike, specialization)[-MOST_TRACES:]
+                    self._specializations.put(key, alike)
                     break
             # Other threads have added theirs since, and one trace is for all sizes.
-            others = alike[count:]
-            count += len(others)
             known = _fitting(others, tensors, environment)
             if known is not None:
                 return known
@@ -395,11 +407,9 @@ class Resolver:
         return names[index] if tree is None and index < len(names) else f"argument {index}"
 
     def _note_static_numbers(self, specialization: Specialization) -> None:
-        names = {name for guard in specialization.guards for name in symbols.symbols_of(guard.expr)}
-        indices = {int(name[1:]) for name in names if name.startswith("a")}
-        if not indices <= self.static_numbers:
-            self.static_numbers |= indices
-            self.when_numbers_become_static()
+        with _adding:
+            self.static_numbers |= specialization.static_numbers
+        self.when_numbers_become_static()
 
 
 class ResolverOfGraph(Resolver):

@@ -33,7 +33,7 @@ from jitgen.store import Store
 from jitgen.trace.traced import Output, Sizes, Traced
 
 
-@dataclass(repr=False)
+@dataclass(eq=False, repr=False)
 class Specialization:
     """Holds one trace, and the kernels and launchers made from it: see the module.
 
@@ -81,6 +81,12 @@ class Specialization:
         """Returns the conditions of the trace, and then those of its partitions."""
         partitioned = (guard for partition in self.partitions for guard in partition.guards)
         return tuple(dict.fromkeys([*self.traced.graph.guards, *partitioned]))
+
+    @functools.cached_property
+    def static_numbers(self) -> frozenset[int]:
+        """Returns the indices of the numeric arguments whose value the trace depends on."""
+        names = {name for guard in self.traced.graph.guards for name in symbols.symbols_of(guard.expr)}
+        return frozenset(int(name[1:]) for name in names if name.startswith("a"))
 
     @property
     def static_sizes(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.call import table
+from jitgen.call import resolver, table
 from jitgen.call.table import LaunchTable, Table
 from jitgen.codegen.python import PythonFunction, block, tuple_text
 from jitgen.compilers import host
@@ -131,3 +131,62 @@ def test_a_generated_function_shows_its_lines() -> None:
         divide(1, 0)
     assert "return c / b" in "".join(traceback.format_tb(raised.value.__traceback__))
     assert (tuple_text([]), tuple_text("a"), tuple_text("ab")) == ("()", "(a, )", "(a, b, )")
+
+
+def test_traces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "MOST_TRACES", 3)
+    monkeypatch.setattr(resolver._Specializations, "limit", 4)
+    x = torch.rand(5)
+
+    @jitgen.jit
+    def scaled(x: torch.Tensor, n: int, mode: str) -> torch.Tensor:
+        return x * range(1, 100)[n] + len(mode)
+
+    for _ in range(2):
+        for n in range(6):
+            torch.testing.assert_close(scaled(x, n, "a"), x * (n + 1) + 1)
+    assert len(scaled.specializations) == 3
+    for length in range(1, 9):
+        torch.testing.assert_close(scaled(x, 1, "m" * length), x * 2 + length)
+    assert 2 <= len(scaled.specializations) <= 4 * 3
+
+
+def test_gradients_of_traces_that_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "MOST_TRACES", 2)
+    scaled = jitgen.jit(lambda x, n: x * range(1, 100)[n])
+    for n in (*range(5), *range(5)):
+        x = torch.rand(3, requires_grad=True)
+        scaled(x, n).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, torch.full((3,), n + 1.0))
+
+
+def test_calls_of_two_threads_make_a_number_static() -> None:
+    both = threading.Barrier(2)
+
+    def scaled(x: torch.Tensor, n: int) -> torch.Tensor:
+        if both.n_waiting < 2 and not both.broken:
+            both.wait(20)
+        return x * 2 if n > 2 else x * 3
+
+    function = jitgen.jit(scaled)
+    x = torch.rand(5)
+    dispatcher = function._dispatchers.find((x, 1), None)  # found before a trace depends on the number
+    results: dict[int, torch.Tensor] = {}
+
+    def call(n: int) -> None:
+        results[n] = dispatcher(x, n)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    both.abort()
+    for n in (1, 3, 1):
+        torch.testing.assert_close(results[n], x * (2 if n > 2 else 3))
+        torch.testing.assert_close(dispatcher(x, n), x * (2 if n > 2 else 3))
+    function._dispatchers.table[type(x), int] = dispatcher  # a thread that enters it late
+    for n in (1, 3, 1, 3):
+        torch.testing.assert_close(function(x, n), x * (2 if n > 2 else 3))
+    assert function._dispatchers.table[type(x), int] is not dispatcher
