@@ -72,8 +72,8 @@ def check_outputs(name: str, described: Sequence[Described], device: torch.devic
     for tensor, (sizes, dtype) in zip(out, described, strict=True):
         if tuple(tensor.shape) != sizes or str(tensor.dtype) != f"torch.{dtype}" or tensor.device != device:
             raise ValueError(
-                f"out= of {name} is {TensorFacts.from_tensor(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
-                "Pass such a tensor"
+                f"out= of {name} is {TensorFacts.from_tensor(tensor)}; the result is torch.{dtype} {sizes} on {device}"
+                ". Pass such a tensor"
             )
         if overlap.is_repeated(tensor.shape, tensor.stride()):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Dequantisation in plain torch: the reference that every kernel's decoding is compared with."""
+"""Dequantises in plain torch: the reference that every kernel's decoding is compared with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from jitgen.quant.formats import Format, geometry
 from jitgen.quant.layouts import Tensors, portable
 
 CHUNK_ELEMENTS = {"cpu": 1 << 19}
-"""Elements that are decoded at a time, by device type. On the CPU 2^19 elements are 2 MiB of float32, which fit its
+"""How many elements are decoded at a time, by device type. On the CPU 2^19 elements are 2 MiB of float32, which fit its
 cache."""
 DEFAULT_CHUNK_ELEMENTS = 1 << 25
 """The same for every other device type: 128 MiB of float32, a bound on the memory of temporaries."""
 
 
 def row_chunks(rows: int, columns: int, device: torch.device) -> list[slice]:
-    """Slices that cover ``rows``, each of about ``CHUNK_ELEMENTS`` elements or of a single row."""
+    """Cuts ``rows`` into slices of about ``CHUNK_ELEMENTS`` elements, or of a single row."""
     step = max(1, CHUNK_ELEMENTS.get(device.type, DEFAULT_CHUNK_ELEMENTS) // max(1, columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
@@ -23,7 +23,8 @@ def row_chunks(rows: int, columns: int, device: torch.device) -> list[slice]:
 def decode(
     format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The dense weight [N, K], ``(value - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable layout.
+    """Returns the dense weight [N, K], ``(value - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable
+    layout.
 
     It is computed in float64 if ``dtype`` is float64, else in float32, where the product of a 4-bit code and a bfloat16
     scale is exact.
@@ -37,7 +38,7 @@ def decode(
 def decode_rows(
     format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, rows: slice, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``rows`` of a weight of ``shape``, ``[rows, K]`` in float32, or in float64 if ``dtype`` is that."""
+    """Returns ``rows`` of a weight of ``shape``, ``[rows, K]`` in float32, or in float64 if ``dtype`` is that."""
     sizes = geometry(group_size, shape)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     named = dict(zip(format.tensor_names, tensors, strict=True))

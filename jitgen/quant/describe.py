@@ -1,4 +1,5 @@
-"""``docs/formats.md``: the table of formats, as the rows of ``FORMATS`` have it, and what quantising to them costs.
+"""Writes ``docs/formats.md``: the table of formats, as the rows of ``FORMATS`` have it, and what quantising to them
+costs.
 
 ``python -m jitgen.quant.describe docs/formats.md`` writes the page. Its second table is measured: on Gaussian numbers,
 and on the weights of all-MiniLM-L6-v2 where its package is installed.
@@ -22,12 +23,12 @@ GROUP = 64
 """The group size of the measured table, in columns, for formats that have any."""
 MARKER = "## What quantising costs"
 """The heading of the measured part, which a test cannot repeat."""
-BESIDE = "## Beside other quantisers"
+COMPARISON = "## Beside other quantisers"
 """The heading of what was measured with other programs, which are not installed here."""
 
 
 def page() -> str:
-    """The part of the page that follows from ``FORMATS``."""
+    """Returns the part of the page that follows from ``FORMATS``."""
     return "\n".join(
         [
             "# Formats of quantised weights",
@@ -101,7 +102,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def measured() -> str:
-    """The measured part of the page."""
+    """Returns the measured part of the page."""
     torch.manual_seed(0)
     samples = {"Gaussian": [torch.randn(1024, 1024)]}
     if (weights := minilm()) is not None:
@@ -132,7 +133,7 @@ def measured() -> str:
 
 
 def minilm() -> list[torch.Tensor] | None:
-    """The weights of all-MiniLM-L6-v2's Linears; None where its package is not installed."""
+    """Returns the weights of all-MiniLM-L6-v2's Linears; None where its package is not installed."""
     try:
         from safetensors.torch import load_file
 
@@ -158,9 +159,9 @@ def _sqnr(weights: Sequence[torch.Tensor], format: str, group: int, method: str)
 
 
 def kept(path: Path) -> str:
-    """The part of the page that compares with other programs, as it is."""
+    """Returns the part of the page that compares with other programs, unchanged."""
     text = path.read_text() if path.exists() else ""
-    return text[text.index(BESIDE) :] if BESIDE in text else ""
+    return text[text.index(COMPARISON) :] if COMPARISON in text else ""
 
 
 if __name__ == "__main__":

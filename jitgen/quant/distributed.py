@@ -1,4 +1,4 @@
-"""Quantised weights in ``DistributedDataParallel``, which broadcasts a model's state from one process to the others.
+"""Lets ``DistributedDataParallel`` broadcast quantised weights from one process to the others.
 
 Its broadcast views every parameter as one row of numbers, which a quantised weight is not. So the weights' own tensors
 are broadcast in its place: all processes have those of the first one, as they have its plain parameters.
@@ -19,9 +19,10 @@ _FUNCTION = "_sync_params_and_buffers"
 
 
 def let_be_broadcast() -> None:
-    """Have torch broadcast the tensors of quantised weights. It may be called again.
+    """Has torch broadcast the tensors of quantised weights. It may be called again.
 
-    Where torch has no function of that name, ``DistributedDataParallel`` refuses such a model as before."""
+    Where torch has no function of that name, ``DistributedDataParallel`` refuses such a model as before.
+    """
     if not torch.distributed.is_available():
         return
     utils: Any = importlib.import_module(_MODULE)
@@ -31,7 +32,7 @@ def let_be_broadcast() -> None:
 
 
 def _with_quantized(broadcast: Callable[..., None]) -> Callable[..., None]:
-    """``broadcast`` of plain tensors, extended to states with quantised weights."""
+    """Extends ``broadcast``, which takes plain tensors, to states with quantised weights."""
 
     def broadcast_states(group: Any, states: list[torch.Tensor], bucket_size: int, source: int) -> None:
         weights = [state for state in states if is_quantized(state)]

@@ -1,4 +1,4 @@
-"""Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
+"""Multiplies with a quantised weight outside ``jitgen.jit``, as an undecorated model does after ``quantize_``.
 
 ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel, where torch
 traces an operator that does, and plain torch on the dequantised weight where the operands are of a kind that kernels do
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """The generated kernels of products with a quantised weight outside ``jitgen.jit``.
+    """Holds the generated kernels of products with a quantised weight outside ``jitgen.jit``.
 
     Attributes:
         plain: ``(x, weight) -> y``, as ``F.linear``.
@@ -64,7 +64,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
+    """Returns ``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
     if dequantizes.get() or x.is_meta:
         return F.linear(x, weight.dequantize(x.dtype), bias)
     if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
@@ -86,12 +86,13 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
 
 
 def _is_fake(x: torch.Tensor) -> bool:
-    """Whether ``x`` stands for a tensor that torch will have; some versions trace outside of ``is_compiling``."""
+    """Returns whether ``x`` stands for a tensor that torch will have; some versions trace outside of
+    ``is_compiling``."""
     return type(x).__name__ == "FakeTensor"
 
 
 def _autocast(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``linear`` as autocast has it: of the dtype that it converts products to."""
+    """Computes ``linear`` in the dtype to which autocast converts products."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
@@ -99,7 +100,7 @@ def _autocast(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> to
 
 
 def operator(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
+    """Calls ``linear`` where torch traces, as the operator ``jitgen::linear`` (``call/linear_operator.py``)."""
     tensors, text = list(weight.stored.tensors), weight.stored.token.text
     if torch.compiler.is_exporting():
         tensors = [getattr(weight, name) for name in weight.portable_names]
@@ -109,13 +110,13 @@ def operator(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> tor
 
 
 def fallback(reason: str, remedy: str) -> None:
-    """Say that a product runs in torch, and why."""
+    """Says that a product runs in torch, and why."""
     if not dequantizes.get():
         kernels.note_fallback(reason, remedy)
 
 
 def _obstacle(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> tuple[str, str] | None:
-    """The reason why no kernel takes these operands, and the remedy; None where one does."""
+    """Returns the reason why no kernel takes these operands, and the remedy; None where one does."""
     if x.dtype not in DTYPES:
         return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"
     if x.device.type not in ("cpu", "cuda"):

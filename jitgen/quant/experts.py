@@ -1,4 +1,4 @@
-"""Which parameters of three dimensions are the matrices of a mixture of experts: a table of known classes.
+"""Knows which parameters of three dimensions are the matrices of a mixture of experts: a table of known classes.
 
 A class may use such a parameter in any way, and a quantised weight can be used in few: ``w[i]`` in a product, ``bmm``,
 ``grouped_mm``. So a class is in the table where its forward was read, or the caller names the parameter. ``quantize_``
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from torch import nn
 
 FUSED = ("gate_up_proj", "down_proj")
-"""The parameters of a class of transformers under ``use_experts_implementation``: (experts, N, K) each."""
+"""Parameters of classes of transformers under ``use_experts_implementation``, of shape (experts, N, K)."""
 
 _NAMES = """
     AXK1 AXK2 Afmoe BailingHybrid Beam Cohere2Moe DeepseekOcr2Text DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4
@@ -31,11 +31,11 @@ EXPERTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "NemotronHExperts": (("up_proj", "down_proj"), False),
     "JetMoeParallelExperts": (("weight",), False),
 }
-"""Class of transformers (5.23) -> its parameters that are experts, and whether these are (experts, K, N)."""
+"""For a class of transformers (5.23), its parameters that are experts, and whether these are (experts, K, N)."""
 
 
 def experts_of(module: nn.Module, name: str, patterns: Collection[str] = ()) -> dict[str, bool]:
-    """Parameter of three dimensions of ``module`` -> whether its matrices are (K, N), for those that are experts.
+    """Maps each parameter of ``module`` with three dimensions that holds experts to whether its matrices are (K, N).
 
     Args:
         name: of the module in its model.
@@ -43,17 +43,17 @@ def experts_of(module: nn.Module, name: str, patterns: Collection[str] = ()) -> 
     """
     known, transposed = EXPERTS.get(type(module).__name__, ((), False))
     transposed = bool(getattr(module, "is_transposed", transposed))
-    found = {}
+    parameters = {}
     for leaf in module._parameters:
         full = f"{name}.{leaf}".lstrip(".")
         asked = any(fnmatch.fnmatchcase(full, pattern) for pattern in patterns)
         if rank(module, leaf) == 3 and (leaf in known or asked):
-            found[leaf] = transposed
-    return found
+            parameters[leaf] = transposed
+    return parameters
 
 
 def rank(module: nn.Module, leaf: str) -> int:
-    """The number of dimensions of a parameter; 0 where it is None or has no shape yet."""
+    """Returns the number of dimensions of a parameter; 0 where it is None or has no shape yet."""
     parameter = module._parameters.get(leaf)
     if parameter is None or isinstance(parameter, nn.parameter.UninitializedParameter):
         return 0

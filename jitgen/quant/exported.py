@@ -1,4 +1,4 @@
-"""Quantised weights in the files of ``torch.export.save``: what torch's writer must know before it takes one.
+"""Prepares torch's writer for quantised weights in the files of ``torch.export.save``.
 
 The writer asks each tensor for its ``layout``, to enter torch's name of it. A quantised weight answers with the name of
 its own layout, and is written as a pickle, in the portable one, whatever the writer enters. So it enters "strided".
@@ -16,9 +16,10 @@ _WRITER = "torch._export.serde.serialize"
 
 
 def let_be_saved() -> None:
-    """Tell torch's writer the names of layouts. It may be told again.
+    """Tells torch's writer the names of layouts. It may be told again.
 
-    A writer without such a table is told nothing; if it does not take a weight, ``torch.export.save`` says so."""
+    A writer without such a table is told nothing; if it does not take a weight, ``torch.export.save`` says so.
+    """
     writer: Any = importlib.import_module(_WRITER)
     names = getattr(writer, "_TORCH_TO_SERIALIZE_LAYOUT", None)
     if names is not None:
@@ -26,6 +27,6 @@ def let_be_saved() -> None:
 
 
 def loaded() -> None:
-    """A weight was read from a pickle; if it was one of an exported program, that may be saved again."""
+    """Notes that a weight was read from a pickle: if an exported program holds it, that may be saved again."""
     if _WRITER in sys.modules:
         let_be_saved()

@@ -1,4 +1,4 @@
-"""Real tensors among fake ones: weights and captured tensors of a call under torch's ``FakeTensorMode``.
+"""Mixes real tensors with fake ones: weights and captured tensors of a call under torch's ``FakeTensorMode``.
 
 Such a mode refuses real tensors unless it was made with ``allow_non_fake_inputs``. A call under it asks for shapes and
 dtypes alone, and the tensors that a function closes over, or a quantised weight consists of, are real ones.
@@ -18,7 +18,7 @@ _KEYS = torch._C._TorchDispatchModeKey
 
 
 def with_fakes(values: Sequence[Any]) -> list[Any]:
-    """``values`` with a fake tensor for each real one, where a mode demands that; elsewhere as they are.
+    """Returns ``values`` with a fake tensor for each real one if a mode demands that, else unchanged.
 
     Whoever records (``make_fx``, AOTAutograd) has real tensors as constants, so nothing changes there.
     """
@@ -29,19 +29,19 @@ def with_fakes(values: Sequence[Any]) -> list[Any]:
 
 
 def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-    """A context in which operations on ``tensors``, if they are real, are done and have real results: what is converted
-    in place outlives the mode."""
+    """Enters a context in which operations on real ``tensors`` are done and have real results: what is converted in
+    place outlives the mode."""
     is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not is_recorded()
     return unset_fake_temporarily() if is_real else nullcontext()
 
 
 def is_recorded() -> bool:
-    """Whether operations are recorded into a graph (``make_fx``, AOTAutograd)."""
+    """Returns whether operations are recorded into a graph (``make_fx``, AOTAutograd)."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))
 
 
 def _mode(values: Sequence[Any]) -> FakeTensorMode | None:
-    """The mode that is active, or that made a fake tensor among ``values``; None where a recorder is active."""
+    """Returns the mode that is active, or that made a fake tensor among ``values``; None where a recorder is active."""
     if is_recorded():
         return None
     active: FakeTensorMode | None = torch._C._get_dispatch_mode(_KEYS.FAKE)

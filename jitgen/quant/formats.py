@@ -1,4 +1,4 @@
-"""The formats of quantised weights: what a code is, what a scale is, and how many weights share a scale.
+"""Defines the formats of quantised weights: what a code is, what a scale is, and how many weights share a scale.
 
 A weight W[N, K] has a code per element and, for each row and each group of ``group_size`` consecutive columns, a scale
 and in some formats a zero-point::
@@ -42,7 +42,7 @@ TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order")
 
 @dataclass(frozen=True)
 class Integer:
-    """Codes that are integers ``low`` to ``high``, ``step`` apart.
+    """Describes codes that are integers ``low`` to ``high``, ``step`` apart.
 
     With a ``step`` of 1 a code is stored in two's complement where ``low`` is negative, and unsigned otherwise. With
     another step the code is the number of steps from ``low``.
@@ -55,7 +55,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Float:
-    """Codes that are floats: a sign, ``exponent`` bits and ``mantissa`` bits, with subnormals.
+    """Describes codes that are floats: a sign, ``exponent`` bits and ``mantissa`` bits, with subnormals.
 
     Attributes:
         bias: of the exponent.
@@ -71,14 +71,14 @@ class Float:
 
 @dataclass(frozen=True)
 class Table:
-    """Codes that are indices into ``values``, which ascend."""
+    """Describes codes that are indices into ``values``, which ascend."""
 
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A kind of scales.
+    """Describes a kind of scales.
 
     Attributes:
         dtype: in which scales are stored; uint8 for those that are bytes: e8m0 (a power of two, the byte is its
@@ -109,7 +109,7 @@ E8M0_NAN = 255
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """Describes one format.
 
     Attributes:
         name: the name that ``jitgen.quantize`` takes, qualifiers included.
@@ -143,102 +143,105 @@ class Format:
 
     @property
     def stored(self) -> Format:
-        """The format of the columns as they are stored: this one without an order."""
+        """Returns the format of the columns as they are stored: this one without an order."""
         return find(self.name.removesuffix(".ordered")) if self.ordered else self
 
     @property
     def row(self) -> str:
-        """The name of its row in ``FORMATS``: without qualifiers."""
+        """Returns the name of its row in ``FORMATS``: without qualifiers."""
         return self.name.partition(".")[0]
 
     @property
     def low(self) -> float:
-        """The smallest value of a code in use."""
+        """Returns the smallest value of a code in use."""
         return self.code.low if isinstance(self.code, Integer) else float(self.finite_values.min())
 
     @property
     def high(self) -> float:
-        """The largest value of a code in use."""
+        """Returns the largest value of a code in use."""
         return self.code.high if isinstance(self.code, Integer) else float(self.finite_values.max())
 
     @property
     def signed(self) -> bool:
-        """Whether codes are stored in two's complement; otherwise they are unsigned."""
+        """Returns whether codes are stored in two's complement; otherwise they are unsigned."""
         return isinstance(self.code, Integer) and self.code.low < 0 and self.code.step == 1
 
     @property
     def first(self) -> int:
-        """The value of code 0 as kernels have codes: unsigned, with a bias if signed; for integer codes."""
+        """Returns the value of integer code 0 as kernels store it: unsigned, with a bias if signed."""
         assert isinstance(self.code, Integer)
         return -(1 << (self.bits - 1)) if self.signed else min(self.code.low, 0)
 
     @property
     def zero_point(self) -> bool:
-        """Whether each group has a zero-point."""
+        """Returns whether each group has a zero-point."""
         return self.zeros != "none"
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """The dtype in which scales are stored."""
+        """Returns the dtype in which scales are stored."""
         return SCALES[self.scale].dtype
 
     @property
     def zero_dtype(self) -> torch.dtype:
-        """The dtype in which zero-points are stored."""
+        """Returns the dtype in which zero-points are stored."""
         return self.scale_dtype if self.zeros == "float" else torch.uint8
 
     @property
     def codes_per_byte(self) -> int:
-        """Codes that share a byte, where their width divides 8."""
+        """Returns how many codes share a byte, for widths that divide 8."""
         return 8 // self.bits
 
     @property
     def code_dtype(self) -> torch.dtype:
-        """The dtype of codes that are stored one to an element, as ``portable.unpack_codes`` returns them."""
+        """Returns the dtype of codes that are stored one to an element, as ``portable.unpack_codes`` returns them."""
         return torch.int8 if self.signed else torch.uint8
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """The dtype of the codes tensor in the portable layout; several codes of fewer than 8 bits share a byte."""
+        """Returns the dtype of the codes tensor in the portable layout; several codes of fewer than 8 bits share a
+        byte."""
         return self.code_dtype if self.bits == 8 else torch.uint8
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.tensors``."""
+        """Returns the names of the tensors of a weight in this format, in their order in ``QTensor.tensors``."""
         names = ("codes", "scales", *(("zeros",) if self.zero_point else ()))
         names = (*names, "tensor_scale") if self.tensor_scale else names
         return (*names, "order") if self.ordered else names
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
-        """(width, first bit) of each bit plane, widest first: the powers of two that add up to ``bits``.
+        """Returns (width, first bit) of each bit plane, widest first: the powers of two that add up to ``bits``.
 
         A plane has its bits of every code, and so wastes none: the planes of 6 bits have 4 and 2 bits of each code.
         """
-        found, first = [], 0
+        planes, first = [], 0
         for width in (8, 4, 2, 1):
             if self.bits & width:
-                found.append((width, first))
+                planes.append((width, first))
                 first += width
-        return tuple(found)
+        return tuple(planes)
 
     @property
     def group_multiple(self) -> int:
-        """Every group size is a multiple of this many columns."""
+        """Returns the number of columns of which every group size is a multiple."""
         return GROUP_MULTIPLE if self.tiled or self.bits % 2 else SMALL_GROUP_MULTIPLE
 
     @property
     def values(self) -> torch.Tensor:
-        """The value of each bit pattern of a stored code, float64[2 ** bits]: the reference of every decoding."""
+        """Returns the value of each bit pattern of a stored code, float64[2 ** bits]: the reference of every
+        decoding."""
         return _values(self.bits, self.code)
 
     @property
     def finite_values(self) -> torch.Tensor:
-        """The finite ones of ``values``, ascending, without the second zero of a float."""
+        """Returns the finite ones of ``values``, ascending, without the second zero of a float."""
         return _finite_values(self.bits, self.code)
 
     def is_exact_in(self, dtype: str) -> bool:
-        """Whether a code's value minus its zero-point is a number of ``dtype``, for every code and zero-point."""
+        """Returns whether a code's value minus its zero-point is a number of ``dtype``, for every code and
+        zero-point."""
         if dtype in ("float32", "float64"):
             return True
         if self.zeros == "float" or self.bits > 8:
@@ -290,7 +293,7 @@ KERNEL_SCALE_LIMIT = 2.0**15
 
 
 def _integers() -> list[Format]:
-    """int1 to int7 and uint1 to uint8, but for those that have kernels of their own."""
+    """Returns int1 to int7 and uint1 to uint8, but for those that have kernels of their own."""
     rows = [Format("int1", 1, Integer(-1, 1, step=2), "bfloat16")]
     rows += [Format(f"int{n}", n, Integer(-(1 << (n - 1)), (1 << (n - 1)) - 1), "bfloat16") for n in range(2, 8)]
     rows += [Format(f"uint{n}", n, Integer(0, (1 << n) - 1), "bfloat16", zeros="integer") for n in range(1, 8)]
@@ -321,13 +324,13 @@ FORMATS: dict[str, Format] = {
     )
 }
 QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", "ordered")
-"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, columns in
-another order."""
+"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, or columns
+in another order."""
 
 
 @functools.cache
 def _qualified(name: str) -> Format | None:
-    """The format called ``name``, with its qualifiers in their canonical order; None if there is none."""
+    """Returns the format called ``name``, with its qualifiers in their canonical order; None if there is none."""
     base, *qualifiers = name.split(".")
     row = FORMATS.get(base)
     if row is None or len(set(qualifiers)) != len(qualifiers) or not set(qualifiers) <= set(QUALIFIERS):
@@ -348,25 +351,25 @@ def _qualified(name: str) -> Format | None:
     spelled += (["floatzeros"] if zeros != row.zeros else []) + shared + (["ordered"] if ordered else [])
     tiled = row.tiled and scale == row.scale and zeros == row.zeros
     limit = row.scale_limit if tiled else math.inf
-    found = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
-    return replace(found, tiled=tiled, ordered=ordered)
+    format = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
+    return replace(format, tiled=tiled, ordered=ordered)
 
 
 def find(name: str | Format) -> Format:
-    """The format called ``name``; FormatError, with the list of known names, if there is none."""
+    """Returns the format called ``name``."""
     if isinstance(name, Format):
         return name
-    found = _qualified(name) if isinstance(name, str) else None
-    if found is None:
+    format = _qualified(name) if isinstance(name, str) else None
+    if format is None:
         raise FormatError(
             f"unknown format {name!r}; expected one of {', '.join(FORMATS)}, and after a dot perhaps one of "
             f"{', '.join(QUALIFIERS)} where the format has such"
         )
-    return found
+    return format
 
 
 def check_group_size(group_size: int | None, format: str | Format | None = None) -> int | None:
-    """The group size that ``group_size`` means for ``format``: the format's own where it has only one.
+    """Returns the group size that ``group_size`` means for ``format``: the format's own where it has only one.
 
     Raises:
         FormatError: it is not a valid group size, or not that of the format.
@@ -387,7 +390,7 @@ def check_group_size(group_size: int | None, format: str | Format | None = None)
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes from which the shapes of a weight's tensors follow.
+    """Holds the sizes from which the shapes of a weight's tensors follow.
 
     Attributes:
         rows, columns: N and K of the weight.
@@ -411,7 +414,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def geometry(group_size: int | None, shape: tuple[int, int]) -> Geometry:
-    """The geometry of a weight of ``shape`` (N, K)."""
+    """Returns the geometry of a weight of ``shape`` (N, K)."""
     rows, columns = shape
     padded = round_up(columns, group_size or ROW_MULTIPLE)
     return Geometry(
@@ -425,7 +428,7 @@ def geometry(group_size: int | None, shape: tuple[int, int]) -> Geometry:
 
 
 def scale_rows(format: Format, rows: int) -> int:
-    """The number of rows that the scales of a weight of ``rows`` rows have: one for each set of rows that share."""
+    """Returns how many rows of scales a weight of ``rows`` rows has: one for each set of rows that share."""
     if format.scale_rows == 1:
         return rows
     return min(rows, 1) if format.scale_rows == WHOLE_TENSOR else -(-rows // format.scale_rows)

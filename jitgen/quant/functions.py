@@ -1,4 +1,5 @@
-"""What torch may do with a quantised weight: functions that read metadata, that copy and move, and matrix products.
+"""Says what torch may do with a quantised weight: functions that read metadata, that copy and move, and matrix
+products.
 
 ``FUNCTIONS`` maps a torch function to its handler ``(func, args, kwargs)``; torch runs those in ``METADATA`` unchanged.
 A function in neither is refused by name. ``QTensor.__torch_function__`` reads both tables.
@@ -47,7 +48,7 @@ FUNCTIONS: dict[Any, Handler] = {}
 
 
 def refuse(func: Any, args: Any, kwargs: Any = None) -> NoReturn:
-    """UnsupportedError naming the function, the first weight among its arguments, and what to do instead."""
+    """Raises UnsupportedError with the function, the first weight among its arguments, and what to do instead."""
     name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
     weight = next((leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_quantized(leaf)), None)
     if weight is None:
@@ -56,7 +57,7 @@ def refuse(func: Any, args: Any, kwargs: Any = None) -> NoReturn:
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
-    """Enter a handler into the table."""
+    """Enters a handler into the table."""
 
     def enter(handler: Handler) -> Handler:
         FUNCTIONS.update(dict.fromkeys(functions, handler))
@@ -93,8 +94,8 @@ def _grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 @handles(T.share_memory_, T.is_shared)
 def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = [func(tensor) for tensor in args[0].tensors]
-    return all(found) if func is T.is_shared else args[0]
+    tensors = [func(tensor) for tensor in args[0].tensors]
+    return all(tensors) if func is T.is_shared else args[0]
 
 
 @handles(T.clone, torch.clone)
@@ -250,7 +251,8 @@ def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor
 
 
 def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
-    """What ``func`` selects of a weight, whole rows or whole columns: new weights, since layouts store tiles."""
+    """Returns the whole rows or columns that ``func`` selects of a weight, as new weights, since layouts store
+    tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
     if tensor.transposed or tensor.token.experts is not None:
@@ -258,22 +260,22 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
     shape = max(rows, 1), max(columns, 1)
     of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
     of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
-    found = []
+    selected = []
     for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True):
         if row_numbers.dim() != 2:
             refuse(func, args)
         if row_numbers.shape[1] == shape[1]:
-            found.append(tensor._rows(row_numbers[:rows, 0]))
+            selected.append(tensor._rows(row_numbers[:rows, 0]))
             continue
         numbers = column_numbers[0].tolist() if row_numbers.shape == (rows, column_numbers.shape[1]) and rows else []
         if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
             refuse(func, args)
-        found.append(tensor._columns(numbers[0], numbers[-1] + 1))
-    return tuple(found)
+        selected.append(tensor._columns(numbers[0], numbers[-1] + 1))
+    return tuple(selected)
 
 
-def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
+def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 # ------------------------------------------------------------------------------------------------------- embeddings
@@ -281,11 +283,11 @@ def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
 
 @handles(F.embedding, torch.embedding)
 def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The rows of a quantised weight that ``input`` numbers, dequantised to the weight's dtype; no others are. A kernel
-    gathers them, and torch does where it is compiling and where columns are in another order."""
+    """Returns the rows of a quantised weight that ``input`` numbers, and only these, dequantised to the weight's dtype.
+    A kernel gathers them, and torch does where it is compiling and where columns are in another order."""
     names = ("input", "weight") if func is F.embedding else ("weight", "input")
-    found = {**dict(zip(names, args, strict=False)), **kwargs}
-    input, weight = found["input"], found["weight"]
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    input, weight = bound["input"], bound["weight"]
     if kwargs.get("max_norm") is not None or (func is F.embedding and len(args) > 3 and args[3] is not None):
         raise UnsupportedError("F.embedding with max_norm changes its weight, which is quantised: call it without")
     if (
@@ -345,7 +347,7 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
 
 @handles(torch.bmm, T.bmm)
 def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``x[e] @ w[e]`` for each matrix of a weight of three dimensions: a product per expert."""
+    """Returns ``x[e] @ w[e]`` for each matrix of a weight of three dimensions: a product per expert."""
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
     if is_quantized(left) or left.dim() != 3 or left.shape[0] != right.token.experts:
         refuse(func, (right, left))
@@ -354,7 +356,7 @@ def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
 
 @handles(*(getattr(place, name) for place, name in ((torch, "_grouped_mm"), (F, "grouped_mm")) if hasattr(place, name)))
 def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Rows of ``x`` from ``offs[e - 1]`` to ``offs[e]`` times ``w[e]``: a product per expert that has rows."""
+    """Returns, for each expert e that has rows, rows ``offs[e - 1]`` to ``offs[e]`` of ``x`` times ``w[e]``."""
 
     def grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
         plain = is_quantized(weight) and not is_quantized(input) and input.dim() == 2
@@ -387,7 +389,8 @@ be compiled."""
 
 @handles(torch.equal, T.equal)
 def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether both are quantised weights of one format, group size and shape with equal codes, scales and zero-points.
+    """Returns whether both are quantised weights of one format, group size and shape with equal codes, scales and
+    zero-points.
 
     Layouts, devices' copies and nominal dtypes do not matter. Equal numbers by other codes are not equal.
     """
@@ -415,7 +418,7 @@ def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
 
 
 def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    """``x @ weight.T + bias`` with a weight that is quantised."""
+    """Returns ``x @ weight.T + bias`` with a quantised weight."""
     if is_quantized(x) or is_quantized(bias) or not x.dtype.is_floating_point:
         refuse(func, (x, weight, bias))
     if weight.token.experts is not None:
@@ -427,7 +430,7 @@ def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
 
 
 def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The function itself, on the weight dequantised to the other operands' dtype."""
+    """Calls the function itself, on the weight dequantised to the other operands' dtype."""
     dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not is_quantized(arg)}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         refuse(func, args)

@@ -1,9 +1,9 @@
-"""Quantised weights in safetensors files: codes and scales as plain tensors, everything else as JSON in the metadata.
+"""Stores quantised weights in safetensors files: codes and scales as plain tensors, everything else as JSON in the
+metadata.
 
 A weight ``name`` is stored as ``name.codes``, ``name.scales`` and, in formats with zero-points, ``name.zeros``, always
-in the portable layout, so that any program can read the file. The metadata entry ``jitgen.quant`` records each
-weight's format, group size, shape and dtype, and which names share one tensor (tied weights); that tensor is stored
-once.
+in the portable layout, so that any program can read the file. The metadata entry ``jitgen.quant`` records each weight's
+format, group size, shape and dtype, and which names share one tensor (tied weights); that tensor is stored once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.b
 
 
 def state_tensors(tensor: QTensor, name: str) -> dict[str, torch.Tensor]:
-    """The plain tensors that a file stores for ``tensor``, in the portable layout, by their names in the file."""
+    """Returns the plain tensors that a file stores for ``tensor``, in the portable layout, by their names in the
+    file."""
     tensors = tensor._tensors_in("portable", keep=False)
     return {
         f"{name}.{suffix}": values for suffix, values in zip(find(tensor.format).tensor_names, tensors, strict=True)
@@ -37,7 +38,7 @@ def state_tensors(tensor: QTensor, name: str) -> dict[str, torch.Tensor]:
 
 
 def description(tensor: QTensor) -> str:
-    """Everything else that a file records of ``tensor``, as a JSON string."""
+    """Returns everything else that a file records of ``tensor``, as a JSON string."""
     token = tensor.token
     facts = {
         "format": token.format,
@@ -51,16 +52,16 @@ def description(tensor: QTensor) -> str:
 
 
 def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> QTensor:
-    """The weight that ``state_tensors`` and ``description`` describe.
+    """Returns the weight that ``state_tensors`` and ``description`` describe.
 
     Raises:
         FormatError: a tensor is missing or does not fit the description, or ``text`` is not a description.
     """
-    found = facts(name, text)
-    row = find(found["format"])
-    group_size = check_group_size(found["group_size"], row)
-    rows, columns = found["shape"]
-    dtype, transposed, experts = _DTYPES[found["dtype"]], bool(found["transposed"]), found.get("experts")
+    described = facts(name, text)
+    row = find(described["format"])
+    group_size = check_group_size(described["group_size"], row)
+    rows, columns = described["shape"]
+    dtype, transposed, experts = _DTYPES[described["dtype"]], bool(described["transposed"]), described.get("experts")
     names = [f"{name}.{suffix}" for suffix in row.tensor_names]
     missing = [stored for stored in names if stored not in tensors]
     if missing:
@@ -73,26 +74,26 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
 
 
 def facts(name: str, text: str) -> dict[str, Any]:
-    """What ``description`` has written of the weight ``name``.
+    """Reads what ``description`` wrote of the weight ``name``.
 
     Raises:
         FormatError: ``text`` is not a description.
     """
     try:
-        found: dict[str, Any] = json.loads(text)
-        check_group_size(found["group_size"], find(found["format"]))
-        rows, columns = found["shape"]
-        if not (type(rows) is type(columns) is int and found["dtype"] in _DTYPES and "transposed" in found):
+        described: dict[str, Any] = json.loads(text)
+        check_group_size(described["group_size"], find(described["format"]))
+        rows, columns = described["shape"]
+        if not (type(rows) is type(columns) is int and described["dtype"] in _DTYPES and "transposed" in described):
             raise ValueError("shape, dtype or transposed")
-        if not (found.get("experts") is None or type(found["experts"]) is int):
+        if not (described.get("experts") is None or type(described["experts"]) is int):
             raise ValueError("experts")
     except (KeyError, TypeError, ValueError, FormatError) as error:
         raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
-    return found
+    return described
 
 
 def content(origin: str, metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """(descriptions by weight, aliases) that the metadata of a file record; none where jitgen did not write it.
+    """Reads the descriptions of weights, and the aliases, in a file's metadata; both empty if jitgen did not write it.
 
     Raises:
         FormatError: they are not readable, or of another schema. The message names ``origin``.
@@ -100,8 +101,8 @@ def content(origin: str, metadata: Mapping[str, Any]) -> tuple[dict[str, str], d
     if METADATA_KEY not in metadata:
         return {}, {}
     try:
-        found = json.loads(metadata[METADATA_KEY])
-        schema, weights, aliases = found["schema"], dict(found["weights"]), dict(found["aliases"])
+        recorded = json.loads(metadata[METADATA_KEY])
+        schema, weights, aliases = recorded["schema"], dict(recorded["weights"]), dict(recorded["aliases"])
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{origin}: its metadata {METADATA_KEY!r} is not readable: {error!r}") from None
     if schema != SCHEMA:
@@ -110,7 +111,7 @@ def content(origin: str, metadata: Mapping[str, Any]) -> tuple[dict[str, str], d
 
 
 def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Write a model's state dict, or any dict of tensors, quantised weights included, to a safetensors file.
+    """Writes a model's state dict, or any dict of tensors, quantised weights included, to a safetensors file.
 
     Raises:
         UnsupportedError: safetensors is not installed, or ``model`` is neither a model nor a dict of tensors.
@@ -133,7 +134,7 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
 
 @contextmanager
 def _shared_as_new_files_are(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Give the file that is written to ``path`` the permissions of the one that is there, or of a new file.
+    """Gives the file that is written to ``path`` the permissions of the one that is there, or of a new file.
 
     safetensors writes a temporary file, which its owner alone may read, and renames it. A checkpoint is often read by
     another user, such as that of a server, so it gets what the process's umask allows, as ``torch.save`` has it.
@@ -152,7 +153,7 @@ def _shared_as_new_files_are(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """A state dict as a file has it: plain tensors, those that are tied once, and the metadata that says the rest.
+    """Flattens a state dict for a file: plain tensors, tied ones once, and the metadata that says the rest.
 
     Raises:
         UnsupportedError: something in it is no tensor.
@@ -179,7 +180,7 @@ def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor
 
 
 def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """Read a file that ``save_quantized`` wrote: plain tensors and ``QTensor``s on ``device``, by name.
+    """Reads a file that ``save_quantized`` wrote: plain tensors and ``QTensor``s on ``device``, by name.
 
     Names that were tied get the same tensor. To load the result into a model of the same structure, call
     ``model.requires_grad_(False).load_state_dict(state, assign=True)``. Any other safetensors file is read as plain
@@ -206,7 +207,7 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """A key that is equal for tensors that are the same view of the same memory."""
+    """Returns a key that is equal for tensors that are the same view of the same memory."""
     if isinstance(tensor, QTensor):
         stored = tensor.stored
         return id(stored.tensors[0]), stored.token

@@ -1,4 +1,4 @@
-"""``QuantizedLinear``: the ``nn.Linear`` that ``quantize_`` leaves, whose call goes to the kernel.
+"""Defines ``QuantizedLinear``, the ``nn.Linear`` that ``quantize_`` leaves, whose call goes to the kernel.
 
 ``F.linear`` with a ``QTensor`` asks torch for a handler, and the handler asks what each operand is (``functions.py``,
 ``eager.py``): a dozen Python calls. This layer knows that its weight is quantised, and asks only what may differ from
@@ -26,16 +26,16 @@ _dtypes = frozenset(eager.DTYPES)
 
 
 class QuantizedLinear(nn.Linear):
-    """A Linear whose weight is a ``QTensor``; made of an ``nn.Linear`` by ``of``."""
+    """Multiplies with a weight that is a ``QTensor``; ``convert`` makes one of an ``nn.Linear``."""
 
     @staticmethod
     def convert(module: nn.Module) -> None:
-        """Make a Linear, and no subclass that computes something else, one whose calls go to the kernel."""
+        """Converts a Linear in place, unless it is a subclass that may compute something else."""
         if type(module) is nn.Linear:
             module.__class__ = QuantizedLinear
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What ``torch.jit.script`` asks a module: UnsupportedError."""
+        """Raises UnsupportedError, which ``torch.jit.script`` meets when it asks for the module."""
         raise UnsupportedError(
             "torch.jit.script compiles no layer with a quantised weight; use torch.export.export or torch.compile"
         )

@@ -1,4 +1,4 @@
-"""Rows of a quantised weight, gathered and decoded where they lie: ``F.embedding`` as torch operations on its tensors.
+"""Gathers and decodes rows of a quantised weight where they lie: ``F.embedding`` as torch operations on its tensors.
 
 ``rows`` computes the address of each code in the layout of a kernel's backend, so that an embedding reads the codes
 that a tied output layer multiplies. It is plain torch on integers and floats: eager torch runs it, and a trace makes
@@ -22,7 +22,7 @@ OUT_OF_RANGE = 1 << 40
 
 
 def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
-    """The rows that ``index`` (int32 or int64, any shape) numbers, ``[*index.shape, K]`` of the weight's dtype.
+    """Returns the rows that ``index`` (int32 or int64, any shape) numbers, ``[*index.shape, K]`` of the weight's dtype.
 
     Numbers are those of ``dequantize``: computed in float32 (float64 for that dtype) and rounded once.
 
@@ -60,7 +60,7 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
 
 
 def _row_in_block(layout: str, row: Tensor) -> Tensor:
-    """The index of a row's scales among those of its block of 16."""
+    """Returns the index of a row's scales among those of its block of 16."""
     return ((row & 7) << 1) + (row >> 3 & 1) if layout == "mma" else row & 15
 
 
@@ -69,14 +69,14 @@ def _row_in_block(layout: str, row: Tensor) -> Tensor:
 
 
 def _fields(format: Format, read: Callable[[int, int], tuple[Tensor, Tensor | int]]) -> Tensor:
-    """Codes of bit planes: ``read(width, first)`` gives what has a plane's bits, and the shift to them."""
-    found: Tensor | None = None
+    """Joins the codes of bit planes: ``read(width, first)`` returns what has a plane's bits, and the shift to them."""
+    codes: Tensor | None = None
     for width, first in format.planes:
         word, shift = read(width, first)
         bits = (word.int() >> shift & ((1 << width) - 1)) << first
-        found = bits if found is None else found | bits
-    assert found is not None
-    return found
+        codes = bits if codes is None else codes | bits
+    assert codes is not None
+    return codes
 
 
 def _cpu(format: Format, codes: Tensor, columns: int, row: Tensor, column: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _cpu(format: Format, codes: Tensor, columns: int, row: Tensor, column: Tenso
 
 
 def _biased(format: Format, codes: Tensor) -> Tensor:
-    """Codes of 8 bits in two's complement with a bias, which these layouts do not store."""
+    """Adds the bias to 8-bit codes in two's complement, which these layouts store without."""
     return codes ^ 128 if format.signed else codes
 
 
@@ -150,14 +150,15 @@ ADDRESSES: dict[str, Callable[[Format, Tensor, int, Tensor, Tensor], Tensor]] = 
     "mma": _mma,
     "interleaved": _interleaved,
 }
-"""By layout: the codes at ``row`` and ``column``, which broadcast, of a weight of as many padded columns."""
+"""By layout, the function that reads the codes at ``row`` and ``column``, which broadcast; the weight has so many
+padded columns."""
 
 
 # --------------------------------------------------------------------------------------------------------------- values
 
 
 def _value(format: Format, code: Tensor, compute: torch.dtype) -> Tensor:
-    """What codes stand for; ``Format.values`` is the reference."""
+    """Returns the values of codes; ``Format.values`` is the reference."""
     if isinstance(format.code, Integer):
         biased = -(1 << (format.bits - 1)) if format.signed else format.first
         values = code.to(compute)
@@ -169,7 +170,7 @@ def _value(format: Format, code: Tensor, compute: torch.dtype) -> Tensor:
 
 
 def _small_float(code: Float, bits: int, patterns: Tensor, compute: torch.dtype) -> Tensor:
-    """A sign, an exponent and a mantissa: mantissa times a power of two, each factor and product exact."""
+    """Decodes a sign, an exponent and a mantissa: mantissa times a power of two, each factor and product exact."""
     exponent = patterns >> code.mantissa & ((1 << code.exponent) - 1)
     fraction = patterns & ((1 << code.mantissa) - 1)
     normal = torch.clamp(exponent, max=1)
@@ -181,7 +182,7 @@ def _small_float(code: Float, bits: int, patterns: Tensor, compute: torch.dtype)
 
 
 def _of_table(code: Table, patterns: Tensor, compute: torch.dtype) -> Tensor:
-    """A look-up by halves of the table: the highest bit chooses between two."""
+    """Looks codes up in a table by halves: the highest bit chooses between two."""
 
     def among(first: int, count: int) -> Tensor:
         if count == 1:
@@ -198,8 +199,8 @@ def _scale(format: Format, scales: Tensor, compute: torch.dtype) -> Tensor:
     if format.scale != "e8m0":
         return scales.to(compute)
     # 2^(byte - 127) by its bits: 2^127 is the largest factor, and 2^-127, which is subnormal, comes last.
-    power, found = scales.int(), torch.ones((), dtype=compute, device=scales.device)
+    power, product = scales.int(), torch.ones((), dtype=compute, device=scales.device)
     high = (power >> 7 & 1) == 1
     for bit in range(7):
-        found = torch.where((power >> bit & 1) == 1, found * 2.0 ** (1 << bit), found)
-    return torch.where(high, found * 2.0, found * 2.0**-64 * 2.0**-63)
+        product = torch.where((power >> bit & 1) == 1, product * 2.0 ** (1 << bit), product)
+    return torch.where(high, product * 2.0, product * 2.0**-64 * 2.0**-63)

@@ -1,4 +1,4 @@
-"""``quantize_`` quantises the weights of a model's layers in place, and reports what it did.
+"""Quantises the weights of a model's layers in place with ``quantize_``, and reports what it did.
 
 Layers are every ``nn.Linear``, transformers' ``Conv1D`` (GPT-2), the matrices of experts that a mixture of experts of a
 known class has in one parameter of three dimensions (``experts.py``), and every ``nn.Embedding`` where that is asked
@@ -29,7 +29,7 @@ from jitgen.quant.quantize import check_method, quantize, sqnr
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """One weight that was quantised.
+    """Describes one weight that was quantised.
 
     Attributes:
         names: the fully qualified names of the layers that use it; a tied weight has more than one.
@@ -53,7 +53,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """One layer or parameter that was not quantised, and the reason."""
+    """Describes one layer or parameter that was not quantised, and the reason."""
 
     name: str
     reason: str
@@ -61,7 +61,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What ``quantize_`` did; ``str`` of it is a table.
+    """Reports what ``quantize_`` did; ``str`` of it is a table.
 
     Attributes:
         layers, skipped: each weight that was quantised, and each layer that was not.
@@ -112,14 +112,15 @@ class QuantizationReport:
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    """The cells of ``row``, each padded to its column's width; the first three columns are text, the others numbers."""
+    """Yields the cells of ``row``, each padded to its column's width; the first three columns are text, the others
+    numbers."""
     for column, (text, width) in enumerate(zip(row, widths, strict=True)):
         yield text.ljust(width) if column < 3 else text.rjust(width)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A module that has a weight which is quantised.
+    """Refers to a module whose weight is quantised.
 
     Attributes:
         name: what patterns and the report call it: the module's name, with that of the parameter for experts.
@@ -134,8 +135,8 @@ class _Layer:
 
     @property
     def weight(self) -> torch.Tensor:
-        found: torch.Tensor = self.module._parameters[self.leaf]  # type: ignore[assignment]
-        return found
+        weight: torch.Tensor = self.module._parameters[self.leaf]  # type: ignore[assignment]
+        return weight
 
 
 def quantize_(
@@ -150,7 +151,7 @@ def quantize_(
     embeddings: bool = False,
     experts: str | Collection[str] = (),
 ) -> QuantizationReport:
-    """Quantise the weights of ``model``'s layers in place. The model is called as before.
+    """Quantises the weights of ``model``'s layers in place. The model is called as before.
 
     Args:
         model: the weights of its Linears, ``Conv1D``s and experts become Parameters that are ``QTensor``s and take no
@@ -184,11 +185,11 @@ def quantize_(
     check_method(method)
     layouts.find(layout or "portable")
     users = _users(model)
-    found = list(_layers(model, embeddings, (experts,) if isinstance(experts, str) else experts))
-    taken = {(id(layer.module), layer.leaf) for layer in found}
+    candidates = list(_layers(model, embeddings, (experts,) if isinstance(experts, str) else experts))
+    taken = {(id(layer.module), layer.leaf) for layer in candidates}
     wanted: dict[int, list[_Layer]] = {}
     skipped: list[SkippedLayer] = []
-    for layer in found:
+    for layer in candidates:
         choice = _choice(choices, layer.name)
         if filter_fn is not None and not filter_fn(layer.module, layer.name):
             reason: str | None = "filter_fn"
@@ -236,12 +237,12 @@ def quantize_(
         tuple(skipped),
         tuple(frozen),
         tuple(_others(model, taken, embeddings)),
-        _unmatched(format, found),
+        _unmatched(format, candidates),
     )
 
 
 def _unmatched(format: str | Mapping[str, Any], layers: Sequence[_Layer]) -> tuple[str, ...]:
-    """The patterns of a mapping that match the name of none of ``layers``."""
+    """Returns the patterns of a mapping that match no layer's name."""
     patterns = format if isinstance(format, Mapping) else ()
     return tuple(
         pattern for pattern in patterns if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
@@ -249,7 +250,7 @@ def _unmatched(format: str | Mapping[str, Any], layers: Sequence[_Layer]) -> tup
 
 
 def _layers(model: nn.Module, embeddings: bool, experts: Collection[str]) -> Iterator[_Layer]:
-    """The layers that ``quantize_`` knows, in the order of the model."""
+    """Yields the layers that ``quantize_`` knows, in the order of the model."""
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.Linear) or (embeddings and type(module) is nn.Embedding):
@@ -262,7 +263,7 @@ def _layers(model: nn.Module, embeddings: bool, experts: Collection[str]) -> Ite
 
 
 def _others(model: nn.Module, taken: set[tuple[int, str]], embeddings: bool) -> Iterator[SkippedLayer]:
-    """Parameters of two and more dimensions in modules that are no layer of ``quantize_``."""
+    """Yields parameters of two and more dimensions in modules that are no layers to ``quantize_``."""
     for name, module in model.named_modules():
         for leaf in module._parameters:
             if (id(module), leaf) not in taken and rank(module, leaf) >= 2:
@@ -277,20 +278,20 @@ def _others(model: nn.Module, taken: set[tuple[int, str]], embeddings: bool) -> 
 def _choices(
     format: str | Mapping[str, str | tuple[str, int | None] | None], group_size: int | None
 ) -> list[tuple[str, Format | None, int | None]]:
-    """(pattern, format or None, group size) in the order in which they are tried."""
+    """Lists (pattern, format or None, group size) in the order in which they are tried."""
     if isinstance(format, Mapping):
         given = [(key, value if isinstance(value, tuple) else (value, group_size)) for key, value in format.items()]
     else:
         given = [("*", (format, group_size))]
-    found: list[tuple[str, Format | None, int | None]] = []
+    choices: list[tuple[str, Format | None, int | None]] = []
     for pattern, (name, group) in given:
         row = None if name is None else find(name)
-        found.append((pattern, row, None if row is None else check_group_size(group, row)))
-    return found
+        choices.append((pattern, row, None if row is None else check_group_size(group, row)))
+    return choices
 
 
 def _choice(choices: list[tuple[str, Format | None, int | None]], name: str) -> tuple[Format, int | None] | None:
-    """The format and group size of the layer called ``name``; None where it is left as it is."""
+    """Returns the format and group size of the layer called ``name``; None if it is left as it is."""
     for pattern, row, group_size in choices:
         if fnmatch.fnmatchcase(name, pattern):
             return None if row is None else (row, group_size)
@@ -298,7 +299,7 @@ def _choice(choices: list[tuple[str, Format | None, int | None]], name: str) -> 
 
 
 def freeze_bias(module: nn.Module) -> bool:
-    """Make the bias of a quantised layer untrainable; whether it has one that was trainable."""
+    """Makes the bias of a quantised layer untrainable; returns whether it was trainable."""
     bias = module._parameters.get("bias")
     if bias is None or not bias.requires_grad:
         return False
@@ -307,7 +308,7 @@ def freeze_bias(module: nn.Module) -> bool:
 
 
 def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """``id`` of a parameter -> the modules that have it, each with the parameter's name in the module."""
+    """Maps the ``id`` of a parameter to the modules that have it, each with the parameter's name there."""
     users: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -317,7 +318,7 @@ def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def _obstacle(layer: _Layer, users: dict[int, list[tuple[nn.Module, str]]], taken: set[tuple[int, str]]) -> str | None:
-    """The reason why the weight of ``layer`` cannot be quantised; None if it can."""
+    """Returns the reason why the weight of ``layer`` cannot be quantised; None if it can."""
     weight = layer.module._parameters.get(layer.leaf)
     if weight is None:
         return "its weight is not a plain parameter (a parametrisation, or weight norm); remove that first"

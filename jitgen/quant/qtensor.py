@@ -1,4 +1,4 @@
-"""``QTensor``: a quantised weight that is a ``torch.Tensor`` of the dequantised weight's shape.
+"""Defines ``QTensor``, a quantised weight that is a ``torch.Tensor`` of the dequantised weight's shape.
 
 It holds plain tensors in one layout and a ``token`` that says which (``storage``). It may be used wherever a weight is:
 in a ``Parameter``, a state dict, a checkpoint, ``F.linear``, ``x @ w.T``. The table in ``functions`` lists what torch
@@ -42,7 +42,7 @@ _INNER_TENSOR = "export.access_subclass_inner_tensor.default"
 
 
 class LayoutName(str):
-    """The name of a layout. It equals ``torch.strided`` too, by which other programs tell that a tensor is not sparse:
+    """Represents the name of a layout. It equals ``torch.strided`` too, by which other programs tell that a tensor is not sparse:
     safetensors then asks for its memory, and meets the error that says how a weight is written."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class LayoutName(str):
 
 
 class QTensor(torch.Tensor):
-    """A quantised weight. Made by ``jitgen.quantize``.
+    """Represents a quantised weight. Made by ``jitgen.quantize``.
 
     Attributes:
         tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
@@ -84,7 +84,8 @@ class QTensor(torch.Tensor):
         experts: int | None = None,
         filled: bool = True,
     ) -> QTensor:
-        """A weight of tensors that exist: ``weight_shape`` is (N, K), ``dtype`` what ``dequantize`` returns by default.
+        """Makes a weight of existing tensors: ``weight_shape`` is (N, K), and ``dequantize`` returns ``dtype`` by
+        default.
 
         ``filled``: whether the tensors have their numbers already. Otherwise these are checked when the weight is first
         converted to another layout.
@@ -132,12 +133,12 @@ class QTensor(torch.Tensor):
 
     @property
     def tensors(self) -> Tensors:
-        """(codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout."""
+        """Returns (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout."""
         return self.stored.tensors
 
     @property
     def token(self) -> Token:
-        """Everything else about it; equal facts are the same object."""
+        """Returns everything else about the weight; equal facts are the same object."""
         return self.stored.token
 
     # Python properties, because each of torch's own would call __torch_function__.
@@ -155,7 +156,7 @@ class QTensor(torch.Tensor):
 
     @property
     def transposed(self) -> bool:
-        """Whether this is the transpose of a weight: of shape (K, N), with groups along K."""
+        """Returns whether this is the transpose of a weight: of shape (K, N), with groups along K."""
         return self.token.transposed
 
     @property
@@ -172,7 +173,7 @@ class QTensor(torch.Tensor):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """Size of its tensors in this layout, in bytes."""
+        """Returns the size of its tensors in this layout, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
@@ -201,11 +202,13 @@ class QTensor(torch.Tensor):
 
     @property
     def portable_names(self) -> tuple[str, ...]:
-        """The names of the tensors in the portable layout, such as ``portable_codes``, whatever its own layout is."""
+        """Returns the names of the tensors in the portable layout, such as ``portable_codes``, whatever its own layout
+        is."""
         return tuple(PORTABLE + name for name in find(self.token.format).tensor_names)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""
+        """Returns the weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made
+        of."""
         token = self.token
         with torch.no_grad():
             tensors = self._tensors_in("portable", keep=False)
@@ -217,8 +220,8 @@ class QTensor(torch.Tensor):
         return weight.mT if token.transposed else weight
 
     def expert(self, index: int) -> QTensor:
-        """The matrix number ``index`` of a weight of three dimensions. Where it has whole blocks of 16 rows it shares
-        the memory of this weight, which is converted to the layout that kernels on its device read.
+        """Returns matrix ``index`` of a weight of three dimensions. Where it has whole blocks of 16 rows it shares the
+        memory of this weight, which is converted to the layout that kernels on its device read.
 
         Raises:
             IndexError: there is no such one.
@@ -249,15 +252,15 @@ class QTensor(torch.Tensor):
             parts = zip(format.tensor_names, self.tensors, strict=True)
             return QTensor.wrap(tuple(part if name in shared else part[first:last] for name, part in parts), token)
         whole = self._alias(experts=None, transposed=False)
-        found = whole._rows(torch.arange(index * rows, (index + 1) * rows))
-        return found._alias(transposed=True) if token.transposed else found
+        matrix = whole._rows(torch.arange(index * rows, (index + 1) * rows))
+        return matrix._alias(transposed=True) if token.transposed else matrix
 
     def of_experts(self, count: int) -> QTensor:
-        """The weight of three dimensions whose ``count`` matrices lie one below another in this one."""
+        """Returns the weight of three dimensions whose ``count`` matrices lie one below another in this one."""
         return self._alias(experts=count)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """The rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
+        """Returns the rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
 
         This weight is not transposed. Its tensors in the portable layout are kept for the next call.
         """
@@ -268,11 +271,12 @@ class QTensor(torch.Tensor):
             return slices.dense_rows(row, token.group_size, token.weight_shape, tensors, index, token.dtype)
 
     def portable_tensors(self) -> Tensors:
-        """Its tensors in the portable layout; those that it has itself, where that is its layout."""
+        """Returns its tensors in the portable layout, its own if they are."""
         return self._tensors_in("portable", keep=False)
 
     def with_layout(self, layout: str) -> QTensor:
-        """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
+        """Returns the same weight in ``layout``. The conversion is remembered: the next call returns the same
+        tensors."""
         with _lock:
             if layout == self.token.layout:
                 return self
@@ -280,12 +284,12 @@ class QTensor(torch.Tensor):
             return QTensor.wrap(stored.tensors, stored.token, self._copies)
 
     def stored_in(self, layout: str) -> Stored:
-        """What ``with_layout(layout)`` holds."""
+        """Returns what ``with_layout(layout)`` holds."""
         with _lock:
             return Stored(self._tensors_in(layout, keep=True), self.token.replace(layout=layout))
 
     def relayout_(self, layout: str) -> QTensor:
-        """Convert this weight to ``layout`` in place; the tensors of its layout until now are released."""
+        """Converts this weight to ``layout`` in place; the tensors of its former layout are released."""
         with _lock:
             if layout != self.token.layout:
                 self._copies.experts.clear()
@@ -311,8 +315,8 @@ class QTensor(torch.Tensor):
             return tensors
 
     def overwrite(self, plain: Tensors) -> None:
-        """Write ``plain``, tensors of such a weight in the portable layout, to every copy of this one in any layout, to
-        those in other tensors of this weight, and to its matrices.
+        """Writes ``plain``, portable tensors of such a weight, to every copy of this one: in any layout, in its other
+        tensors, and in its matrices.
 
         Raises:
             UnsupportedError: this is one matrix of a weight of three dimensions.
@@ -332,13 +336,13 @@ class QTensor(torch.Tensor):
                     part.write(format, token.group_size, (height, columns), taken)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> QTensor:
-        """A new weight, with ``function`` applied to each of its tensors."""
+        """Makes a new weight by applying ``function`` to each of its tensors."""
         stored = self.stored
         tensors = settled(tuple(map(function, stored.tensors)))
         return QTensor.wrap(tensors, stored.token.replace(device=tensors[0].device, **changes))
 
     def _rows(self, rows: torch.Tensor) -> QTensor:
-        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed.
+        """Makes a new portable weight of these rows (int64, on the CPU); this weight is not transposed.
 
         Raises:
             UnsupportedError: some of the rows share scales with others that are left out.
@@ -350,7 +354,7 @@ class QTensor(torch.Tensor):
         return QTensor.wrap(taken, token.replace(layout="portable", weight_shape=shape))
 
     def _columns(self, first: int, last: int) -> QTensor:
-        """A new portable weight of the columns from ``first`` to before ``last``; this weight is not transposed.
+        """Makes a new portable weight of the columns from ``first`` to before ``last``; this weight is not transposed.
 
         Raises:
             UnsupportedError: they are not whole groups.
@@ -362,11 +366,11 @@ class QTensor(torch.Tensor):
         return QTensor.wrap(taken, token.replace(layout="portable", weight_shape=shape))
 
     def _portable(self) -> QTensor:
-        """A new weight in the portable layout, on the same device."""
+        """Makes a new weight in the portable layout, on the same device."""
         return QTensor.wrap(self._tensors_in("portable", keep=False), self.token.replace(layout="portable"))
 
     def _alias(self, **changes: Any) -> QTensor:
-        """A weight that shares the tensors of this one."""
+        """Makes a weight that shares the tensors of this one."""
         with _lock:  # a copy that copy_ does not know yet would miss what it writes
             stored = self.stored
             return QTensor.wrap(stored.tensors, stored.token.replace(**changes), self._copies)
@@ -406,7 +410,7 @@ class QTensor(torch.Tensor):
         return made
 
     def _stable_hash_for_caching(self) -> str:
-        """The name of this weight in torch.compile's cache."""
+        """Returns the name of this weight in torch.compile's cache."""
         return repr(self.token.facts())
 
     @classmethod
@@ -471,7 +475,7 @@ def rebuild(
     parameter: bool = False,
     experts: int | None = None,
 ) -> QTensor:
-    """A ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
+    """Rebuilds a ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
     # torch.save's older format has the numbers after the pickle: torch.load reads them when this has returned.
     facts = {"transposed": transposed, "experts": experts, "filled": False}
     made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, **facts)  # type: ignore[arg-type]
@@ -480,7 +484,7 @@ def rebuild(
 
 
 def reduce_shared(weight: QTensor) -> tuple[Any, ...]:
-    """How a weight travels to another process of this machine: its tensors as they are, in shared memory or on the GPU.
+    """Sends a weight to another process of this machine: its tensors as they are, in shared memory or on the GPU.
 
     They are those that the weight keeps. A copy in the portable layout, which other pickles have, would be freed, and
     its shared memory with it, before the other process has opened it.
@@ -490,7 +494,7 @@ def reduce_shared(weight: QTensor) -> tuple[Any, ...]:
 
 
 def rebuild_shared(tensors: Tensors, token: Token, parameter: bool) -> QTensor:
-    """The weight that ``reduce_shared`` has sent."""
+    """Rebuilds the weight that ``reduce_shared`` has sent."""
     return _as_parameter(QTensor.wrap(tensors, token.replace(device=tensors[0].device)), parameter)
 
 
@@ -505,18 +509,18 @@ def _as_parameter(tensor: QTensor, parameter: bool) -> QTensor:
 
 
 def _have_numbers(tensors: Tensors) -> bool:
-    """Whether these are tensors of numbers, which no mode of torch's records."""
+    """Returns whether these tensors hold numbers and no mode of torch's records them."""
     return type(tensors[0]) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def _lasting() -> AbstractContextManager[Any]:
-    """A context for what a weight keeps: within ``inference_mode`` it would be of tensors that no later call with
-    gradients takes."""
+    """Enters a context for what a weight keeps: tensors made within ``inference_mode`` would fit no later call with
+    gradients."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """``dtype`` where it is a floating-point one; UnsupportedError otherwise."""
+    """Returns ``dtype`` if it is a floating-point one; UnsupportedError otherwise."""
     if not dtype.is_floating_point:
         raise UnsupportedError(f"a quantised weight has no dtype {dtype}; use a floating-point one, such as bfloat16")
     return dtype

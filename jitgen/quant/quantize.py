@@ -1,4 +1,4 @@
-"""``quantize`` turns a weight into codes and scales.
+"""Turns a weight into codes and scales with ``quantize``.
 
 Three methods find a group's scale and zero-point; all of them take the error of the scale *as stored*, after rounding
 to the format's kind of scales.
@@ -75,7 +75,7 @@ def quantize(
     layout: str | None = None,
     method: str = "mse",
 ) -> QTensor:
-    """Quantise ``weight``.
+    """Quantises ``weight``.
 
     Args:
         weight: ``[N, K]``, the orientation of ``nn.Linear``, in float64, float32, bfloat16 or float16, on any device.
@@ -113,13 +113,14 @@ def quantize(
 
 
 def check_method(method: str) -> None:
-    """FormatError, with the list of known names, unless ``method`` is one."""
+    """Raises FormatError, with the list of known names, unless ``method`` is one."""
     if method not in METHODS:
         raise FormatError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
 
 
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
-    """The signal-to-noise ratio in dB: 10 log10(sum w^2 / sum (w - dequantised w)^2); inf if there is no noise."""
+    """Returns the signal-to-noise ratio in dB: 10 log10(sum w^2 / sum (w - dequantised w)^2); inf if there is no
+    noise."""
     with torch.no_grad():
         plain = quantized.stored_in("portable")
         token = plain.token
@@ -128,9 +129,9 @@ def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
         signal = noise = torch.zeros((), dtype=torch.float64, device=weight.device)
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
-            found = decode_rows(format, token.group_size, shape, plain.tensors, rows, torch.float64)
+            decoded = decode_rows(format, token.group_size, shape, plain.tensors, rows, torch.float64)
             signal = signal + exact.square().sum()
-            noise = noise + (exact - found).square().sum()
+            noise = noise + (exact - decoded).square().sum()
     ratio = float(signal) / float(noise) if float(noise) else math.inf
     return 10 * math.log10(ratio) if ratio else -math.inf
 
@@ -159,7 +160,7 @@ def _check(weight: torch.Tensor, format: Format) -> None:
 
 
 def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method: str) -> Tensors:
-    """``weight`` in the portable layout; FormatError if the format cannot represent it."""
+    """Encodes ``weight`` in the portable layout; FormatError if the format cannot represent it."""
     shape = (weight.shape[0], weight.shape[1])
     sizes = geometry(group_size, shape)
     compute = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -207,7 +208,8 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method
 
 
 def _tensor_scale(weight: torch.Tensor, format: Format) -> torch.Tensor:
-    """The factor for which the largest magnitude is the largest code times the largest scale, float32; 1 for zeros."""
+    """Returns the float32 factor that makes the largest magnitude the largest code times the largest scale; 1 for
+    zeros."""
     if not weight.numel():
         return torch.ones((), device=weight.device)
     factor = (weight.abs().amax().double() / (format.high * SCALES[format.scale].largest)).float()
@@ -215,7 +217,7 @@ def _tensor_scale(weight: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _row_chunks(format: Format, rows: int, columns: int, device: torch.device) -> list[slice]:
-    """Slices that cover ``rows``; rows that share scales are in one of them."""
+    """Cuts ``rows`` into slices; rows that share scales are in one of them."""
     chunks = row_chunks(rows, columns, device)
     if format.scale_rows == 1 or not chunks:
         return chunks
@@ -224,7 +226,7 @@ def _row_chunks(format: Format, rows: int, columns: int, device: torch.device) -
 
 
 def _shared(grouped: torch.Tensor, format: Format) -> tuple[torch.Tensor, int]:
-    """The values that share a scale, [sets of rows, groups, values], and the number of rows that do."""
+    """Returns the values that share a scale, [sets of rows, groups, values], and the number of rows that do."""
     if format.scale_rows == 1:
         return grouped, 1
     rows, groups, group = grouped.shape
@@ -245,7 +247,7 @@ def _fits(scales: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _round(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, format: Format) -> torch.Tensor:
-    """The values of the codes in use that are nearest to ``values / scales + zeros``."""
+    """Rounds ``values / scales + zeros`` to the nearest values of codes in use."""
     codes = values / torch.where(scales == 0, 1.0, scales)
     code = format.code
     if isinstance(code, Float) and codes.dtype == torch.float32:
@@ -260,7 +262,7 @@ def _round(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, form
 
 
 def _nearest(codes: torch.Tensor, format: Format) -> torch.Tensor:
-    """For each number the index of the nearest one of ``format.finite_values``."""
+    """Returns, for each number, the index of the nearest of ``format.finite_values``."""
     values = format.finite_values.to(codes.dtype)
     between = (values[1:] + values[:-1]) / 2
     if len(between) > COMPARED or codes.is_cuda:
@@ -272,7 +274,7 @@ def _nearest(codes: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _nearest_floats(codes: torch.Tensor, code: Float, high: float) -> torch.Tensor:
-    """The floats of ``code`` that are nearest to ``codes`` (float32), ties to even; ``high`` is the largest.
+    """Rounds ``codes`` (float32) to the nearest floats of ``code``, ties to even; ``high`` is the largest.
 
     A number is rounded to a multiple of the distance of floats around it: its power of two, which its exponent bits
     are, times 2^-mantissa, and at least that of the subnormals.
@@ -284,7 +286,7 @@ def _nearest_floats(codes: torch.Tensor, code: Float, high: float) -> torch.Tens
 
 
 def _float_patterns(values: torch.Tensor, code: Float, bits: int) -> torch.Tensor:
-    """The bit patterns, uint8, of float32 ``values`` that are floats of ``code``."""
+    """Returns the bit patterns, uint8, of float32 ``values`` that are floats of ``code``."""
     size = values.abs()
     normal = (size.view(torch.int32) >> (23 - code.mantissa)) - ((127 - code.bias) << code.mantissa)
     subnormal = (size * 2.0 ** (code.bias - 1 + code.mantissa)).int()
@@ -293,20 +295,21 @@ def _float_patterns(values: torch.Tensor, code: Float, bits: int) -> torch.Tenso
 
 
 def _codes(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, format: Format) -> torch.Tensor:
-    """The codes, one to an element, as ``portable.pack_codes`` takes them."""
+    """Returns the codes, one to an element, as ``portable.pack_codes`` takes them."""
     code = format.code
     if isinstance(code, Float) and values.dtype == torch.float32:
         return _float_patterns(_round(values, scales, zeros, format), code, format.bits)
     if not isinstance(code, Integer):
-        found = _nearest(values / torch.where(scales == 0, 1.0, scales), format)
-        return _patterns(format).to(values.device)[found]
-    found = _round(values, scales, zeros, format)
-    return found if code.step == 1 else found.sub_(code.low).div_(code.step)
+        rounded = _nearest(values / torch.where(scales == 0, 1.0, scales), format)
+        return _patterns(format).to(values.device)[rounded]
+    rounded = _round(values, scales, zeros, format)
+    return rounded if code.step == 1 else rounded.sub_(code.low).div_(code.step)
 
 
 @functools.cache
 def _patterns(format: Format) -> torch.Tensor:
-    """The bit pattern of each of ``format.finite_values``, uint8; of the two zeros of a float the positive one."""
+    """Returns the bit pattern of each of ``format.finite_values``, uint8; of the two zeros of a float the positive
+    one."""
     values = format.values
     order = [int((values == value).nonzero()[0]) for value in format.finite_values]
     return torch.tensor(order, dtype=torch.uint8)
@@ -316,7 +319,7 @@ def _patterns(format: Format) -> torch.Tensor:
 
 
 def _stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
-    """``scales``, which are numbers of the format's kind of scales, as they are stored."""
+    """Returns ``scales``, numbers of the format's kind of scales, as they are stored."""
     if format.scale == "e8m0":
         return (torch.log2(scales).round() + E8M0_BIAS).clamp_(0, 2 * E8M0_BIAS).to(torch.uint8)
     if format.scale == "e4m3":
@@ -325,7 +328,7 @@ def _stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
-    """``scales`` rounded to the format's kind of scales."""
+    """Rounds ``scales`` to the format's kind of scales."""
     if format.scale == "e8m0":
         return torch.exp2(torch.log2(scales).round().clamp(-E8M0_BIAS, 2 * E8M0_BIAS))
     if format.scale == "e4m3":
@@ -335,7 +338,7 @@ def _rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
 
 
 def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each group of ``values`` [rows, groups, group], the scale, as stored, and the zero-point.
+    """Returns the stored scale and the zero-point for each group of ``values`` [rows, groups, group].
 
     Both are [rows, groups, 1], in the dtype of ``values``.
     """
@@ -367,7 +370,7 @@ def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[tor
 def _tried(
     values: torch.Tensor, magnitude: torch.Tensor, format: Format, method: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The candidates of a method."""
+    """Yields the candidates of a method."""
     candidates = _candidates(values, magnitude, format)
     if method == "mse":
         yield from candidates
@@ -383,7 +386,7 @@ def _refined(
     least: torch.Tensor,
     format: Format,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and floating-point zero-points after steps of least squares, where these reduce the error."""
+    """Improves scales and floating-point zero-points by least squares, where that reduces the error."""
     normal = values / unit
     for _ in range(REFINEMENTS):
         codes = _round(values, scales, zeros, format)
@@ -406,7 +409,7 @@ def _refined(
 
 
 def _half_quadratic(values: torch.Tensor, unit: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """HQQ's zero-points for the scales of ``"absmax"``; see this module's docstring."""
+    """Fits HQQ's zero-points for the scales of ``"absmax"``; see this module's docstring."""
     code = format.code
     assert isinstance(code, Integer)
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
@@ -432,7 +435,7 @@ def _half_quadratic(values: torch.Tensor, unit: torch.Tensor, format: Format) ->
 
 
 def _stored_zeros(zeros: torch.Tensor, format: Format) -> torch.Tensor:
-    """``zeros`` as the format stores them."""
+    """Returns ``zeros`` as the format stores them."""
     if format.zeros == "float":
         return zeros.to(format.zero_dtype).to(zeros.dtype)
     return zeros.round().clamp_(0, format.high)
@@ -441,7 +444,7 @@ def _stored_zeros(zeros: torch.Tensor, format: Format) -> torch.Tensor:
 def _candidates(
     values: torch.Tensor, magnitude: torch.Tensor, format: Format
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The candidates: pairs of scales, as stored, and zero-points. The first one is that of ``"absmax"``."""
+    """Yields pairs of stored scales and zero-points to try. The first one is that of ``"absmax"``."""
     shrinks = {8: SHRINK_8_BIT, 7: SHRINK, 6: SHRINK, 5: SHRINK, 4: SHRINK_4_BIT}
     fractions = shrinks.get(format.bits, SHRINK_FEW_BITS)
     no_zeros = torch.zeros_like(magnitude)

@@ -1,4 +1,4 @@
-"""Rewriting a traced graph for quantised weights in another layout than the one it was traced with.
+"""Rewrites a traced graph for quantised weights in another layout than the one it was traced with.
 
 A traced graph takes the tensors of a weight in the layout of its backend (``weights.LAYOUTS``). In a manifest they are
 in the portable layout, so that a graph recorded with one backend can be built for another. A weight that a function
@@ -23,7 +23,8 @@ from jitgen.spec import dtype_name
 
 @dataclass(frozen=True)
 class Relaid:
-    """A rewritten graph, with the values of its symbols (``environment``) and the memory of each of its inputs."""
+    """Holds a rewritten graph, with the values of its symbols (``environment``) and the memory of each of its
+    inputs."""
 
     graph: Graph
     environment: Mapping[str, Any]
@@ -31,7 +32,8 @@ class Relaid:
 
 
 def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layout: str) -> Relaid:
-    """``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made them.
+    """Rewrites ``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made
+    them.
 
     Raises:
         UnsupportedError: ``layout`` is not the portable one, and the graph has a weight that keeps another layout.

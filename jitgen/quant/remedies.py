@@ -1,4 +1,4 @@
-"""What to do instead of a function of torch that a quantised weight does not take, by the kind of the function.
+"""Says what to do instead of a function of torch that a quantised weight does not take, by the kind of the function.
 
 Errors call the weight ``w``.
 """
@@ -26,7 +26,8 @@ _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|floordiv|mod|pow|and|o
 
 
 def remedy(name: str, token: Token) -> str:
-    """What to do instead of the function ``name``, such as ``torch.Tensor.add_``, of a weight with this token."""
+    """Returns what to do instead of the function ``name``, such as ``torch.Tensor.add_``, of a weight with this
+    token."""
     parts = name.split(".")
     leaf = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
     if parts[-1] in ("__get__", "__set__") and len(parts) > 1:

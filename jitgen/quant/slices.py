@@ -1,5 +1,5 @@
-"""Rows and columns of a quantised weight, as weights of their own, which tensor parallelism cuts out; and rows that are
-dequantised, which an embedding looks up.
+"""Cuts rows and columns of a quantised weight for tensor parallelism, and dequantises the rows that an embedding looks
+up.
 
 The functions take and return tensors in the portable layout.
 """
@@ -20,7 +20,7 @@ _ROW_TENSORS = ("scales", "zeros")
 
 
 def rows(format: Format, tensors: Tensors, index: torch.Tensor) -> Tensors:
-    """The rows of a weight with these numbers (int64).
+    """Returns the rows of a weight with these numbers (int64).
 
     Raises:
         UnsupportedError: rows share scales (``Format.scale_rows``), and they are not whole sets of these.
@@ -36,15 +36,15 @@ def rows(format: Format, tensors: Tensors, index: torch.Tensor) -> Tensors:
                 f"rows of a weight of {format.name}, of which {sharing} share their scales: take whole sets of them, "
                 f"such as w[{sharing}:{2 * sharing}]"
             )
-    found = []
+    cut = []
     for name, tensor in zip(format.tensor_names, tensors, strict=True):
         if name == "codes":
-            found.append(tensor.index_select(0, index))
+            cut.append(tensor.index_select(0, index))
         elif name in _ROW_TENSORS and format.scale_rows != WHOLE_TENSOR:
-            found.append(tensor.index_select(0, shared))
+            cut.append(tensor.index_select(0, shared))
         else:
-            found.append(tensor[: 1 if len(index) else 0] if name in _ROW_TENSORS else tensor)
-    return tuple(tensor.contiguous() for tensor in found)
+            cut.append(tensor[: 1 if len(index) else 0] if name in _ROW_TENSORS else tensor)
+    return tuple(tensor.contiguous() for tensor in cut)
 
 
 def dense_rows(
@@ -55,7 +55,7 @@ def dense_rows(
     index: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The dequantised rows with these numbers (int64, one dimension), ``[len(index), K]`` of ``dtype``."""
+    """Returns the dequantised rows with these numbers (int64, one dimension), ``[len(index), K]`` of ``dtype``."""
     shared = index if format.scale_rows == 1 else index // format.scale_rows if format.scale_rows else index * 0
     taken = []
     for name, tensor in zip(format.tensor_names, tensors, strict=True):
@@ -69,7 +69,7 @@ def dense_rows(
 def columns(
     format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, first: int, last: int
 ) -> Tensors:
-    """The columns from ``first`` to before ``last`` of a weight of ``shape``.
+    """Returns the columns from ``first`` to before ``last`` of a weight of ``shape``.
 
     Raises:
         UnsupportedError: they are not whole groups.
@@ -84,25 +84,25 @@ def columns(
             f"columns {first} to {last} of a weight with groups of {group_size}: both ends must be multiples of "
             f"{group_size}, or the last one the end of the weight"
         )
-    sizes, found = geometry(group_size, (shape[0], last - first)), []
+    sizes, cut = geometry(group_size, (shape[0], last - first)), []
     for name, tensor in zip(format.tensor_names, tensors, strict=True):
         if name == "codes":
             fields = portable.unpack_codes(format, tensor)[:, first:last]
             filled = zero_codes(format, tensors, sizes.rows).expand(sizes.rows, sizes.padded_columns).clone()
             filled[:, : last - first] = fields
-            found.append(portable.pack_codes(format, filled))
+            cut.append(portable.pack_codes(format, filled))
         elif name in _ROW_TENSORS and group_size is not None:
-            found.append(tensor[:, first // group_size : first // group_size + sizes.groups])
+            cut.append(tensor[:, first // group_size : first // group_size + sizes.groups])
         else:
-            found.append(tensor)
-    return tuple(tensor.contiguous() for tensor in found)
+            cut.append(tensor)
+    return tuple(tensor.contiguous() for tensor in cut)
 
 
 def zero_codes(format: Format, tensors: Tensors, rows: int) -> torch.Tensor:
-    """For each row a code whose value is 0, ``[rows, 1]`` or ``[1, 1]``; any finite one in formats without such."""
+    """Returns a code of value 0 for each row, ``[rows, 1]`` or ``[1, 1]``; any finite code in formats without such."""
     if format.zeros == "integer":  # only a weight with one group a row has padding after a slice
         zeros = tensors[format.tensor_names.index("zeros")][:, -1:]
         return portable.of_rows(format, zeros, slice(0, rows)).clamp(max=(1 << format.bits) - 1)
-    found = (format.values == 0).nonzero()
-    code = int(found[0]) if len(found) and not isinstance(format.code, Integer) else 0
+    indices = (format.values == 0).nonzero()
+    code = int(indices[0]) if len(indices) and not isinstance(format.code, Integer) else 0
     return torch.full((1, 1), code, dtype=format.code_dtype, device=tensors[0].device)

@@ -1,4 +1,5 @@
-"""What a quantised weight consists of: its tensors with their token, and the copies that it shares with its views."""
+"""Stores what a quantised weight consists of: its tensors with their token, and the copies that it shares with its
+views."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The tensors of a weight, and the token that says what they are.
+    """Pairs the tensors of a weight with the token that says what they are.
 
     A weight refers to one such pair and is converted by referring to another. So a thread that reads the pair once has
     tensors and token that belong to each other, without the lock. Among the arguments of a call the pair is a node: its
@@ -41,7 +42,8 @@ pytree.register_pytree_node(
 
 
 class Copies:
-    """What tensors that are the same weight share: detached, transposed, of another nominal dtype or in another layout.
+    """Holds what tensors that are the same weight share: detached, transposed, of another nominal dtype or in another
+    layout.
 
     Attributes:
         converted: tensors by layout, remembered for the next request.
@@ -64,10 +66,10 @@ class Copies:
         self.is_checked = True
 
     def every(self) -> list[tuple[str, Tensors]]:
-        """(layout, tensors) of every copy: converted, and in the tensors of this weight that live."""
+        """Lists (layout, tensors) of every copy: converted, or in a living tensor of this weight."""
         living = [(stored.token.layout, stored.tensors) for stored in self.living]
-        found = [*self.converted.items(), *living]
-        return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
+        copies = [*self.converted.items(), *living]
+        return list({id(tensors[0]): (layout, tensors) for layout, tensors in copies}.values())
 
     def write(self, format: Format, group_size: int | None, shape: tuple[int, int], plain: Tensors) -> None:
         """Writes ``plain``, in the portable layout, to every copy."""
@@ -79,7 +81,7 @@ class Copies:
 
 
 def settled(tensors: Tensors) -> Tensors:
-    """``tensors``, after every write to them has ended.
+    """Returns ``tensors`` after every write to them has ended.
 
     A kernel may fetch weights before the previous kernel of its stream has ended (programmatic dependent launch). So a
     weight must be written completely before a tensor is made of it, and after it was changed in place.

@@ -1,4 +1,4 @@
-"""Tokens: everything about a quantised weight but its numbers, interned so that equality is identity."""
+"""Interns tokens, which hold everything about a quantised weight but its numbers: equality is identity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.spec import DTYPES
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """What a quantised weight contributes to the signature of a call.
+    """Identifies a quantised weight in the signature of a call.
 
     Only ``intern`` makes tokens, so that equal tokens are the same object.
 
@@ -41,7 +41,7 @@ class Token:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the ``QTensor``: (N, K), or (K, N) if it is transposed; experts come before."""
+        """Returns the shape of the ``QTensor``: (N, K), or (K, N) if it is transposed; experts come before."""
         rows, columns = self.weight_shape
         if self.experts is not None:
             rows //= max(self.experts, 1)
@@ -49,7 +49,7 @@ class Token:
         return matrix if self.experts is None else (self.experts, *matrix)
 
     def facts(self) -> tuple[Any, ...]:
-        """The arguments with which ``intern`` returns this token."""
+        """Returns the arguments with which ``intern`` returns this token."""
         return (
             self.format,
             self.group_size,
@@ -63,13 +63,13 @@ class Token:
 
     @property
     def text(self) -> str:
-        """All of it but the device, as text that ``from_text`` reads."""
+        """Returns all of it but the device, as text that ``from_text`` reads."""
         group = "" if self.group_size is None else self.group_size
         rows, columns = self.weight_shape
         return f"{self.format} {group} {self.layout} {rows} {columns} {str(self.dtype)[6:]} {int(self.transposed)}"
 
     def replace(self, **changes: Any) -> Token:
-        """The token that differs from this one in ``changes``."""
+        """Returns the token that differs from this one in ``changes``."""
         return intern(*({**self.__dict__, **changes}[name] for name in self.__dataclass_fields__))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ _lock = Lock()
 
 
 def from_text(text: str, device: torch.device) -> Token:
-    """The token that ``Token.text`` described, of a weight on ``device``."""
+    """Returns the token that ``Token.text`` described, of a weight on ``device``."""
     format, group, layout, rows, columns, dtype, transposed = text.split(" ")
     shape = int(rows), int(columns)
     return intern(format, int(group) if group else None, layout, shape, DTYPES[dtype], device, transposed == "1")
@@ -97,10 +97,10 @@ def intern(
     transposed: bool = False,
     experts: int | None = None,
 ) -> Token:
-    """The token with these attributes; the same attributes always give the same object."""
+    """Returns the token with these attributes; the same attributes always give the same object."""
     facts = (format, group_size, layout, weight_shape, dtype, device, transposed, experts)
     with _lock:
-        found = _tokens.get(facts)
-        if found is None:
-            found = _tokens[facts] = Token(*facts)
-        return found
+        token = _tokens.get(facts)
+        if token is None:
+            token = _tokens[facts] = Token(*facts)
+        return token

@@ -31,39 +31,40 @@ LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
 
 
 def exist() -> bool:
-    """Whether this process may have made a quantised weight; if not, no argument needs to be looked at."""
+    """Returns whether this process may have made a quantised weight; if not, no argument needs to be looked at."""
     return "jitgen.quant.qtensor" in sys.modules
 
 
 def is_quantized(value: Any) -> TypeGuard[QTensor]:
-    """Whether ``value`` is a ``QTensor``."""
+    """Returns whether ``value`` is a ``QTensor``."""
     kind = _class_of("jitgen.quant.qtensor", "QTensor")
     return kind is not None and isinstance(value, kind)
 
 
 def is_unpacked(value: Any) -> bool:
-    """Whether ``value`` is a quantised weight that ``unpack`` returned."""
+    """Returns whether ``value`` is a quantised weight that ``unpack`` returned."""
     kind = _class_of("jitgen.quant.storage", "Stored")
     return kind is not None and isinstance(value, kind)
 
 
 def _class_of(module: str, name: str) -> Any:
-    """A class of a module that may not be imported yet, or that another thread imports now; None while it is not."""
+    """Returns a class of a module that may not be imported yet, or that another thread imports now; None while it is
+    not."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def is_described(value: Any) -> bool:
-    """Whether ``value`` is the spec of a quantised weight."""
+    """Returns whether ``value`` is the spec of a quantised weight."""
     return isinstance(value, TensorSpec) and value.format is not None
 
 
 def among(values: Any) -> bool:
-    """Whether a structure of arguments contains a quantised weight or the spec of one."""
+    """Returns whether a structure of arguments contains a quantised weight or the spec of one."""
     return any(is_quantized(leaf) or is_described(leaf) for leaf in pytree.tree_leaves(values))
 
 
 def tensor_positions(tree: Any) -> frozenset[int]:
-    """The indices of those leaves of an argument structure that are tensors of quantised weights.
+    """Returns the indices of those leaves of an argument structure that are tensors of quantised weights.
 
     ``tree``: None if the arguments are a plain sequence, which contains no unpacked weights.
     """
@@ -75,7 +76,8 @@ def tensor_positions(tree: Any) -> frozenset[int]:
 
 
 def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) -> Any:
-    """``values`` with every quantised weight, and every spec of one, unpacked in the layout ``layout_of(weight)``.
+    """Returns ``values`` with every quantised weight, and every spec of one, unpacked in the layout
+    ``layout_of(weight)``.
 
     ``in_place``: whether a weight in the portable layout is itself converted. Otherwise a copy is, so that inspecting
     what would run leaves the weight unchanged.
@@ -91,7 +93,7 @@ def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) 
 
 
 def unpack_weight(weight: QTensor, layout: str) -> Stored:
-    """``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
+    """Returns ``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
     if weight.token.experts is not None:
         raise UnsupportedError(
             f"{weight!r} within jitgen.jit: a kernel takes one of its matrices; pass weight[i], and loop outside"
@@ -104,7 +106,7 @@ def unpack_weight(weight: QTensor, layout: str) -> Stored:
 def dense(
     tensors: Tensors, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
+    """Returns the weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
     from jitgen.quant import formats, layouts
     from jitgen.quant.decode import decode
 
@@ -115,7 +117,7 @@ def dense(
 
 
 def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
-    """The tensors of the weight that ``token`` describes, in another layout."""
+    """Returns the tensors of the weight that ``token`` describes, in another layout."""
     from jitgen.quant import formats, layouts
 
     return layouts.convert(
@@ -124,7 +126,7 @@ def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
 
 
 def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
-    """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
+    """Returns the specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
     from jitgen.quant.storage import Stored
     from jitgen.quant.token import intern
 
@@ -138,7 +140,7 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
 
 
 def described_tensors(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Tensors:
-    """The tensors of a weight of ``shape`` (N, K) in ``layout``, on the meta device: shapes and dtypes only."""
+    """Returns the tensors of a weight of ``shape`` (N, K) in ``layout``, on the meta device: shapes and dtypes only."""
     from jitgen.quant import formats, layouts
     from jitgen.quant.layouts import portable
 

@@ -1,4 +1,4 @@
-"""Load a compiled CPU kernel and make it callable with raw pointers.
+"""Loads a compiled CPU kernel and makes it callable with raw pointers.
 
 The kernel's OpenMP symbols are resolved when it is loaded, to the runtime that torch has loaded; this module imports
 torch first, through ``jitgen.spec``. Neighbours: ``compilers/host.py`` made the shared object, the store holds it, and
@@ -26,7 +26,7 @@ SLOTS = {"P": "P", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
 
 
 def packer(parameters: str) -> Callable[..., bytes]:
-    """A function that packs the arguments of a call into the buffer that ``load_packed``'s function takes."""
+    """Returns a function that packs the arguments of a call into the buffer that ``load_packed``'s function takes."""
     # Only the mode "@" has P. Its native alignment adds no padding, since every slot has eight bytes.
     return struct.Struct("@" + "".join(SLOTS[letter] for letter in parameters)).pack
 
@@ -35,11 +35,11 @@ NO_MEMORY = -1
 """The status of a kernel whose scratch memory could not be allocated (``jitgen/memory.hpp``)."""
 
 
-def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], int] | None:
-    """``<entry>_packed`` of a shared object, a function of one packed buffer; None if it has none.
+def load_packed(library: str | bytes, entry: str) -> Callable[[bytes], int] | None:
+    """Returns ``<entry>_packed`` of a shared object, a function of one packed buffer; None if it has none.
 
     Args:
-        found: the bytes of the shared object, or the path of one.
+        library: the bytes of the shared object, or the path of one.
 
     Returns:
         a function that returns 0; the number of a region, from 1, that met an index out of range; or ``NO_MEMORY``.
@@ -48,7 +48,7 @@ def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], int] | None
     """
     import ctypes
 
-    function = getattr(_open(found, entry), f"{entry}_packed", None)
+    function = getattr(_open(library, entry), f"{entry}_packed", None)
     if function is not None:
         function.argtypes = (ctypes.c_char_p,)
         function.restype = ctypes.c_int32
@@ -56,7 +56,7 @@ def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], int] | None
 
 
 def load(path: str, entry: str, parameters: str) -> Callable[..., None]:
-    """The kernel ``entry`` of the shared object at ``path``.
+    """Returns the kernel ``entry`` of the shared object at ``path``.
 
     Args:
         parameters: one letter for each parameter: ``P`` pointer (an int, as ``Tensor.data_ptr()`` gives), ``q`` int64,
@@ -92,15 +92,15 @@ def _unpacked_call(path: str, entry: str, parameters: str) -> Callable[..., None
     return function
 
 
-def _open(found: str | bytes, entry: str) -> Any:
+def _open(shared_object: str | bytes, entry: str) -> Any:
     import ctypes
     import os
 
     try:
-        with library.file_of(found, entry) as path:
+        with library.file_of(shared_object, entry) as path:
             return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
-        name = found if isinstance(found, str) else entry
+        name = shared_object if isinstance(shared_object, str) else entry
         raise CacheError(
             f"cannot load the kernel {name}: {error}. It was built for another system or is damaged; "
             "`jitgen cache verify` finds such entries, and a deleted one is compiled again"
@@ -113,7 +113,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @functools.cache
 def last_level_cache() -> int:
-    """Size in bytes of the largest cache of a core, as Linux reports it, else 32 MiB.
+    """Returns the size in bytes of the largest cache of a core, as Linux reports it, else 32 MiB.
 
     Kernels that move more bytes write their results with non-temporal stores, which bypass the caches.
     """
@@ -136,7 +136,7 @@ THREADS_FLOPS = 2**19
 
 
 def worth_threads(moved: int, flops: int) -> bool:
-    """Whether a kernel that moves ``moved`` bytes and does ``flops`` operations runs faster on several threads.
+    """Returns whether a kernel that moves ``moved`` bytes and does ``flops`` operations runs faster on several threads.
 
     Starting a parallel region takes about 20 us.
     """

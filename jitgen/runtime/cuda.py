@@ -1,4 +1,4 @@
-"""Loading and launching GPU kernels: cubins, from NVRTC or from Triton, through cuda-python's driver bindings.
+"""Loads and launches GPU kernels: cubins, from NVRTC or from Triton, through cuda-python's driver bindings.
 
 ``load`` loads a cubin on a device. A ``Launch`` is one kernel with its launch prepared, so that a warm call packs the
 few values that vary and makes one driver call. Importing this module touches no GPU and no compiler. Neighbours:
@@ -23,8 +23,8 @@ Dim3 = tuple[int, int, int]
 
 
 class DriverError(JitgenError):
-    """A call of the CUDA driver failed, or a kernel assumes what a device does not have. The message says what was
-    asked, and has the driver's name of the error.
+    """Reports that a call of the CUDA driver failed, or that a kernel assumes what a device does not have. The message
+    says what was asked, and has the driver's name of the error.
 
     Attributes:
         status: the driver's ``CUresult`` as an integer; None where no call failed.
@@ -39,7 +39,8 @@ class DriverError(JitgenError):
 
 
 def current_stream(device: int) -> int:
-    """The raw handle of torch's current stream on ``device``. It takes 0.14 us, torch's ``current_stream`` 4.7 us."""
+    """Returns the raw handle of torch's current stream on ``device``. It takes 0.14 us, torch's ``current_stream`` 4.7
+    us."""
     import torch
 
     return torch._C._cuda_getCurrentRawStream(device)
@@ -47,7 +48,8 @@ def current_stream(device: int) -> int:
 
 @functools.cache
 def target_of(device: int) -> Target:
-    """The exact target of a device: ``sm_90a`` for an H200. Devices from capability 9.0 on have ``a`` features."""
+    """Returns the exact target of a device: ``sm_90a`` for an H200. Devices from capability 9.0 on have ``a``
+    features."""
     major = _attribute("COMPUTE_CAPABILITY_MAJOR", device)
     minor = _attribute("COMPUTE_CAPABILITY_MINOR", device)
     return Target("cuda", f"sm_{major}{minor}{'a' if major >= 9 else ''}")
@@ -55,7 +57,7 @@ def target_of(device: int) -> Target:
 
 @functools.cache
 def name_of(device: int) -> str:
-    """The driver's name of a device, such as ``NVIDIA H200``."""
+    """Returns the driver's name of a device, such as ``NVIDIA H200``."""
     driver = bindings()
     handle = checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
     name: bytes = checked(driver.cuDeviceGetName(128, handle), f"reading the name of CUDA device {device}")
@@ -64,12 +66,12 @@ def name_of(device: int) -> str:
 
 @functools.cache
 def multiprocessors(device: int) -> int:
-    """How many streaming multiprocessors a device has."""
+    """Returns how many streaming multiprocessors a device has."""
     return _attribute("MULTIPROCESSOR_COUNT", device)
 
 
 def most_shared_bytes(device: int) -> int:
-    """The shared memory that a block may have, static and dynamic together, in bytes."""
+    """Returns the shared memory that a block may have, static and dynamic together, in bytes."""
     return _attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", device)
 
 
@@ -85,7 +87,7 @@ def _attribute(name: str, device: int) -> int:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on one device. It is never unloaded.
+    """Refers to a kernel loaded on one device. It is never unloaded.
 
     Attributes:
         entry: the kernel's symbol.
@@ -103,13 +105,13 @@ class Function:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Within this context manager the function's CUDA context is the calling thread's current one."""
+        """Makes the function's CUDA context the calling thread's current one within this context."""
         with _current(self.context):
             yield
 
 
 def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Function:
-    """Load a cubin into the primary context of ``device``. Every call loads it again; the caller remembers the result.
+    """Loads a cubin into the primary context of ``device``. Every call loads it again; the caller remembers the result.
 
     Args:
         binary: a cubin for exactly this device's architecture.
@@ -144,7 +146,7 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
 
 
 def function_attribute(handle: Any, name: str, what: str) -> int:
-    """An attribute of a loaded kernel, such as ``NUM_REGS``; ``what`` names the kernel in an error."""
+    """Returns an attribute of a loaded kernel, such as ``NUM_REGS``; ``what`` names the kernel in an error."""
     driver = bindings()
     attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
     value: int = checked(driver.cuFuncGetAttribute(attribute, handle), f"reading {name} of {what}")
@@ -174,7 +176,7 @@ _IN_STRUCT = {"T": f"={_TENSOR_MAP}", "P": "=Q"}
 
 
 class Launch:
-    """One prepared launch: ``launch(stream, *varying)`` enqueues it and returns at once.
+    """Holds one prepared launch: ``launch(stream, *varying)`` enqueues it and returns at once.
 
     Args:
         function: what to launch.
@@ -275,7 +277,7 @@ class Launch:
         pool.append(frame)
 
     def fresh(self, stream: int) -> tuple[list[Frame], Frame]:
-        """The pool of frames that are not in use on ``stream``, and a new frame, which is not in the pool."""
+        """Returns the pool of frames that are not in use on ``stream``, and a new frame, which is not in the pool."""
         return self.pools.setdefault(stream, []), self._new_frame(stream)
 
     def recover(self, frame: Frame, status: Any) -> None:
@@ -309,7 +311,7 @@ class Launch:
 def launch_config(
     grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pdl: bool, cooperative: bool
 ) -> Any:
-    """The driver's launch configuration, all but its stream."""
+    """Returns the driver's launch configuration, all but its stream."""
     driver = bindings()
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -344,7 +346,7 @@ def launch_config(
 
 @functools.cache
 def bindings() -> Any:
-    """The initialised ``cuda.bindings.driver``."""
+    """Returns the initialised ``cuda.bindings.driver``."""
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -359,7 +361,8 @@ def bindings() -> Any:
 
 
 def checked(result: tuple[Any, ...], what: str) -> Any:
-    """The value that a driver call returned with its status; a DriverError that says ``what`` was done if it failed."""
+    """Returns the value that a driver call returned with its status; a DriverError that says ``what`` was done if it
+    failed."""
     status, *values = result
     if status:
         raise DriverError(_message(bindings(), status, what), int(status))

@@ -1,4 +1,4 @@
-"""The check before every warm launch: whether the tensors have the layout that the launch was made for.
+"""Checks before every warm launch whether the tensors have the layout that the launch was made for.
 
 Neighbour: ``call/`` runs the check on a call's arguments, and looks for another launch where it fails.
 """
@@ -15,16 +15,16 @@ from jitgen.codegen.python import PythonFunction
 
 
 class TensorFacts(NamedTuple):
-    """The facts about a tensor that a launch depends on; they hold no reference to the tensor's memory."""
+    """Holds the facts about a tensor that a launch depends on, without a reference to the tensor's memory."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     remainder: int
-    """Of its address divided by 16; 0 on the CPU, whose kernels accept any address."""
+    """The tensor's address modulo 16; 0 on the CPU, whose kernels accept any address."""
     negated: bool = False
-    """Whether its elements are those in memory times -1 (``x.conj().imag``), which no launch takes."""
+    """Whether the tensor is the elements in memory times -1 (``x.conj().imag``), which no launch takes."""
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorFacts:
@@ -33,7 +33,7 @@ class TensorFacts(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Bytes from the start of the first element to the end of the last one."""
+        """Returns the bytes from the start of the first element to the end of the last one."""
         if not self.shape.numel():
             return 0
         reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
@@ -45,8 +45,8 @@ class TensorFacts(NamedTuple):
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function of ``len(tensors)`` tensors: whether each has the type, dtype, device, shape and strides of its
-    counterpart in ``tensors``.
+    """Returns a function that checks whether its tensors have the types, dtypes, devices, shapes and strides of
+    ``tensors``.
 
     torch's ``TensorGuards`` does this in one C++ call of 0.1 us per tensor; reading the attributes in Python takes 0.4
     us. The class is private to torch; in a version without it the attributes are read. A ``TensorGuards`` of several
@@ -68,13 +68,13 @@ def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 
 def has_repeated(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether some tensor is twice in ``tensors``."""
+    """Returns whether some tensor occurs twice in ``tensors``."""
     return len(set(map(id, tensors))) < len(tensors)
 
 
 @functools.cache
 def _all_checks(count: int) -> Callable[..., Callable[..., bool]]:
-    """``(*checks) -> (*tensors) -> bool``, as generated code, because a loop would take longer than the checks."""
+    """Generates ``(*checks) -> (*tensors) -> bool``, because a loop would take longer than the checks."""
     checks, tensors = [f"c{i}" for i in range(count)], [f"t{i}" for i in range(count)]
     conjunction = " and ".join(f"{check}({tensor})" for check, tensor in zip(checks, tensors, strict=True))
     function = PythonFunction("all_checks", checks, [f"return lambda {', '.join(tensors)}: {conjunction}"])

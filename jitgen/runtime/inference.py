@@ -11,7 +11,8 @@ from jitgen.errors import UnsupportedError
 
 
 def refuse(name: str, tensor: torch.Tensor, line: str | None = None) -> None:
-    """UnsupportedError if ``tensor``, which is updated, was made in inference mode, and the call is outside of it.
+    """Raises UnsupportedError if ``tensor``, which is updated, was made in inference mode, and the call is outside of
+    it.
 
     Args:
         line: of the user's, where the update is.

@@ -1,4 +1,4 @@
-"""Running a rendered Triton source on CPU tensors under Triton's interpreter (``TRITON_INTERPRET=1``).
+"""Runs a rendered Triton source on CPU tensors under Triton's interpreter (``TRITON_INTERPRET=1``).
 
 This is how the numerics of Triton kernels are tested without a GPU. The interpreted source is the one that is compiled.
 For the duration of a launch this module replaces what the interpreter lacks or computes wrongly:
@@ -36,7 +36,7 @@ _NUMPY_SCALARS = {"i32": "int32", "i64": "int64", "fp32": "float32", "fp64": "fl
 def load(
     text: str, entry: str, signature: Sequence[str], constants: Mapping[str, Any] | None = None
 ) -> Callable[..., None]:
-    """The kernel ``entry`` of a Triton source, to be called as ``kernel(grid, *arguments)`` on CPU tensors.
+    """Returns the kernel ``entry`` of a Triton source, to be called as ``kernel(grid, *arguments)`` on CPU tensors.
 
     Args:
         signature: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
@@ -94,7 +94,8 @@ def _tensor(data: Any, scalar: Any, type_: Any) -> Any:
 
 
 def _libdevice() -> types.ModuleType:
-    """A module in place of ``triton.language.extra.libdevice``, with those of its functions that torch has too."""
+    """Builds a module that replaces ``triton.language.extra.libdevice`` and has those of its functions that torch has
+    too."""
     import torch
     from triton.language.extra import libdevice
 
@@ -127,8 +128,7 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _torch_conversions() -> Iterator[None]:
-    """Within this context the interpreter converts float32 and bfloat16 as torch does, and computes bfloat16 in
-    float32."""
+    """Makes the interpreter convert float32 and bfloat16 as torch does, and compute bfloat16 in float32."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
@@ -169,7 +169,7 @@ _PATCHED = ("cast_impl", "binary_op", "create_dot")
 
 
 def _float32(bits: Any) -> Any:
-    """An array of bfloat16 bits as float32 numbers."""
+    """Converts an array of bfloat16 bits to float32 numbers."""
     import torch
 
     return torch.from_numpy(bits.copy()).view(torch.bfloat16).float().numpy()

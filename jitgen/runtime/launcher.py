@@ -1,4 +1,4 @@
-"""Launchers as straight-line Python: what is known when a call is bound is written into the function's text.
+"""Writes launchers as straight-line Python: what is known when a call is bound is in the function's text.
 
 A warm call has microseconds, and a loop over operands that asks each time what kind each is spends them on questions
 whose answers do not change. So a launcher is a generated function: allocate, launch, return. For a CPU kernel of two
@@ -9,8 +9,8 @@ inputs, its ``source`` reads::
         kernel0(pack0(p0, p1, r0.data_ptr(), threads()) + tail0)
         return r0
 
-Neighbours: ``call/specialization.py`` calls ``make_launcher``
-with what ``pipeline.py`` fetched; kernels come from ``cpu.py``, ``cuda.py`` and ``interpreter.py``.
+Neighbours: ``call/specialization.py`` calls ``make_launcher`` with what ``pipeline.py`` fetched; kernels come from
+``cpu.py``, ``cuda.py`` and ``interpreter.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jitgen.spec import DIVISION
 
 @dataclass(frozen=True)
 class Allocation:
-    """A tensor that a launch allocates."""
+    """Describes a tensor that a launch allocates."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,7 +41,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch.
+    """Describes one kernel launch.
 
     Attributes:
         kind: ``"cpu"``, ``"cuda"``, ``"operator"`` or ``"interpreter"``.
@@ -78,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class View:
-    """An output that is an input, or a view of one.
+    """Describes an output that is an input, or a view of one.
 
     Attributes:
         untracked: ``"detached"`` for one without a history, ``"view"`` for one that is made as under ``no_grad``.
@@ -93,7 +93,7 @@ class View:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """Everything a bound call does.
+    """Describes everything that a bound call does.
 
     Attributes:
         name: for tracebacks.
@@ -130,7 +130,8 @@ class LaunchSpec:
 
 
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
-    """The function ``(*tensors, *pointers, *numbers, *caller_outputs, *their pointers) -> result`` of ``spec``."""
+    """Returns the function ``(*tensors, *pointers, *numbers, *caller_outputs, *their pointers) -> result`` of
+    ``spec``."""
     writer = _Writer(spec)
     function = writer.function()
     launch: Any = function.define(f"launch of {spec.name}", writer.names)
@@ -186,8 +187,8 @@ class _Writer:
         return PythonFunction("launch", parameters, lines)
 
     def _note_updates(self) -> None:
-        """Count an update of each tensor that was there before the call, by which autograd knows that a tensor which it
-        saved is not what it was."""
+        """Counts an update of each tensor that existed before the call, so that autograd knows that a tensor it saved
+        has changed."""
         updated = [f"t{result}" for result in self.spec.results if isinstance(result, int)]
         updated += [f"o{index}" for index in sorted(self.spec.caller_outputs)]
         if updated:
@@ -245,7 +246,7 @@ class _Writer:
         self.lines.append(f"if status: refuse_status({self.spec.name!r}, status, checked{index})")
 
     def _maps(self, index: int, step: Step) -> list[str]:
-        """Text of each of the step's encoded tensor maps."""
+        """Writes each of the step's encoded tensor maps."""
         texts = []
         for number, description in enumerate(step.maps):
             name = f"maps{index}_{number}"
@@ -254,7 +255,7 @@ class _Writer:
         return texts
 
     def _launch_cuda(self, index: int, step: Step, values: list[str]) -> None:
-        """The body of ``Launch.__call__``, without the call."""
+        """Writes the body of ``Launch.__call__``, without the call."""
         launch = step.kernel
         varying, values = iter(values), []
         for number, piece in enumerate(launch.between):
@@ -310,7 +311,7 @@ def _untracked_view(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequenc
 
 
 def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
-    """The fastest ``(sizes, strides, dtype) -> tensor`` on ``device``.
+    """Returns the fastest ``(sizes, strides, dtype) -> tensor`` on ``device``.
 
     Inductor's allocation calls take half the time of ``torch.empty_strided``. They are private to torch, and the CUDA
     one allocates on the current device, so it is used only where there is one device.
@@ -325,7 +326,7 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
-    """The error of a launch that packs an integer beyond int64."""
+    """Raises the error of a launch that packs an integer beyond int64."""
     values = ", ".join(map(str, numbers))
     raise UnsupportedError(
         f"{name}: kernels take integers within int64, and this call with {values} needs one beyond it; make it a float"
@@ -333,7 +334,8 @@ def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
 
 
 def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> NoReturn:
-    """The error of a launch that got no memory, met an index out of range, or divided an integer by 0, as torch raises.
+    """Raises the error of a launch that got no memory, met an index out of range, or divided an integer by 0, as torch
+    does.
 
     Args:
         status: what the kernel returned (``runtime/cpu.py``).
@@ -352,6 +354,6 @@ def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> 
 
 
 def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """``tensor``'s memory from ``offset`` bytes on, as the interpreter takes a pointer."""
+    """Returns the memory of ``tensor`` from ``offset`` bytes on, as the interpreter takes a pointer."""
     start = tensor.storage_offset() + offset // tensor.element_size()
     return tensor.as_strided((1,), (1,), start) if tensor.numel() else tensor

@@ -1,4 +1,4 @@
-"""A shared object as a file that the dynamic loader can open, made of bytes in memory.
+"""Makes a file that the dynamic loader can open from the bytes of a shared object in memory.
 
 What the store has verified is what is loaded: between reading a file and loading it by its path it could be replaced.
 So its bytes go into a sealed memory file (Linux), or else into a file of this process's own scratch directory.
@@ -18,7 +18,7 @@ _count = itertools.count(1)
 
 @contextmanager
 def file_of(content: bytes | str, name: str) -> Iterator[str]:
-    """A path at which ``content`` can be loaded while the context lasts.
+    """Provides a path at which ``content`` can be loaded while the context lasts.
 
     Args:
         content: the bytes of a shared object; or a path, which is the result.
@@ -41,7 +41,8 @@ def file_of(content: bytes | str, name: str) -> Iterator[str]:
 
 
 def _memory_file(content: bytes, name: str) -> int | None:
-    """A descriptor of a file in memory that nobody can change any more; None where the system has or allows none."""
+    """Returns a descriptor of a file in memory that nobody can change any more; None if the system has or allows
+    none."""
     if not hasattr(os, "memfd_create"):
         return None
     import fcntl
@@ -61,7 +62,7 @@ def _memory_file(content: bytes, name: str) -> int | None:
 
 
 def _new_path(descriptor: int) -> str:
-    """A path of an open descriptor that no library of this process was loaded by.
+    """Returns a path of an open descriptor that no library of this process was loaded by.
 
     The dynamic loader takes a library whose path it knows for the one it has, and numbers of descriptors are used
     again. So the path has a number of its own, written in steps that lead nowhere: ``./`` for a 1 and ``/`` for a 0.

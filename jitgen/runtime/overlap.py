@@ -1,4 +1,4 @@
-"""Which elements of tensors are the same memory: of two tensors, and within one.
+"""Decides which elements of tensors are the same memory: of two tensors, and within one.
 
 Two questions are asked of strides and addresses. Both answers are exact, because a slice of a buffer next to another
 slice of it is common and safe, and a false alarm would cost a copy or refuse the call.
@@ -19,11 +19,11 @@ from jitgen.errors import UnsupportedError
 
 
 class SharedMemoryError(UnsupportedError):
-    """A call whose arguments share memory that it updates; the same function may take other arguments."""
+    """Reports a call whose arguments share memory that it updates; the same function may take other arguments."""
 
 
 def refuse(name: str, updated: torch.Tensor, other: torch.Tensor, line: str | None = None) -> None:
-    """SharedMemoryError if ``updated`` and ``other`` share an element.
+    """Raises SharedMemoryError if ``updated`` and ``other`` share an element.
 
     Args:
         line: of the user's, where the update is.
@@ -33,7 +33,7 @@ def refuse(name: str, updated: torch.Tensor, other: torch.Tensor, line: str | No
 
 
 def message(name: str, line: str | None) -> str:
-    """What the error says where an argument that is updated shares memory with another input.
+    """Returns the error's text for an argument that is updated and shares memory with another input.
 
     Args:
         line: see ``refuse``.
@@ -46,7 +46,7 @@ def message(name: str, line: str | None) -> str:
 
 
 def refuse_repeated(name: str, index: int, sizes: Sequence[int], strides: Sequence[int]) -> None:
-    """SharedMemoryError if elements share memory within argument ``index``, which is updated."""
+    """Raises SharedMemoryError if elements share memory within argument ``index``, which is updated."""
     if is_repeated(sizes, strides):
         raise SharedMemoryError(
             f"{name}: argument {index} is updated in place, but several of its elements share memory (an expanded "
@@ -55,15 +55,16 @@ def refuse_repeated(name: str, index: int, sizes: Sequence[int], strides: Sequen
 
 
 def share(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether ``left`` and ``right`` may share an element; exact where their dtypes and strides are equal."""
+    """Returns whether ``left`` and ``right`` may share an element; exact where their dtypes and strides are equal."""
     return intersect(
-        *(Elements(each.data_ptr(), each.shape, each.stride(), each.element_size()) for each in (left, right))
+        *(Elements(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()) for tensor in (left, right))
     )
 
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of a tensor: ``address`` is that of the first, in bytes, and ``size`` the bytes of each."""
+    """Describes where the elements of a tensor lie: ``address`` is that of the first, in bytes, and ``size`` the bytes
+    of an element."""
 
     address: int
     shape: Sequence[int]
@@ -72,12 +73,12 @@ class Elements:
 
     @property
     def extent(self) -> int:
-        """Bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
+        """Returns the bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
         return extent(self.shape, self.strides, self.size)
 
 
 def intersect(left: Elements, right: Elements) -> bool:
-    """Whether the two may share an element; exact where their sizes in bytes and strides are equal."""
+    """Returns whether the two may share an element; exact where their sizes in bytes and strides are equal."""
     distance = right.address - left.address
     if distance >= left.extent or -distance >= right.extent:
         return False
@@ -87,7 +88,7 @@ def intersect(left: Elements, right: Elements) -> bool:
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether every element of ``left`` is the element of ``right`` with the same index."""
+    """Returns whether every element of ``left`` is the element of ``right`` with the same index."""
     return (
         left.data_ptr() == right.data_ptr()
         and left.shape == right.shape
@@ -97,7 +98,7 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def is_repeated(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements of one tensor are the same memory, as those of an expanded tensor are."""
+    """Returns whether two elements of one tensor are the same memory, as those of an expanded tensor are."""
     if 0 in sizes:
         return False
     dims = _dims(strides, sizes, sizes)
@@ -113,7 +114,7 @@ def is_repeated(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def extent(shape: Sequence[int], strides: Sequence[int], item_size: int) -> int:
-    """Bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
+    """Returns the bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
     if 0 in shape:
         return 0
     return (sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1) * item_size
@@ -128,7 +129,8 @@ def _dims(strides: Sequence[int], left: Sequence[int], right: Sequence[int]) -> 
 
 
 def _has_solution(distance: int, dims: _Dims) -> bool:
-    """Whether some indices i of one tensor and j of the other satisfy: sum of stride * (i - j) is ``distance``.
+    """Returns whether some indices i of one tensor and j of the other satisfy: the sum of stride * (i - j) is
+    ``distance``.
 
     ``distance``: from the one tensor's first element to the other's, in elements.
     """

@@ -1,4 +1,4 @@
-"""Seeds and offsets of random numbers, taken from torch's generators at every launch.
+"""Takes seeds and offsets of random numbers from torch's generators at every launch.
 
 A kernel's random number is Philox 4x32-10 of (seed, offset, index of the element). So the same numbers come again after
 ``torch.manual_seed``, and others at every call. They are not the numbers that torch would have made.
@@ -20,8 +20,8 @@ from jitgen.errors import UnsupportedError
 
 
 def drawer(name: str, device: torch.device, offsets: int) -> Callable[[], tuple[int, int]]:
-    """A function that gives (seed, offset) of a call of the function ``name``, both within int64, and moves the
-    generator of ``device`` on by ``offsets``."""
+    """Returns a function that draws (seed, offset), both within int64, for a call of ``name``, and advances the
+    generator of ``device`` by ``offsets``."""
     if device.type != "cuda":
         return _seed_of_cpu
     torch.cuda.init()
@@ -46,5 +46,5 @@ def _seed_of_cpu() -> tuple[int, int]:
 
 
 def _signed(number: int) -> int:
-    """The int64 with the bits of a uint64."""
+    """Reinterprets a uint64 as an int64."""
     return number - 2**64 if number >= 2**63 else number

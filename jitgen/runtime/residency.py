@@ -1,4 +1,4 @@
-"""What a kernel assumes of the device that runs it, checked when its launch is prepared: an error instead of a hang.
+"""Checks, when a launch is prepared, what its kernel assumes of the device: an error instead of a hang.
 
 * The registers that its warpgroups deal among themselves (PTX ISA, "setmaxnreg"): a warpgroup that asks for more than
   there are waits forever. The artifact says what is asked for, the driver what a thread has.
@@ -34,7 +34,7 @@ REMEDY = "this is a fault of jitgen: please report it, and use backend='triton' 
 
 
 def check(function: Function, shape: LaunchShape, register_pool: Sequence[int] = (), cooperative: bool = False) -> None:
-    """Check that the function's device can run a launch of ``shape`` to its end.
+    """Checks that the function's device can run a launch of ``shape`` to its end.
 
     Args:
         register_pool: the registers of a thread of each warpgroup after they are dealt; empty where none are.
@@ -66,7 +66,7 @@ def check(function: Function, shape: LaunchShape, register_pool: Sequence[int] =
 
 
 def resident_clusters(function: Function, threads: int, cluster: int) -> int:
-    """The number of clusters of ``cluster`` blocks of ``threads`` threads that a device runs at once.
+    """Returns how many clusters of ``cluster`` blocks of ``threads`` threads a device runs at once.
 
     It is less than the multiprocessors have room for, since a cluster runs within one GPC, and GPCs differ in size.
 
@@ -89,16 +89,16 @@ def resident_clusters(function: Function, threads: int, cluster: int) -> int:
 
 
 def _resident_blocks(function: Function, threads: int) -> int:
-    """The number of blocks of ``threads`` threads that a device runs at once."""
+    """Returns how many blocks of ``threads`` threads a device runs at once."""
     driver = bindings()
     with function.current():
-        found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, function.shared_bytes)
-    each: int = checked(found, f"asking how many blocks of {function.entry} a multiprocessor runs")
-    return each * multiprocessors(function.device)
+        answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, function.shared_bytes)
+    per_multiprocessor: int = checked(answer, f"asking how many blocks of {function.entry} a multiprocessor runs")
+    return per_multiprocessor * multiprocessors(function.device)
 
 
 def resident_grid(function: Function, shape: LaunchShape) -> Dim3:
-    """The grid of a launch of ``shape``. A persistent kernel's has no more blocks than are resident at once."""
+    """Returns the grid of a launch of ``shape``. A persistent kernel's has no more blocks than are resident at once."""
     if shape.persistence is None:
         return shape.grid
     blocks, *others = shape.grid

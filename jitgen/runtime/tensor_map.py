@@ -1,9 +1,9 @@
-"""Tensor maps: descriptions of tensors for the copy engine (TMA) of sm_90 and later, as kernel parameters of 128 bytes.
+"""Describes tensors for the copy engine (TMA) of sm_90 and later: tensor maps, kernel parameters of 128 bytes.
 
 A ``TensorMap`` describes a tensor in a buffer, and the boxes of it that a kernel copies. The driver encodes it together
 with the buffer's address. A launch packs the encoded bytes (parameter code ``T`` of ``cuda.Launch``). ``EncodedMaps``
-remembers them by address, so that a warm call costs one dictionary look-up. In CUDA C++ the parameter is
-``const __grid_constant__ jitgen::TensorMap``. Neighbour: ``runtime/launcher.py`` writes the look-ups into launchers.
+remembers them by address, so that a warm call costs one dictionary look-up. In CUDA C++ the parameter is ``const
+__grid_constant__ jitgen::TensorMap``. Neighbour: ``runtime/launcher.py`` writes the look-ups into launchers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jitgen.runtime import cuda
 BYTES = 128
 """Size of an encoded map, in bytes."""
 MOST_REMEMBERED = 4096
-"""Addresses that an ``EncodedMaps`` remembers, 0.5 MiB of encoded maps; an allocator reuses far fewer."""
+"""How many addresses an ``EncodedMaps`` remembers: 0.5 MiB of encoded maps; an allocator reuses far fewer."""
 
 _ELEMENTS = {
     "uint8": ("UINT8", 1),
@@ -32,7 +32,7 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 @dataclass(frozen=True)
 class TensorMap:
-    """One tensor for the copy engine. Sizes, strides and box are in torch's order, outermost dimension first.
+    """Describes one tensor for the copy engine. Sizes, strides and box are in torch's order, outermost dimension first.
 
     Elements outside the tensor are read as zeros, and are not written.
 
@@ -90,13 +90,13 @@ class TensorMap:
 
     @cached_property
     def byte_strides(self) -> tuple[int, ...]:
-        """Strides in bytes of all dimensions but the innermost, outermost first."""
+        """Returns the strides in bytes of all dimensions but the innermost, outermost first."""
         rounded = -(-self.sizes[-1] * self.element_bytes // 16) * 16
         strides = zip(self.sizes[:-1], self.strides[:-1], strict=True)
         return tuple(rounded if size == 1 else stride * self.element_bytes for size, stride in strides)
 
     def encode(self, address: int) -> bytes:
-        """The encoded map for a buffer that starts at ``address`` on the device.
+        """Returns the encoded map for a buffer that starts at ``address`` on the device.
 
         Raises:
             DriverError: the driver refuses it, as for an address that is not a multiple of 16.
@@ -122,7 +122,8 @@ class TensorMap:
 
 
 class EncodedMaps(dict[int, bytes]):
-    """The encodings of one ``TensorMap``, by the address of its buffer; ``maps[address]`` encodes a missing one."""
+    """Caches the encodings of one ``TensorMap`` by the address of its buffer; ``maps[address]`` encodes a missing
+    one."""
 
     def __init__(self, description: TensorMap):
         super().__init__()

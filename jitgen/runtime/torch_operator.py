@@ -1,4 +1,4 @@
-"""Load a kernel that was built as a torch operator.
+"""Loads a kernel that was built as a torch operator.
 
 Loading the library registers the operator; no compiler is needed. Neighbours: ``compilers/load_inline.py`` built the
 library, the store holds it, and ``compilers/torch_operator.hpp`` documents the operator's arguments.
@@ -15,18 +15,18 @@ from jitgen.errors import CacheError
 from jitgen.runtime import library
 
 
-def load(found: bytes | str, operator: str) -> Callable[..., None]:
-    """``torch.ops.jitgen.<operator>``, registered by a library unless this process already has it.
+def load(content: bytes | str, operator: str) -> Callable[..., None]:
+    """Returns ``torch.ops.jitgen.<operator>``, which the library registers unless this process already has it.
 
     Args:
-        found: the bytes of the library, or its path.
+        content: the bytes of the library, or its path.
 
     Raises:
         CacheError: the library does not load, or registers another operator.
     """
     if not hasattr(torch.ops.jitgen, operator):
         try:
-            with library.file_of(found, operator) as path:
+            with library.file_of(content, operator) as path:
                 ctypes.CDLL(path)  # torch.ops.load_library would resolve the path, which memory files have none of
         except OSError as error:
             raise CacheError(

@@ -1,4 +1,4 @@
-"""The on-disk store keeps what was generated and compiled, for every later process.
+"""Keeps on disk what was generated and compiled, for every later process.
 
 ::
 
@@ -22,8 +22,8 @@ digits. Neither depends on the path of the store, so that a store may be copied,
 entry that is damaged (a missing file, a wrong digest, truncated JSON, the key of another entry, a FIFO in place of a
 file) is a miss. It never raises; the process warns once and moves the entry to ``quarantine``, the next write of that
 key replaces it, and ``verify`` reports it. What was verified is what is loaded: the bytes of the look-up, never a path.
-Signatures (``signing``) say who made an entry, which digests cannot. Source files are checked like the binary, so
-that the source one reads is the source of the binary one runs; that costs 0.1 ms for 100 KB.
+Signatures (``signing``) say who made an entry, which digests cannot. Source files are checked like the binary, so that
+the source one reads is the source of the binary one runs; that costs 0.1 ms for 100 KB.
 
 **Writing.** A writer makes the entry in ``tmp``, on the same file system, fsyncs its files and directory, renames it to
 its final path and fsyncs the parent. Losing a race is harmless: if an intact artifact exists it remains, since equal

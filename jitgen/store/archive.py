@@ -1,4 +1,4 @@
-"""Export of entries to a bundle (``bundle``), and import of the entries of one into a store."""
+"""Exports entries to a bundle (``bundle``), and imports the entries of one into a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Imported:
-    """What ``import_`` did: entries it added, entries that were present already, and damaged ones it left out."""
+    """Reports what ``import_`` did: the entries it added, those that were present already, and the damaged ones it left
+    out."""
 
     added: tuple[Entry, ...]
     present: tuple[Entry, ...]
@@ -33,7 +34,7 @@ class Imported:
 
 
 def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | None = None) -> list[Entry]:
-    """Write the bundle; see ``Store.export``.
+    """Writes the bundle; see ``Store.export``.
 
     What a look-up would not take, because it is damaged or lacks a signature, is not exported: a key that signs the
     bundle vouches for what its owner can load.
@@ -47,8 +48,8 @@ def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | No
     written: list[Entry] = []
 
     def entries() -> Iterator[tuple[str, str, Contents]]:
-        for (kind, key), found in sorted(chosen.items()):
-            entry, contents, problem = _first_whole(found)
+        for (kind, key), places in sorted(chosen.items()):
+            entry, contents, problem = _first_whole(places)
             if contents is not None:
                 yield kind, key, contents if signer is None else _signed(kind, key, contents, signer)
                 written.append(entry)
@@ -74,7 +75,7 @@ def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | No
 
 
 def import_(store: Store, path: Path) -> Imported:
-    """Add the entries of a bundle, one after the other; see ``Store.import_``.
+    """Adds the entries of a bundle, one after the other; see ``Store.import_``.
 
     Raises:
         CacheError: it is no bundle, or has a member that is no file of an entry (then nothing is added), or the store
@@ -84,15 +85,15 @@ def import_(store: Store, path: Path) -> Imported:
     own, own_trust = store.sources[0]
     added, present, damaged = [], [], []
     # Artifacts sort before plans, so that no plan is here before what it names.
-    for found in archive.names():
+    for member in archive.names():
         entry = Entry(
-            found.kind, found.key, layout.entry_path(store.root, found.kind, found.key), found.size, found.used
+            member.kind, member.key, layout.entry_path(store.root, member.kind, member.key), member.size, member.used
         )
         try:
             contents = archive.contents(entry.kind, entry.key)
             verify(entry.kind, entry.key, contents, trust)
         except (FileNotFoundError, Damaged) as damage:
-            damaged.append(Finding(entry.kind, entry.key, found.path, "damaged", str(damage), True))
+            damaged.append(Finding(entry.kind, entry.key, member.path, "damaged", str(damage), True))
             continue
         if _is_whole(own, entry, own_trust):
             present.append(entry)
@@ -103,35 +104,36 @@ def import_(store: Store, path: Path) -> Imported:
 
 
 Found = list[tuple[Source, Trust | None, Entry]]
-"""An entry wherever it is, in the order of a look-up, and whose signature it must have there."""
+"""The places where an entry is, in the order of a look-up, each with the signatures it must have there."""
 
 
 def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Found]:
-    """The entries to write, by kind and key."""
-    found: dict[tuple[str, str], Found] = {}
+    """Returns the entries to write, by kind and key."""
+    chosen: dict[tuple[str, str], Found] = {}
     for source, trust in store.sources:
         for entry in source.names():
-            found.setdefault((entry.kind, entry.key), []).append((source, trust, entry))
+            chosen.setdefault((entry.kind, entry.key), []).append((source, trust, entry))
     if keys is None:
-        return found
+        return chosen
     wanted = set(keys)
     for key in keys:
         wanted.update(plan_artifacts(store.get_plan(key) or {}))
-    missing = wanted - {key for _, key in found}
+    missing = wanted - {key for _, key in chosen}
     if missing:
         raise CacheError(f"cannot export {', '.join(sorted(missing))}: not in the store")
-    return {name: sources for name, sources in found.items() if name[1] in wanted}
+    return {name: sources for name, sources in chosen.items() if name[1] in wanted}
 
 
-def _first_whole(found: Found) -> tuple[Entry, Contents | None, str]:
-    """The first that a look-up would take, with its files; if there is none, why not the first of all."""
+def _first_whole(places: Found) -> tuple[Entry, Contents | None, str]:
+    """Returns the first entry that a look-up would take, with its files; if there is none, why the first is not
+    taken."""
     problems = []
-    for source, trust, entry in found:
+    for source, trust, entry in places:
         try:
             return entry, contents_of(source, entry.kind, entry.key, trust), ""
         except (FileNotFoundError, Damaged) as problem:
             problems.append(str(problem))
-    return found[0][2], None, problems[0]
+    return places[0][2], None, problems[0]
 
 
 def _signed(kind: str, key: str, contents: Contents, signer: Signer) -> Contents:

@@ -1,4 +1,4 @@
-"""Atomic writes: no reader ever sees an incomplete entry, at whatever instant a writer is killed.
+"""Writes atomically: no reader ever sees an incomplete entry, at whatever instant a writer is killed.
 
 An entry is first written to the store's own ``tmp``, which is on the same file system, so that a rename is atomic. Each
 file and then the directory are fsynced, the directory is renamed to its final path, and the parent is fsynced; this is
@@ -25,7 +25,7 @@ QUARANTINE_SECONDS = 7 * 86400.0
 """The age, in seconds, from which damaged entries that were set aside are deleted: people can look at them."""
 
 IsWhole = Callable[[Path], bool]
-"""Whether an undamaged entry is at a path."""
+"""Returns whether the entry at a path is undamaged."""
 
 _SWEEP_STAMP = ".swept"
 """The file in ``tmp`` whose modification time is that of the last sweep."""
@@ -34,7 +34,7 @@ _ATTEMPTS = 8
 
 
 def make_root(root: Path) -> None:
-    """Make the store's directory, private to its owner, and ``tmp`` in it."""
+    """Makes the store's directory, private to its owner, and ``tmp`` in it."""
     if not os.path.isdir(root):
         root.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -47,8 +47,8 @@ _DELETERS = 8
 
 
 def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: IsWhole) -> None:
-    """Make ``target`` a directory of ``files``. An existing entry remains if ``is_whole`` returns true, and is replaced
-    otherwise.
+    """Makes ``target`` a directory of ``files``. An existing entry remains if ``is_whole`` returns true, and is
+    replaced otherwise.
 
     Two writers that replace the same damaged entry may each remove the other's replacement once. A reader then sees a
     miss, never an incomplete entry.
@@ -78,7 +78,7 @@ def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_w
 
 
 def install_file(root: Path, target: Path, content: bytes) -> None:
-    """Make ``target`` a file of ``content``, replacing whatever exists there."""
+    """Makes ``target`` a file of ``content``, replacing whatever exists there."""
     staged = stage_name(root, target.name)
     try:
         _write_file(staged, content)
@@ -93,7 +93,7 @@ def install_file(root: Path, target: Path, content: bytes) -> None:
 
 
 def remove(root: Path, *targets: Path) -> None:
-    """Remove entries, each at once and whole. A missing entry is no error."""
+    """Removes entries, each at once and whole. A missing entry is no error."""
     removal = Removal(root)
     for target in targets:
         removal.take(target)
@@ -101,8 +101,8 @@ def remove(root: Path, *targets: Path) -> None:
 
 
 class Removal:
-    """Entries that are removed: ``take`` renames one into a directory of ``tmp``, which is atomic; ``delete`` deletes
-    what was taken. A killed process leaves that directory, which a later writer deletes."""
+    """Removes entries: ``take`` renames one into a directory of ``tmp``, which is atomic; ``delete`` deletes what was
+    taken. A killed process leaves that directory, which a later writer deletes."""
 
     def __init__(self, root: Path):
         self._directory = os.fspath(stage_name(root, "removed"))
@@ -117,7 +117,8 @@ class Removal:
             self._taken.append(taken)
 
     def delete(self) -> None:
-        """Delete with several threads where there is much: ext4 took 4 ms to remove a directory, and 0.4 with 8."""
+        """Deletes what was taken, with several threads if it is much: ext4 took 4 ms to remove a directory, and 0.4
+        with 8."""
         if len(self._taken) < 2 * _DELETERS:
             _delete_entries(self._taken)
         else:
@@ -130,7 +131,7 @@ class Removal:
 
 
 def _delete_entries(paths: Sequence[str]) -> None:
-    """Delete entries. Directories that hold files alone, as artifacts do, take half the time of ``shutil.rmtree``."""
+    """Deletes entries. Directories that hold files alone, as artifacts do, take half the time of ``shutil.rmtree``."""
     for path in paths:
         try:
             for name in () if os.path.islink(path) else os.listdir(path):
@@ -141,7 +142,7 @@ def _delete_entries(paths: Sequence[str]) -> None:
 
 
 def set_aside(root: Path, target: Path, is_whole: IsWhole) -> None:
-    """Move a damaged entry into quarantine, unless another process has replaced it by one that is whole."""
+    """Moves a damaged entry into quarantine, unless another process has replaced it by one that is whole."""
     aside = quarantine_path(root)
     aside.mkdir(exist_ok=True, mode=0o755)
     moved = aside / f"{target.parent.parent.name}-{target.name.partition('.')[0]}-{uuid.uuid4().hex[:12]}"
@@ -161,18 +162,18 @@ def set_aside(root: Path, target: Path, is_whole: IsWhole) -> None:
 
 
 def quarantined(root: Path) -> list[Path]:
-    """What was set aside: ``artifact-<key>-<unique>``, ``plan-<key>-<unique>``."""
+    """Lists what was set aside: ``artifact-<key>-<unique>``, ``plan-<key>-<unique>``."""
     return listed(quarantine_path(root))
 
 
 def leftovers(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
-    """What killed writers left in ``tmp``, if it is at least ``older_than`` seconds old."""
+    """Lists what killed writers left in ``tmp`` at least ``older_than`` seconds ago."""
     horizon = time.time() - older_than
     return [path for path in listed(staging_path(root)) if path.name != _SWEEP_STAMP and _mtime(path) <= horizon]
 
 
 def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
-    """Delete leftovers, and lock files of that age that are not locked; returns the leftovers."""
+    """Deletes leftovers, and lock files of that age that are not locked; returns the leftovers."""
     swept = leftovers(root, older_than=older_than)
     forgotten = time.time() - QUARANTINE_SECONDS
     for path in (*swept, *(path for path in quarantined(root) if _mtime(path) <= forgotten)):
@@ -193,7 +194,7 @@ def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
 
 
 def sweep_sometimes(root: Path) -> None:
-    """Call ``sweep`` if no writer did within the last hour, so that not every write walks a store with many locks."""
+    """Calls ``sweep`` if no writer did so within the last hour: a store may have many locks to walk."""
     stamp = staging_path(root) / _SWEEP_STAMP
     if _mtime(stamp) <= time.time() - STALE_SECONDS:
         stamp.touch()
@@ -201,7 +202,7 @@ def sweep_sometimes(root: Path) -> None:
 
 
 def stage_name(root: Path, name: str) -> Path:
-    """A path in ``tmp`` that no other writer uses."""
+    """Returns a path in ``tmp`` that no other writer uses."""
     return staging_path(root) / f"{name[:12]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
@@ -230,7 +231,7 @@ def _fsync_directory(directory: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a directory, as far as that is possible."""
+    """Deletes a file or a directory, as far as that is possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""Bundles: many entries in one file, which can be read as a layer without unpacking it.
+"""Stores many entries in one file, a bundle, which can be read as a layer without unpacking it.
 
 A bundle is a zip file whose members are stored and are each a zstd frame, named as in a store with ``.zst`` added:
 ``v1/artifact/ab/<key>/kernel.cubin.zst``, ``v1/plan/ab/<key>.json.zst``. Members are sorted and have no times, so that
@@ -64,7 +64,7 @@ def _zstd() -> Any:
 
 
 def write(file: BinaryIO, entries: Iterable[tuple[str, str, Contents]]) -> None:
-    """Write a bundle of ``(kind, key, files)``, which are sorted by kind and key, one after the other."""
+    """Writes a bundle of ``(kind, key, files)``, which are sorted by kind and key, one after the other."""
     zstd = _zstd()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for kind, key, contents in entries:
@@ -78,7 +78,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[str, str, Contents]]) -> None:
 
 
 def packed(kind: str, key: str, contents: Contents) -> bytes:
-    """A bundle of one entry."""
+    """Packs one entry as a bundle."""
     file = io.BytesIO()
     write(file, [(kind, key, contents)])
     return file.getvalue()
@@ -89,7 +89,7 @@ def packed(kind: str, key: str, contents: Contents) -> bytes:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a member's zstd frame is in the bundle, and the size of what it unpacks to, as it says itself."""
+    """Locates a member's zstd frame in a bundle, with the unpacked size that the frame states."""
 
     offset: int
     length: int
@@ -98,7 +98,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle, as a source of entries (``sources.Source``).
+    """Reads a bundle as a source of entries (``sources.Source``).
 
     Attributes:
         path: where it is.
@@ -122,7 +122,7 @@ class Bundle:
             yield layout.Entry(kind, key, path, sum(frame.size for frame in files.values()), self._time, True)
 
     def contents(self, kind: str, key: str) -> Contents:
-        """The files of an entry, unverified; Damaged if one cannot be unpacked."""
+        """Returns the files of an entry, unverified; Damaged if one cannot be unpacked."""
         return {name: self._read((kind, key), name, frame.size) for name, frame in self.members[kind, key].items()}
 
     def _read(self, entry: tuple[str, str], name: str, limit: int) -> bytes:
@@ -158,7 +158,7 @@ class _BundledFiles:
 
 
 class _Data(io.RawIOBase):
-    """The bytes of a bundle. Processes that share the descriptor after a fork do not share a position in it, and
+    """Reads the bytes of a bundle. Processes that share the descriptor after a fork do not share a position in it, and
     ``zipfile`` cannot make it read more at once than a central directory may have."""
 
     def __init__(self, content: bytes | int, size: int):
@@ -167,14 +167,14 @@ class _Data(io.RawIOBase):
         self._position = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``; Damaged if there are not so many, or if they cannot be read."""
+        """Returns ``length`` bytes from ``offset``; Damaged if there are not so many, or if they cannot be read."""
         try:
-            found = self._slice(offset, length)
+            content = self._slice(offset, length)
         except OSError as error:
             raise Damaged(f"the bundle cannot be read: {error.strerror}") from error
-        if len(found) != length:
+        if len(content) != length:
             raise Damaged("the bundle is cut short")
-        return found
+        return content
 
     def _slice(self, offset: int, length: int) -> bytes:
         if isinstance(self._content, bytes):
@@ -201,13 +201,13 @@ class _Data(io.RawIOBase):
         wanted = wanted if length < 0 else min(wanted, length)
         if wanted > DIRECTORY_LIMIT:
             raise CacheError(f"its directory has {wanted} bytes, and more than {DIRECTORY_LIMIT} are not read")
-        found = self._slice(self._position, wanted)
-        self._position += len(found)
-        return found
+        content = self._slice(self._position, wanted)
+        self._position += len(content)
+        return content
 
 
 def opened(path: Path) -> Bundle:
-    """The bundle ``path``, with its directory checked.
+    """Opens the bundle at ``path`` and checks its directory.
 
     Raises:
         CacheError: it cannot be opened, is no bundle, or has a member that is no file of an entry.
@@ -232,12 +232,12 @@ def _opened(path: Path, modified: int, size: int) -> Bundle:
 
 
 def of_bytes(path: Path, content: bytes) -> Bundle:
-    """The bundle whose bytes are ``content``; raises what ``opened`` raises."""
+    """Reads a bundle from its bytes, ``content``; raises what ``opened`` raises."""
     return parsed(path, _Data(content, len(content)), 0.0)
 
 
 def parsed(path: Path, data: _Data, modified: float) -> Bundle:
-    """The bundle with these bytes."""
+    """Reads the directory of a bundle."""
     try:
         with zipfile.ZipFile(data) as archive:
             listed = archive.infolist()
@@ -273,7 +273,7 @@ def parsed(path: Path, data: _Data, modified: float) -> Bundle:
 
 
 class _Refused(Exception):
-    """What is the matter with an archive; the subject is the archive."""
+    """Says what is the matter with an archive; the subject of the message is the archive."""
 
 
 def _check(condition: bool, otherwise: str) -> None:
@@ -282,7 +282,7 @@ def _check(condition: bool, otherwise: str) -> None:
 
 
 def _named(member: zipfile.ZipInfo) -> tuple[str, str, str]:
-    """Kind, key and file name of a member."""
+    """Returns the kind, key and file name of a member."""
     name = member.filename
     match = _MEMBER.fullmatch(name)
     file = match[3] if match is not None else None
@@ -293,7 +293,7 @@ def _named(member: zipfile.ZipInfo) -> tuple[str, str, str]:
 
 
 def _frame(member: zipfile.ZipInfo, data: _Data) -> Frame:
-    """A member's content."""
+    """Locates a member's content."""
     name = member.filename
     _check(
         member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1,
@@ -312,7 +312,7 @@ def _frame(member: zipfile.ZipInfo, data: _Data) -> Frame:
 
 
 def _unpacked_size(member: zipfile.ZipInfo, head: bytes) -> int:
-    """The size that the frame's first bytes state."""
+    """Returns the size that the frame's first bytes state."""
     zstd = _zstd()
     try:
         size = zstd.get_frame_info(head).decompressed_size

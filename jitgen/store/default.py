@@ -1,4 +1,5 @@
-"""The store that a call uses when it names none. It never fails a call: what cannot be written is kept in memory."""
+"""Opens the store that a call uses when it names none. It never fails a call: what cannot be written is kept in
+memory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _SETTINGS = (
 
 
 def default_store() -> Store:
-    """The store of the settings.
+    """Returns the store of the settings.
 
     If its directory is unusable (there is no home, or it is another user's, or no directory), a warning says so, once,
     and the result is a store without a directory, which keeps what is compiled in memory and still reads the layers. A

@@ -1,4 +1,4 @@
-"""The contents of an entry: encoding to bytes, and reading back with every digest checked.
+"""Encodes the contents of an entry to bytes, and reads them back with every digest checked.
 
 An artifact is several files and a plan is one JSON file. Each contains its own key, its schema and a digest of all of
 its JSON, so that a flipped bit in a launch parameter is noticed like one in a binary. The digest may be signed
@@ -34,7 +34,7 @@ Contents = Mapping[str, bytes]
 
 
 class Files(Protocol):
-    """The files of one artifact.
+    """Reads the files of one artifact.
 
     Attributes:
         path: where they are, for messages; a directory only if the artifact is in one.
@@ -44,12 +44,12 @@ class Files(Protocol):
     def path(self) -> Path: ...
 
     def opened(self) -> AbstractContextManager[Reader]:
-        """A reader of them; FileNotFoundError if there is no such artifact, Damaged if it cannot be read."""
+        """Opens a reader of the files; FileNotFoundError if there is no such artifact, Damaged if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What ``meta.json`` records of a file: its sha256 and its size in bytes."""
+    """Records what ``meta.json`` says of a file: its sha256 and its size in bytes."""
 
     sha256: str
     size: int
@@ -57,7 +57,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """A compiled kernel in a store. Every file was verified when it was looked up.
+    """Represents a compiled kernel in a store. Every file was verified when it was looked up.
 
     Attributes:
         key: the artifact key.
@@ -79,11 +79,12 @@ class StoredArtifact:
     source: Files = field(repr=False, compare=False)
 
     def path(self, name: str | None = None) -> Path:
-        """The path of the file ``name``, by default of the binary, for people: nothing loads a binary by its path."""
+        """Returns the path of the file ``name``, by default of the binary, for people: nothing loads a binary by its
+        path."""
         return self.directory / self._known(name)
 
     def read(self, name: str | None = None) -> bytes:
-        """The bytes of the file ``name``, by default of the binary.
+        """Returns the bytes of the file ``name``, by default of the binary.
 
         Raises:
             CacheError: there is no such file, or it was removed or altered after the look-up.
@@ -101,11 +102,11 @@ class StoredArtifact:
         return self.read(name).decode()
 
     def artifact(self) -> Artifact:
-        """The artifact with all of its files in memory, as the compiler returned it."""
+        """Returns the artifact with all of its files in memory, as the compiler returned it."""
         return Artifact(self.key, {name: self.read(name) for name in self.files}, self.binary, dict(self.meta))
 
     def _known(self, name: str | None) -> str:
-        """``name``, by default the binary's; CacheError if the artifact has no such file."""
+        """Returns ``name``, by default the binary's; CacheError if the artifact has no such file."""
         if name is None:
             return self.binary
         if name not in self.files:
@@ -114,7 +115,7 @@ class StoredArtifact:
 
 
 def encode_artifact(artifact: Artifact, signer: Signer | None = None) -> dict[str, bytes]:
-    """The files of the entry, including ``meta.json``, by name."""
+    """Returns the files of the entry, including ``meta.json``, by name."""
     for name in artifact.files:
         if not is_file_name(name):
             raise CacheError(f"artifact {artifact.key[:12]}: {name!r} cannot be the name of a file in an entry")
@@ -133,19 +134,20 @@ def encode_artifact(artifact: Artifact, signer: Signer | None = None) -> dict[st
 
 
 def encode_plan(key: str, plan: Mapping[str, Any], signer: Signer | None = None) -> bytes:
-    """The content of the plan's JSON file."""
+    """Returns the content of the plan's JSON file."""
     return _seal(key, {"kind": "plan", "plan": dict(plan)}, signer)
 
 
 def resealed(sealed: bytes, signer: Signer) -> bytes:
-    """The same JSON of an entry, signed by ``signer`` whoever signed it before."""
+    """Returns the JSON of an entry signed anew by ``signer``, whoever signed it before."""
     body = json.loads(sealed)
     body.pop("signature", None)
     return _written({**body, "signature": signer.sign(body["digest"])})
 
 
 def read_artifact(source: Files, key: str, trust: Trust | None = None) -> StoredArtifact:
-    """The artifact of ``source``, with all of its files verified, and its signature where ``trust`` asks for one.
+    """Returns the artifact of ``source``, with all of its files verified, and its signature where ``trust`` asks for
+    one.
 
     Raises:
         FileNotFoundError: there is no such entry.
@@ -168,14 +170,14 @@ def read_artifact(source: Files, key: str, trust: Trust | None = None) -> Stored
             raise Damaged(f"{META} names {len(files)} files, expected no more than {FILES_LIMIT}")
         content = b""
         for name, record in files.items():
-            found = _read_verified(reader, name, record)
+            data = _read_verified(reader, name, record)
             if name == binary:
-                content = found
+                content = data
     return StoredArtifact(key, source.path, binary, meta, files, content, source)
 
 
 def read_plan(sealed: bytes, key: str, trust: Trust | None = None) -> dict[str, Any]:
-    """The plan whose file has the bytes ``sealed``; Damaged if they are not those of that plan."""
+    """Returns the plan whose file has the bytes ``sealed``; Damaged if they are not those of that plan."""
     plan = _unseal(sealed, key, "plan", trust).get("plan")
     if not isinstance(plan, dict):
         raise Damaged("it holds no plan")
@@ -186,7 +188,7 @@ def read_plan(sealed: bytes, key: str, trust: Trust | None = None) -> dict[str, 
 
 
 def _seal(key: str, body: dict[str, Any], signer: Signer | None) -> bytes:
-    """``body`` as JSON, together with its schema, its key, the digest of all of these and its signature."""
+    """Encodes ``body`` as JSON together with its schema, its key, the digest of all of these and its signature."""
     # The round trip through JSON turns int keys and tuples into what a reader will see; otherwise digests would differ.
     body = json.loads(json.dumps({"schema": SCHEMA, "key": key, **body}, allow_nan=False))
     sealed = {**body, "digest": digest(body)}
@@ -198,7 +200,7 @@ def _written(body: dict[str, Any]) -> bytes:
 
 
 def _unseal(sealed: bytes, key: str, kind: str, trust: Trust | None) -> dict[str, Any]:
-    """The body that ``_seal`` encoded; Damaged if its digest, schema, kind, key or signature is another."""
+    """Decodes what ``_seal`` encoded; Damaged if its digest, schema, kind, key or signature is another."""
     try:
         body = json.loads(sealed)
     except (ValueError, RecursionError) as error:
@@ -221,7 +223,7 @@ def _unseal(sealed: bytes, key: str, kind: str, trust: Trust | None) -> dict[str
 
 
 def _read_verified(reader: Reader, name: str, record: StoredFile) -> bytes:
-    """The bytes of a file of an artifact; Damaged if they are not those of ``record``."""
+    """Returns the verified bytes of a file of an artifact; Damaged if they are not those of ``record``."""
     if not is_file_name(name):
         raise Damaged(f"{name!r} is no name of a file in an entry")
     if not isinstance(record.size, int) or not 0 <= record.size <= FILE_LIMIT:
@@ -240,5 +242,6 @@ def _read_verified(reader: Reader, name: str, record: StoredFile) -> bytes:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether ``name`` may be the name of a file in an entry: not a path, not hidden, plain and not ``meta.json``."""
+    """Returns whether ``name`` may be the name of a file in an entry: not a path, not hidden, plain and not
+    ``meta.json``."""
     return _FILE_NAME.fullmatch(name) is not None and name != META

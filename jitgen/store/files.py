@@ -1,4 +1,4 @@
-"""Reading the files of a store that something else may have put there: a FIFO, a device, a link, a file of any size.
+"""Reads files of a store that something else may have put there: a FIFO, a device, a link, a file of any size.
 
 ``Access`` says who may have written what is read; ``read`` and ``read_in`` open without waiting, look at what they have
 opened, and read no more of it than they were told to. They raise ``FileNotFoundError`` and ``Damaged`` only.
@@ -25,15 +25,15 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Damaged(Exception):
-    """An entry exists and is damaged; the message says how. This exception never leaves the package."""
+    """Reports that an entry exists and is damaged; the message says how. This exception never leaves the package."""
 
 
 class Unreadable(Damaged):
-    """This user lacks the right to read an entry, which may be whole."""
+    """Reports that this user lacks the right to read an entry, which may be whole."""
 
 
 class TooLarge(Damaged):
-    """A file has more bytes than are read of it."""
+    """Reports that a file has more bytes than are read of it."""
 
     def __init__(self, name: str, size: int, limit: int):
         super().__init__(f"{name} has {size} bytes, expected no more than {limit}")
@@ -41,12 +41,12 @@ class TooLarge(Damaged):
 
 
 class Untrusted(Damaged):
-    """An entry is whole, and no trusted key has signed it."""
+    """Reports that an entry is whole, and that no trusted key has signed it."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may own the directories and files below a root, and which of their mode bits are refused.
+    """Says who may own the directories and files below a root, and which of their mode bits are refused.
 
     A root that only its owner can enter needs no more: nobody else reaches what is in it. Below any other, what belongs
     to a stranger or can be written by one is as good as damaged.
@@ -58,7 +58,7 @@ class Access:
 
     @staticmethod
     def below(root: Path, *, layer: bool) -> Access:
-        """What is asked of everything below ``root``; FileNotFoundError if there is no such directory."""
+        """Returns what is asked of everything below ``root``; FileNotFoundError if there is no such directory."""
         try:
             status = os.stat(root)
         except NotADirectoryError as error:
@@ -73,14 +73,14 @@ class Access:
         return Access(owners, stat.S_IWOTH if layer else stat.S_IWOTH | stat.S_IWGRP, root)
 
     def check(self, status: os.stat_result, name: str) -> None:
-        """Damaged if somebody else may have written ``name``."""
+        """Raises Damaged if somebody else may have written ``name``."""
         if self.owners is not None and status.st_uid not in self.owners:
             raise Damaged(f"{name} belongs to user id {status.st_uid}")
         if status.st_mode & self.forbidden:
             raise Damaged(f"{name} is writable by others: its mode is {stat.S_IMODE(status.st_mode):o}")
 
     def check_parents(self, path: Path) -> None:
-        """Damaged if somebody else may have put ``path`` where it is; raises OSError as well."""
+        """Raises Damaged if somebody else may have put ``path`` where it is; raises OSError as well."""
         if self.owners is None:
             return
         for parent in path.parents:
@@ -96,7 +96,7 @@ def _unread(problem: str, error: OSError) -> Damaged:
 
 @contextmanager
 def folder(path: Path, access: Access) -> Iterator[int]:
-    """A descriptor of the directory ``path``; whatever is then opened relative to it is in that very directory."""
+    """Opens the directory ``path``; whatever is opened relative to the descriptor is in that very directory."""
     try:
         access.check_parents(path)
         descriptor = os.open(path, _OPEN | getattr(os, "O_DIRECTORY", 0))
@@ -116,7 +116,7 @@ def folder(path: Path, access: Access) -> Iterator[int]:
 
 
 def read(path: Path, limit: int, access: Access) -> bytes:
-    """The bytes of the regular file ``path``."""
+    """Returns the bytes of the regular file ``path``."""
     try:
         access.check_parents(path)
     except NotADirectoryError as error:
@@ -129,7 +129,7 @@ def read(path: Path, limit: int, access: Access) -> bytes:
 
 
 def read_in(directory: int | None, name: str, limit: int, access: Access) -> bytes:
-    """The bytes of the regular file ``name`` in an open directory."""
+    """Returns the bytes of the regular file ``name`` in an open directory."""
     shown = os.path.basename(name)
     try:
         descriptor = os.open(name, _OPEN | _NO_LINK, dir_fd=directory)

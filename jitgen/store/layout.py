@@ -1,4 +1,4 @@
-"""The location of a store, the paths of entries in it, and the permissions it must have. No entry is read or written.
+"""Locates a store and the entries in it, and checks the permissions it must have. No entry is read or written.
 
 Neighbours: ``entries`` reads the files at these paths, ``atomic`` writes them, and ``maintenance`` walks them.
 """
@@ -26,7 +26,7 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry as a directory walk finds it. It has not been read, so that it may be damaged.
+    """Refers to an entry as a directory walk meets it. It has not been read, so that it may be damaged.
 
     Attributes:
         kind: ``"artifact"`` or ``"plan"``.
@@ -78,39 +78,41 @@ def protected_path(root: Path) -> Path:
 
 
 def missed_path(root: Path) -> Path:
-    """The manifest of what strict processes did not find."""
+    """Returns the manifest of what strict processes did not find."""
     return root / VERSION / "missed.json"
 
 
 def walk(root: Path, *, prefix: str = "", layer: bool = False) -> Iterator[Entry]:
-    """Every entry whose key starts with ``prefix``. Entries that another process removes meanwhile are skipped."""
+    """Yields every entry whose key starts with ``prefix``. Entries that another process removes meanwhile are
+    skipped."""
     for kind in KINDS:
         top = root / VERSION / kind
         for fan_out in _listed(top):
             if not _FAN_OUT.fullmatch(fan_out.name) or not fan_out.name.startswith(prefix[:2]):
                 continue
-            for found in _listed(Path(fan_out.path)):
-                key = found.name if kind == "artifact" else found.name.removesuffix(".json")
-                if is_key(key) and key.startswith(prefix) and (kind == "artifact") == (found.name == key):
+            for listed in _listed(Path(fan_out.path)):
+                key = listed.name if kind == "artifact" else listed.name.removesuffix(".json")
+                if is_key(key) and key.startswith(prefix) and (kind == "artifact") == (listed.name == key):
                     try:
-                        status = found.stat(follow_symlinks=False)
-                        size = _size(found.path) if stat.S_ISDIR(status.st_mode) else status.st_size
+                        status = listed.stat(follow_symlinks=False)
+                        size = _size(listed.path) if stat.S_ISDIR(status.st_mode) else status.st_size
                     except FileNotFoundError:
                         continue
-                    yield Entry(kind, key, Path(found.path), size, status.st_mtime, layer)
+                    yield Entry(kind, key, Path(listed.path), size, status.st_mtime, layer)
 
 
 def _size(directory: str) -> int:
-    """The total size in bytes of the files in a directory; what cannot be read counts as nothing."""
+    """Returns the total size in bytes of the files in a directory; what cannot be read counts as nothing."""
     try:
-        with os.scandir(directory) as found:
-            return sum(entry.stat(follow_symlinks=False).st_size for entry in found)
+        with os.scandir(directory) as files:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in files)
     except PermissionError:
         return 0
 
 
 def default_directory() -> Path:
-    """``JITGEN_CACHE_DIR`` if set, else ``cache/store`` of the source checkout, else the user's cache directory.
+    """Returns ``JITGEN_CACHE_DIR`` if set, else ``cache/store`` of the source checkout, else the user's cache
+    directory.
 
     A checkout's directory is used only if the user owns it and can write it.
 
@@ -147,7 +149,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def check_store(root: Path) -> None:
-    """Refuse a store into which another user could put a binary, because its contents are loaded into this process."""
+    """Refuses a store into which another user could put a binary, because its contents are loaded into this process."""
     status = _status(root)
     if status is None:
         return
@@ -163,7 +165,7 @@ def check_store(root: Path) -> None:
 
 
 def check_layer(root: Path) -> None:
-    """Refuse a layer that everyone may write. Its owner and group are trusted, since the user named the layer.
+    """Refuses a layer that everyone may write. Its owner and group are trusted, since the user named the layer.
 
     A layer is a directory, or a file: a bundle.
     """
@@ -178,7 +180,7 @@ def check_layer(root: Path) -> None:
 
 
 def _check_parents(root: Path) -> None:
-    """Refuse a directory above ``root`` in which everyone may rename ``root`` and put another in its place."""
+    """Refuses a directory above ``root`` in which everyone may rename ``root`` and put another in its place."""
     if os.name != "posix":
         return
     for parent in Path(os.path.realpath(root)).parents:
@@ -191,19 +193,20 @@ def _check_parents(root: Path) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether this user can write ``path`` or, if it does not exist, the directory in which it would be made."""
+    """Returns whether this user can write ``path`` or, if it does not exist, the directory in which it would be
+    made."""
     return os.access(nearest_ancestor(path), os.W_OK | os.X_OK)
 
 
 def nearest_ancestor(path: Path) -> Path:
-    """``path`` if it exists, else the closest directory above it that exists."""
+    """Returns ``path`` if it exists, else the closest directory above it that exists."""
     while not os.path.exists(path) and path != path.parent:  # Path.exists raises where a parent cannot be entered
         path = path.parent
     return path
 
 
 def _status(root: Path, *, or_file: bool = False) -> os.stat_result | None:
-    """The status of the directory ``root``; None if there is none, CacheError if it is unusable."""
+    """Returns the status of the directory ``root``; None if there is none, CacheError if it is unusable."""
     try:
         status = root.stat()
     except FileNotFoundError:
@@ -220,10 +223,10 @@ def _owned(path: Path) -> bool:
 
 
 def _listed(directory: Path) -> list[os.DirEntry[str]]:
-    """What is in ``directory``, by name; nothing where there is no such directory."""
+    """Lists what is in ``directory``, by name; empty if there is no such directory."""
     try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(directory) as files:
+            return sorted(files, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Single flight: of all processes that miss a key, one compiles; the others wait and then repeat their look-up.
+"""Lets one of all processes that miss a key compile; the others wait and then repeat their look-up (single flight).
 
 The lock only saves work. Where it is not available (a read-only store, a file system without locks, a process that
 hangs while it has the lock), two processes compile the same kernel, and the store keeps the first result.
@@ -16,7 +16,7 @@ from jitgen.store.layout import locks_path
 
 
 class Flight(enum.Enum):
-    """What became of the wish to be the one who compiles. Only ``OWNER`` is true."""
+    """Says what became of the attempt to be the process that compiles. Only ``OWNER`` is true."""
 
     OWNER = "this process has the lock"
     WITHOUT_LOCK = "there is no lock to be had; this process compiles, and writes what it compiled"
@@ -24,7 +24,7 @@ class Flight(enum.Enum):
 
     @property
     def may_publish(self) -> bool:
-        """Whether what this process compiles goes into the store."""
+        """Returns whether what this process compiles goes into the store."""
         return self is not Flight.OVERTAKING
 
     def __bool__(self) -> bool:
@@ -33,7 +33,7 @@ class Flight(enum.Enum):
 
 @contextmanager
 def single_flight(root: Path, key: str, patience: float) -> Iterator[Flight]:
-    """A context in which this process has the lock of ``key``, if it got it within ``patience`` seconds.
+    """Holds the lock of ``key`` within this context, if it was free within ``patience`` seconds.
 
     Not reentrant.
     """

@@ -1,4 +1,4 @@
-"""Maintenance of a store: verify, prune, clear, and why a key is a hit or a miss.
+"""Maintains a store: verify, prune, clear, and why a key is a hit or a miss.
 
 These functions walk directories; a call of a jitgen function uses none of them, except ``prune`` where it has just
 compiled a kernel and the store has grown over its limit.
@@ -26,7 +26,8 @@ KEPT_OF_LIMIT = 0.9
 
 @dataclass(frozen=True)
 class Finding:
-    """The state of one entry: ``present``, ``damaged``, ``incomplete`` or ``absent``, with a sentence of ``detail``.
+    """Describes the state of one entry: ``present``, ``damaged``, ``incomplete`` or ``absent``, with a sentence of
+    ``detail``.
 
     In a layer that this user may not read it is ``unreadable``.
 
@@ -44,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``verify`` found.
+    """Reports the state of a store's entries.
 
     A ``clean`` store may have leftovers, incomplete plans, and damaged entries that were set aside and made again,
     which only cost space.
@@ -63,7 +64,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The entries that ``prune`` removed, and the size of the store in bytes before and after it.
+    """Reports the entries that ``prune`` removed, and the size of the store in bytes before and after it.
 
     Attributes:
         spared: how many entries it would have removed, had no process used them and no bundle protected them.
@@ -76,11 +77,11 @@ class Pruned:
 
 
 IsAvailable = Callable[[str], bool]
-"""Whether the store or one of its layers has the artifact of a key."""
+"""Returns whether the store or one of its layers has the artifact of a key."""
 
 
 def examine(source: Source, kind: str, key: str, is_available: IsAvailable, trust: Trust | None = None) -> Finding:
-    """Read an entry as a look-up would, and report its state."""
+    """Reads an entry as a look-up would, and reports its state."""
     path = layout.entry_path(source.path, kind, key)
     layer = bool(getattr(source, "layer", True))
     try:
@@ -103,12 +104,16 @@ def examine(source: Source, kind: str, key: str, is_available: IsAvailable, trus
 
 
 def verify(root: Path, is_available: IsAvailable, trust: Trust | None = None) -> Verification:
-    """Read every entry of the store."""
+    """Reads every entry of the store."""
     source = Folder(root)
     findings = [examine(source, entry.kind, entry.key, is_available, trust) for entry in layout.walk(root)]
     there = {(finding.kind, finding.key) for finding in findings}
     aside = atomic.quarantined(root)
-    lost = [found for found in map(_set_aside, aside) if found is not None and (found.kind, found.key) not in there]
+    lost = [
+        quarantined
+        for quarantined in map(_set_aside, aside)
+        if quarantined is not None and (quarantined.kind, quarantined.key) not in there
+    ]
     return Verification(
         checked=len(findings),
         damaged=(*(finding for finding in findings if finding.state == "damaged"), *lost),
@@ -119,9 +124,9 @@ def verify(root: Path, is_available: IsAvailable, trust: Trust | None = None) ->
 
 
 def set_aside(root: Path, key: str) -> list[Finding]:
-    """What is in quarantine under ``key``."""
-    found = (_set_aside(path) for path in atomic.quarantined(root))
-    return [finding for finding in found if finding is not None and finding.key == key]
+    """Lists what is in quarantine under ``key``."""
+    findings = (_set_aside(path) for path in atomic.quarantined(root))
+    return [finding for finding in findings if finding is not None and finding.key == key]
 
 
 def _set_aside(path: Path) -> Finding | None:
@@ -133,7 +138,7 @@ def _set_aside(path: Path) -> Finding | None:
 
 
 def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None = None) -> Pruned:
-    """If the entries exceed ``limit`` bytes, remove the least recently used of them until ``target`` bytes are left.
+    """Removes the least recently used entries until ``target`` bytes are left, if they exceed ``limit`` bytes.
 
     Entries that a process uses, and those of protected bundles, stay. Then plans whose artifacts are gone are removed.
 
@@ -173,7 +178,7 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
 
 
 def _without_artifacts(source: Source, plans: Iterable[Entry], is_available: IsAvailable) -> Iterable[Entry]:
-    """The plans that name an artifact which is not there, or that cannot be read. Their digests are not computed."""
+    """Lists the plans that name an absent artifact, or that cannot be read. Their digests are not computed."""
     for entry in plans:
         try:
             plan = json.loads(source.plan(entry.key))["plan"]
@@ -187,7 +192,7 @@ def _without_artifacts(source: Source, plans: Iterable[Entry], is_available: IsA
 
 
 def clear(root: Path) -> int:
-    """Remove every entry, and the directories of other schema versions; returns how many entries were removed.
+    """Removes every entry, and the directories of other schema versions; returns how many entries were removed.
 
     ``tmp`` is only swept of old leftovers, so that writers at work are not disturbed.
     """
@@ -206,5 +211,5 @@ def clear(root: Path) -> int:
 
 
 def plan_artifacts(plan: dict[str, Any]) -> list[str]:
-    """The keys of the artifacts that ``plan`` names."""
+    """Returns the keys of the artifacts that ``plan`` names."""
     return [key for key in plan.get("artifacts", ()) if layout.is_key(key)]

@@ -1,4 +1,4 @@
-"""What a store tells its user: each thing once in a process, as a ``CacheWarning``."""
+"""Tells the user what a store has to say: each thing once in a process, as a ``CacheWarning``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _told: set[str] = set()
 
 
 def once(topic: str, message: str) -> None:
-    """Warn with ``message``, unless this process was warned of ``topic`` already."""
+    """Warns with ``message``, unless this process has warned of ``topic``."""
     if topic not in _told:
         _told.add(topic)
         console.warn(message, CacheWarning, stacklevel=2)
 
 
 def forget() -> None:
-    """Warn of everything again."""
+    """Lets every warning appear again."""
     _told.clear()

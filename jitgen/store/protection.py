@@ -1,4 +1,5 @@
-"""Bundles whose entries ``prune`` spares: ``<store>/v1/protected/<name>``, a file with one key a line for each."""
+"""Lists the entries that ``prune`` spares for each protected bundle: ``<store>/v1/protected/<name>``, one key a
+line."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def protect(root: Path, name: str, keys: Iterable[str]) -> None:
-    """Protect the entries of ``keys`` under ``name``, in place of what that name protected before.
+    """Protects the entries of ``keys`` under ``name``, in place of what that name protected before.
 
     Raises:
         CacheError: ``name`` cannot be the name of a file.
@@ -27,7 +28,7 @@ def protect(root: Path, name: str, keys: Iterable[str]) -> None:
 
 
 def unprotect(root: Path, name: str) -> bool:
-    """Let ``prune`` remove those entries again; returns whether there was such a name."""
+    """Lets ``prune`` remove those entries again; returns whether there was such a name."""
     check_name(name)
     try:
         (layout.protected_path(root) / name).unlink()
@@ -37,27 +38,27 @@ def unprotect(root: Path, name: str) -> bool:
 
 
 def bundles(root: Path) -> dict[str, frozenset[str]]:
-    """The keys that each name protects."""
-    found = {}
+    """Returns the keys that each name protects."""
+    keys_by_name = {}
     for path in atomic.listed(layout.protected_path(root)):
         with suppress(FileNotFoundError, Damaged, UnicodeDecodeError):
             content = files.read(path, files.FILE_LIMIT, files.Access(None, 0))
-            found[path.name] = frozenset(filter(layout.is_key, content.decode().split()))
-    return found
+            keys_by_name[path.name] = frozenset(filter(layout.is_key, content.decode().split()))
+    return keys_by_name
 
 
 def protected(root: Path) -> frozenset[str]:
-    """The keys that any name protects."""
+    """Returns the keys that any name protects."""
     return frozenset().union(*bundles(root).values())
 
 
 def clear(root: Path) -> None:
-    """Protect nothing."""
+    """Protects nothing."""
     for name in bundles(root):
         unprotect(root, name)
 
 
 def check_name(name: str) -> None:
-    """CacheError if ``name`` cannot be that of a protected bundle."""
+    """Raises CacheError if ``name`` cannot be that of a protected bundle."""
     if not _NAME.fullmatch(name):
         raise CacheError(f"{name!r} cannot name a protected bundle: use letters, digits, '-', '_' and '.'")

@@ -1,4 +1,5 @@
-"""A store that hosts share, at an ``fsspec`` URL: an object store, a web server, a share (extra ``jitgen[remote]``).
+"""Reads and writes a store that hosts share, at an ``fsspec`` URL: an object store, a web server, a share (extra
+``jitgen[remote]``).
 
 ::
 
@@ -45,7 +46,7 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class Remote:
-    """The store at ``url``.
+    """Represents the store at ``url``.
 
     Attributes:
         resting_until: when it is asked again, on the clock of ``time.monotonic``.
@@ -61,7 +62,7 @@ class Remote:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def get(self, kind: str, key: str, trust: Trust | None) -> Contents | None:
-        """The files of an entry, verified; None if the remote has no such entry, or is left alone."""
+        """Returns the files of an entry, verified; None if the remote has no such entry, or is left alone."""
         limit = JSON_LIMIT if kind == "plan" else OBJECT_LIMIT
         content = self._access(lambda files, root: _read(files, _path(root, kind, key), limit))
         if content is None:
@@ -80,7 +81,7 @@ class Remote:
         return contents
 
     def put(self, kind: str, key: str, contents: Contents) -> bool:
-        """Write an entry, if the remote can be written; returns whether it was."""
+        """Writes an entry, if the remote can be written; returns whether it was."""
         if self.read_only:
             return False
         from jitgen.store import bundle
@@ -107,11 +108,12 @@ class Remote:
         return False
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether the remote has the entry; False also where it is left alone."""
+        """Returns whether the remote has the entry; False also while it is left alone."""
         return self._access(lambda files, root: files.exists(_path(root, kind, key))) is True
 
     def _access(self, work: Callable[[Any, str], Result]) -> Result | None:
-        """``work(file system, root)``; None if there is no such object, or the remote fails or is left alone."""
+        """Returns ``work(file system, root)``; None if there is no such object, or the remote fails or is left
+        alone."""
         if time.monotonic() < self.resting_until:
             return None
         outcome: list[Any] = []
@@ -137,7 +139,8 @@ class Remote:
         return None
 
     def _opened(self) -> tuple[Any, str]:
-        """The file system of the URL, and the path in it; opened again in a child, where its threads do not run."""
+        """Returns the file system of the URL, and the path in it; opened again in a child, where its threads do not
+        run."""
         with self._lock:
             if self._process != os.getpid():
                 from fsspec.core import url_to_fs
@@ -156,7 +159,7 @@ class Remote:
 
 
 def opened(url: str) -> Remote:
-    """The remote at ``url``, one for all stores of this process.
+    """Returns the remote at ``url``, one for all stores of this process.
 
     Raises:
         CacheError: ``fsspec`` is not installed.
@@ -177,7 +180,7 @@ def _opened(url: str) -> Remote:
 
 
 def _unpacked(key: str, content: bytes) -> Contents:
-    """The files of the artifact in a bundle of one entry."""
+    """Returns the files of the artifact in a bundle of one entry."""
     from jitgen.store import bundle
 
     try:
@@ -195,7 +198,7 @@ def _path(root: str, kind: str, key: str) -> str:
 
 
 def _read(files: Any, path: str, limit: int) -> bytes:
-    """An object, or its first ``limit + 1`` bytes. What is late is not read any further: nobody waits for it."""
+    """Reads an object, or its first ``limit + 1`` bytes. What is late is not read any further: nobody waits for it."""
     seconds = settings.get("JITGEN_REMOTE_TIMEOUT")
     if "http" in _protocols(files):  # a web server may take no notice of the range that is asked for
         content, deadline = b"", time.monotonic() + seconds
@@ -208,10 +211,10 @@ def _read(files: Any, path: str, limit: int) -> bytes:
     if getattr(files, "async_impl", False):
         from fsspec.asyn import sync
 
-        found: bytes = sync(files.loop, files._cat_file, path, start=0, end=limit + 1, timeout=seconds)
+        data: bytes = sync(files.loop, files._cat_file, path, start=0, end=limit + 1, timeout=seconds)
     else:
-        found = files.cat_file(path, start=0, end=limit + 1)
-    return found
+        data = files.cat_file(path, start=0, end=limit + 1)
+    return data
 
 
 def _protocols(files: Any) -> tuple[str, ...]:
@@ -219,7 +222,7 @@ def _protocols(files: Any) -> tuple[str, ...]:
 
 
 def _write(files: Any, path: str, content: bytes) -> None:
-    """Write an object at once: an object store does so itself, and in a directory it is renamed."""
+    """Writes an object at once: an object store does so itself, and in a directory it is renamed."""
     if "file" not in _protocols(files):
         files.pipe_file(path, content)
         return

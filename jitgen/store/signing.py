@@ -1,4 +1,4 @@
-"""Signatures of entries: ed25519 over the digest that an entry carries of itself (extra ``jitgen[signing]``).
+"""Signs entries: ed25519 over the digest that an entry carries of itself (extra ``jitgen[signing]``).
 
 A digest tells what was damaged, and nothing about who made it: whoever can write an entry can compute it anew. A
 signature can be made only by whoever has the private key. ``JITGEN_SIGNING_KEY`` signs what this process writes;
@@ -29,7 +29,7 @@ _KEY_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key.
+    """Signs with a private key.
 
     Attributes:
         name: the fingerprint of its public key.
@@ -39,19 +39,19 @@ class Signer:
     private: Any
 
     def sign(self, digest: str) -> dict[str, str]:
-        """The member ``signature`` of an entry with this digest."""
+        """Returns the member ``signature`` of an entry with this digest."""
         signed = self.private.sign(_PURPOSE + digest.encode())
         return {"key": self.name, "ed25519": base64.b64encode(signed).decode()}
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Public keys, by fingerprint, of which one must have signed an entry."""
+    """Holds the public keys, by fingerprint, one of which must have signed an entry."""
 
     keys: tuple[tuple[str, Any], ...]
 
     def check(self, digest: str, signature: Any) -> None:
-        """Untrusted unless ``signature`` is that of ``digest`` by a trusted key."""
+        """Raises Untrusted unless ``signature`` is that of ``digest`` by a trusted key."""
         from cryptography.exceptions import InvalidSignature
 
         if not isinstance(signature, dict):
@@ -66,7 +66,7 @@ class Trust:
 
 
 def trusted() -> Trust | None:
-    """The keys of ``JITGEN_TRUSTED_KEYS``; None where none are named.
+    """Returns the keys of ``JITGEN_TRUSTED_KEYS``; None if none are named.
 
     Raises:
         CacheError: one of them cannot be read, or ``cryptography`` is not installed.
@@ -78,13 +78,14 @@ def trusted() -> Trust | None:
 
 
 def signer(path: str | None = None) -> Signer | None:
-    """The private key in the file ``path``, by default that of ``JITGEN_SIGNING_KEY``; None where none is named."""
+    """Returns the private key in the file ``path``, by default that of ``JITGEN_SIGNING_KEY``; None where none is
+    named."""
     chosen = path or settings.get("JITGEN_SIGNING_KEY")
     return _signer(str(chosen)) if chosen else None
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key to ``path`` and its public key to ``path`` + ``.pub``; returns the public key.
+    """Writes a new private key to ``path`` and its public key to ``path`` + ``.pub``; returns the public key.
 
     Raises:
         CacheError: one of the files exists, or cannot be written.
@@ -115,7 +116,8 @@ def _trust(named: tuple[str, ...]) -> Trust:
 
 
 def _public(text: str) -> Any:
-    """The public key that ``text`` is (base64 of its 32 bytes) or names (a file with that, PEM or OpenSSH's line)."""
+    """Reads the public key that ``text`` is (base64 of its 32 bytes) or names (a file with that, PEM or OpenSSH's
+    line)."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

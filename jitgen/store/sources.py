@@ -1,4 +1,4 @@
-"""Where a look-up reads: directories, bundles (``bundle``) and this process's memory, asked the same two questions."""
+"""Reads entries from directories, bundles (``bundle``) and this process's memory, all by one interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jitgen.store.signing import Trust
 
 
 class Source(Protocol):
-    """A place that has entries.
+    """Provides entries.
 
     Attributes:
         path: where it is.
@@ -25,18 +25,18 @@ class Source(Protocol):
     def path(self) -> Path: ...
 
     def plan(self, key: str) -> bytes:
-        """The bytes of a plan's file; FileNotFoundError if there is none, Damaged if it cannot be read."""
+        """Reads a plan's file; FileNotFoundError if there is none, Damaged if it cannot be read."""
 
     def artifact(self, key: str) -> Files:
-        """The files of an artifact, whether or not there is one."""
+        """Returns the files of an artifact, whether or not there is one."""
 
     def names(self) -> Iterator[layout.Entry]:
-        """Every entry, as a walk finds it."""
+        """Lists every entry as a walk meets it."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The directory of a store or of a layer."""
+    """Reads the directory of a store or of a layer."""
 
     path: Path
     layer: bool = False
@@ -45,14 +45,14 @@ class Folder:
         return self.plan_at(layout.plan_path(self.path, key))
 
     def plan_at(self, path: Path) -> bytes:
-        """The bytes of a plan somewhere in this directory."""
+        """Reads a plan somewhere in this directory."""
         return read(path, JSON_LIMIT, Access.below(self.path, layer=self.layer))
 
     def artifact(self, key: str) -> Files:
         return self.artifact_at(layout.artifact_path(self.path, key))
 
     def artifact_at(self, path: Path) -> Files:
-        """The files of an artifact somewhere in this directory."""
+        """Returns the files of an artifact somewhere in this directory."""
         return _FolderFiles(self.path, self.layer, path)
 
     def names(self) -> Iterator[layout.Entry]:
@@ -74,7 +74,7 @@ class _FolderFiles:
 
 @dataclass(frozen=True)
 class InMemory:
-    """The files of one artifact, in memory."""
+    """Holds the files of one artifact in memory."""
 
     path: Path
     contents: Mapping[str, bytes]
@@ -91,7 +91,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """What this process could not write to its store."""
+    """Holds what this process could not write to its store."""
 
     path: Path = Path("(memory)")
     plans: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -106,7 +106,7 @@ class Memory:
         return _MemoryFiles(self, key)
 
     def keep(self, kind: str, key: str, contents: Contents) -> None:
-        """Keep the files of an entry."""
+        """Keeps the files of an entry."""
         if kind == "artifact":
             self.artifacts[key] = contents
         else:
@@ -137,7 +137,7 @@ class _MemoryFiles:
 
 
 def layer_source(path: Path) -> Source:
-    """The read-only layer ``path``: a directory, or a bundle that ``cache export`` wrote."""
+    """Returns the read-only layer ``path``: a directory, or a bundle that ``cache export`` wrote."""
     if path.is_file():
         from jitgen.store import bundle
 
@@ -146,7 +146,8 @@ def layer_source(path: Path) -> Source:
 
 
 def contents_of(source: Source, kind: str, key: str, trust: Trust | None = None) -> Contents:
-    """The files of an entry, byte for byte, after they were verified; its signature where ``trust`` asks for one."""
+    """Returns the files of an entry, byte for byte, after they were verified, with the signature that ``trust`` asks
+    for."""
     if kind == "plan":
         sealed = source.plan(key)
         read_plan(sealed, key, trust)
@@ -157,7 +158,7 @@ def contents_of(source: Source, kind: str, key: str, trust: Trust | None = None)
 
 
 def verify(kind: str, key: str, contents: Contents, trust: Trust | None) -> None:
-    """Damaged unless ``contents`` are the files of that entry, and no others."""
+    """Raises Damaged unless ``contents`` are the files of that entry, and no others."""
     if kind == "plan":
         read_plan(contents[f"{key}.json"], key, trust)
         return

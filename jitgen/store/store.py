@@ -1,4 +1,4 @@
-"""``Store``: the one object through which the rest of jitgen reads and writes the disk."""
+"""Defines ``Store``, the one object through which the rest of jitgen reads and writes the disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Store:
-    """A directory of plans and artifacts, with read-only layers behind it. See the package for the contract.
+    """Represents a directory of plans and artifacts, with read-only layers behind it. See the package for the contract.
 
     Attributes:
         root: the store's directory; it need not exist before the first write.
@@ -55,7 +55,7 @@ class Store:
         layers: Iterable[str | os.PathLike[str]] | None = None,
         remote: str | None = None,
     ) -> Store:
-        """The store in ``directory``; by default the one that the settings and the installation name.
+        """Opens the store in ``directory``, by default the one that the settings and the installation name.
 
         Args:
             layers: by default those of ``JITGEN_CACHE_PATH``.
@@ -77,7 +77,7 @@ class Store:
 
     @cached_property
     def sources(self) -> tuple[tuple[Source, Trust | None], ...]:
-        """What a look-up searches, in order, and whose signatures each of them must have."""
+        """Returns what a look-up searches, in order, and whose signatures each of them must have."""
         trust = signing.trusted()
         own = trust if settings.get("JITGEN_SIGNED_ONLY") else None
         layers = ((layer_source(layer), trust) for layer in self.layers)
@@ -86,19 +86,20 @@ class Store:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def get_artifact(self, key: str) -> StoredArtifact | None:
-        """The artifact, every file verified; None if it is absent or damaged wherever it lies."""
+        """Returns the artifact, every file verified; None if it is absent or damaged in every source."""
         return self._find("artifact", key, lambda source, trust: read_artifact(source.artifact(key), key, trust))
 
     def get_plan(self, key: str) -> dict[str, Any] | None:
-        """The plan stored for a request; None if it is absent or damaged. Its artifacts may be gone: look them up."""
+        """Returns the plan stored for a request; None if it is absent or damaged. Its artifacts may be gone: look them
+        up."""
         return self._find("plan", key, lambda source, trust: read_plan(source.plan(key), key, trust))
 
     def _find(self, kind: str, key: str, read: Callable[[Source, Trust | None], Found]) -> Found | None:
-        """What ``read`` reads of the first source that has the entry undamaged."""
+        """Returns what ``read`` reads from the first source that has the entry undamaged."""
         _check_key(key)
         for source, trust in self.sources:
             try:
-                found = read(source, trust)
+                entry = read(source, trust)
             except FileNotFoundError:
                 continue
             except Damaged as damage:
@@ -106,11 +107,11 @@ class Store:
                 continue
             if source.path is self.root:
                 self._touch(layout.entry_path(self.root, kind, key))
-            return found
+            return entry
         return self._fetched(kind, key, read) if self.remote else None
 
     def _fetched(self, kind: str, key: str, read: Callable[[Source, Trust | None], Found]) -> Found | None:
-        """What ``read`` reads of an entry that the remote has, after it was put here, or into memory."""
+        """Returns what ``read`` reads of an entry that the remote has, after copying it here, or into memory."""
         contents = self._remote.get(kind, key, signing.trusted())
         if contents is None:
             return None
@@ -131,7 +132,7 @@ class Store:
         return remote.opened(self.remote)
 
     def peek(self, entry: Entry) -> StoredArtifact | dict[str, Any] | None:
-        """An artifact or a plan the walk found, read without marking it used; None if it is damaged."""
+        """Reads an artifact or a plan that a walk met, without marking it used; None if it is damaged."""
         for source, _ in self.sources:
             with suppress(FileNotFoundError, Damaged):
                 if layout.entry_path(source.path, entry.kind, entry.key) != entry.path:
@@ -142,13 +143,13 @@ class Store:
         return None
 
     def hold(self, *keys: str) -> None:
-        """Mark entries as used by this process, until it ends: no ``prune`` removes them."""
+        """Marks entries as used by this process, until it ends: no ``prune`` removes them."""
         usage.hold(self.root, keys)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def put_artifact(self, artifact: Artifact, *, in_use: bool = False) -> StoredArtifact:
-        """Store it and return it as a reader finds it; an undamaged entry that is already there stays.
+        """Stores an artifact and returns it as a reader meets it; an undamaged entry that is already there stays.
 
         Args:
             in_use: whether to ``hold`` it, so that a limit which it exceeds does not have it removed at once.
@@ -167,7 +168,7 @@ class Store:
         return stored
 
     def put_plan(self, key: str, plan: Mapping[str, Any]) -> None:
-        """Store a plan, in place of one that is there: a plan names artifacts, and newer names are better.
+        """Stores a plan, in place of one that is there: a plan names artifacts, and newer names are better.
 
         Raises:
             CacheError: as ``put_artifact``.
@@ -176,7 +177,7 @@ class Store:
         self.install("plan", key, {f"{key}.json": encode_plan(key, plan, self._signer())})
 
     def install(self, kind: str, key: str, contents: Mapping[str, bytes], *, in_use: bool = False) -> None:
-        """Store the files of an entry as they are. An undamaged artifact that is there stays; a plan is replaced.
+        """Stores the files of an entry as they are. An undamaged artifact that is there stays; a plan is replaced.
 
         Raises:
             CacheError: as ``put_artifact``.
@@ -194,7 +195,8 @@ class Store:
         self._stay_within_limit(sum(map(len, contents.values())))
 
     def keep_artifact(self, artifact: Artifact, *, publish: bool = True) -> StoredArtifact:
-        """``put_artifact``; where that cannot be done, the artifact is kept in this process, with one warning.
+        """Stores an artifact like ``put_artifact``, or keeps it in this process, with one warning, if that cannot be
+        done.
 
         Args:
             publish: False to keep it in this process in any case.
@@ -209,7 +211,7 @@ class Store:
         return read_artifact(self.memory.artifact(artifact.key), artifact.key)
 
     def keep_plan(self, key: str, plan: Mapping[str, Any], *, publish: bool = True) -> None:
-        """``put_plan``; where that cannot be done, the plan is kept in this process, with one warning."""
+        """Stores a plan like ``put_plan``, or keeps it in this process, with one warning, if that cannot be done."""
         if publish:
             try:
                 self._share("plan", key, {f"{key}.json": encode_plan(key, plan, self._signer())})
@@ -224,7 +226,8 @@ class Store:
             self._remote.put(kind, key, contents)
 
     def share(self, plan_key: str) -> bool:
-        """Put a plan and its artifacts where the other hosts find them; returns whether the remote has them all."""
+        """Puts a plan and its artifacts where the other hosts look for them; returns whether the remote has them
+        all."""
         from jitgen.store import maintenance, sources
 
         plan = self.get_plan(plan_key)
@@ -240,7 +243,7 @@ class Store:
         return all(self._remote.has(kind, key) for kind, key in wanted)
 
     def single_flight(self, key: str, patience: float | None = None) -> AbstractContextManager[Flight]:
-        """Hold the key's lock between processes; look the key up again once inside.
+        """Holds the key's lock between processes; the caller looks the key up again inside.
 
         Yields what became of it (``lock.Flight``), true where the lock is held. After ``patience`` seconds
         (``JITGEN_PATIENCE``), and where locks cannot be had, the caller continues without one and at worst compiles
@@ -258,19 +261,19 @@ class Store:
         return layout.is_writable(self.root)
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """Every entry whose key starts with ``prefix``, the layers' after the store's."""
+        """Yields every entry whose key starts with ``prefix``, the layers' after the store's."""
         yield from layout.walk(self.root, prefix=prefix)
         for source, _ in self.sources[1:]:
             yield from (entry for entry in source.names() if entry.key.startswith(prefix))
 
     def verify(self) -> Verification:
-        """Read every entry of the store (not of the layers) and report what is damaged."""
+        """Reads every entry of the store (not of the layers) and reports what is damaged."""
         from jitgen.store import maintenance
 
         return maintenance.verify(self.root, self.has_artifact, self.sources[0][1])
 
     def why(self, key: str) -> list[Finding]:
-        """What the store and each layer have under ``key``, plan and artifact alike; empty when none has it."""
+        """Lists what the store and each layer have under ``key``, plan and artifact alike; empty if none has it."""
         from jitgen.store import maintenance
 
         _check_key(key)
@@ -284,7 +287,7 @@ class Store:
         return [*aside, *there]
 
     def remove(self, kind: str, key: str) -> None:
-        """Take one entry out of the store; fine if it is not there."""
+        """Takes one entry out of the store; fine if it is not there."""
         from jitgen.store.atomic import remove
 
         _check_key(key)
@@ -292,7 +295,7 @@ class Store:
             remove(self.root, layout.entry_path(self.root, kind, key))
 
     def empty_quarantine(self) -> None:
-        """Delete the damaged entries that were set aside."""
+        """Deletes the damaged entries that were set aside."""
         from jitgen.store import atomic
 
         with self.writing():
@@ -300,7 +303,7 @@ class Store:
                 atomic.delete(path)
 
     def prune(self, limit: int | None = None) -> Pruned:
-        """Trim the store to ``limit`` bytes (``JITGEN_CACHE_LIMIT``), least recently used entries first.
+        """Trims the store to ``limit`` bytes (``JITGEN_CACHE_LIMIT``), least recently used entries first.
 
         Entries that running processes use, and those of protected bundles, stay.
         """
@@ -313,7 +316,7 @@ class Store:
             return result
 
     def clear(self) -> int:
-        """Remove every entry of the store; returns how many there were."""
+        """Removes every entry of the store; returns how many there were."""
         from jitgen.store import maintenance
 
         with self.writing():
@@ -322,7 +325,7 @@ class Store:
     def export(
         self, path: str | os.PathLike[str], keys: Iterable[str] | None = None, signer: Signer | None = None
     ) -> list[Entry]:
-        """Write entries (all, or those of ``keys`` with the artifacts their plans name) to a bundle.
+        """Writes entries (all, or those of ``keys`` with the artifacts their plans name) to a bundle.
 
         Args:
             signer: signs every entry in the bundle; by default they have the signatures that they have here.
@@ -332,20 +335,20 @@ class Store:
         return archive.export(self, Path(path), None if keys is None else list(keys), signer)
 
     def import_(self, path: str | os.PathLike[str]) -> Imported:
-        """Add the undamaged entries of a bundle that ``export`` wrote; undamaged entries of the store stay."""
+        """Adds the undamaged entries of a bundle that ``export`` wrote; undamaged entries of the store stay."""
         from jitgen.store import archive
 
         return archive.import_(self, Path(path))
 
     def protect(self, name: str, keys: Iterable[str]) -> None:
-        """Keep ``prune`` from removing the entries of ``keys``, under a name by which ``unprotect`` knows them."""
+        """Keeps ``prune`` from removing the entries of ``keys``, under a name by which ``unprotect`` knows them."""
         from jitgen.store import protection
 
         with self.writing():
             protection.protect(self.root, name, keys)
 
     def unprotect(self, name: str) -> bool:
-        """Let ``prune`` remove again what ``name`` protects; returns whether there was such a name."""
+        """Lets ``prune`` remove again what ``name`` protects; returns whether there was such a name."""
         from jitgen.store import protection
 
         with self.writing():
@@ -353,7 +356,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the store if need be, and raise an OSError inside as a CacheError that says what to do."""
+        """Makes the store if need be, and turns an OSError inside into a CacheError that says what to do."""
         from jitgen.store.atomic import make_root, sweep_sometimes
 
         try:
@@ -373,7 +376,7 @@ class Store:
     # ------------------------------------------------------------------------------------------------------ private
 
     def has_artifact(self, key: str) -> bool:
-        """Whether the store or one of its layers has an artifact of this key, which may be damaged."""
+        """Returns whether the store or one of its layers has an artifact of this key, which may be damaged."""
         if self._has_own(key):
             return True
         for source, _ in self.sources[1:]:
@@ -386,7 +389,7 @@ class Store:
         return os.path.lexists(layout.artifact_path(self.root, key) / META)
 
     def _is_whole(self, path: Path, kind: str, key: str) -> bool:
-        """Whether ``path``, which may be in quarantine, is the undamaged entry of ``key``."""
+        """Returns whether ``path``, which may be in quarantine, is the undamaged entry of ``key``."""
         source, trust = Folder(self.root), self.sources[0][1]
         with suppress(FileNotFoundError, Damaged):
             if kind == "artifact":
@@ -397,7 +400,7 @@ class Store:
         return False
 
     def _signer(self) -> Signer | None:
-        """What signs entries that are put here; CacheError if the store would not take them afterwards."""
+        """Returns the signer of entries that are put here; CacheError if the store would not take them afterwards."""
         signer, trust = signing.signer(), self.sources[0][1]
         if trust is not None and (signer is None or signer.name not in dict(trust.keys)):
             raise CacheError(
@@ -407,7 +410,7 @@ class Store:
         return signer
 
     def _own(self, key: str) -> StoredArtifact | None:
-        """The artifact, if this store itself has it undamaged."""
+        """Returns the artifact if this store itself has it undamaged, else None."""
         source, trust = self.sources[0]
         with suppress(FileNotFoundError, Damaged):
             return read_artifact(source.artifact(key), key, trust)
@@ -420,7 +423,7 @@ class Store:
                 os.utime(path)
 
     def _note_damage(self, source: Source, kind: str, key: str, damage: Damaged) -> None:
-        """Warn of a damaged entry and, if it is this store's own, move it aside."""
+        """Warns of a damaged entry, and moves it aside if it is this store's own."""
         path = layout.entry_path(source.path, kind, key)
         if isinstance(damage, Unreadable) and source.path is not self.root:
             notice.once(
@@ -440,7 +443,7 @@ class Store:
         notice.once(f"unwritable {self.root}", f"{problem}. Until then this process keeps what it compiles in memory")
 
     def _stay_within_limit(self, written: int) -> None:
-        """Trim the store if what was ``written`` makes it exceed its limit. Nothing is walked otherwise."""
+        """Trims the store if what was ``written`` makes it exceed its limit. Nothing is walked otherwise."""
         limit = settings.get("JITGEN_CACHE_LIMIT")
         with suppress(OSError, CacheError):
             if usage.note_written(self.root, written, limit):

@@ -1,4 +1,4 @@
-"""Which entries running processes use, and about how many bytes a store has, without a walk through it.
+"""Tracks which entries running processes use, and about how many bytes a store has, without walking it.
 
 **In use.** Every process that uses entries of a store keeps one descriptor of ``<store>/v1/in-use``, an empty file, and
 on it a shared lock of one byte for each entry, at an offset made of the entry's key. The system drops the locks when
@@ -34,7 +34,7 @@ _descriptors: dict[Path, int] = {}
 
 
 def hold(root: Path, keys: Iterable[str]) -> None:
-    """Mark entries as used until this process ends, where the system and the store have such locks."""
+    """Marks entries as used until this process ends, where the system and the store have such locks."""
     if _SET_LOCK is None:
         return
     with suppress(OSError):
@@ -47,7 +47,7 @@ def hold(root: Path, keys: Iterable[str]) -> None:
 
 @contextmanager
 def unused(root: Path) -> Iterator[Unused]:
-    """What ``prune`` asks whether an entry is used."""
+    """Provides ``prune`` with a test of whether an entry is used."""
     descriptor = None
     if _SET_LOCK is not None:
         with suppress(OSError):
@@ -60,13 +60,13 @@ def unused(root: Path) -> Iterator[Unused]:
 
 
 class Unused:
-    """Whether entries are used by no process."""
+    """Tells whether entries are used by no process."""
 
     def __init__(self, descriptor: int | None):
         self._descriptor = descriptor
 
     def __call__(self, key: str) -> bool:
-        """Whether nobody uses ``key``; from then on, and until the context ends, nobody can mark it as used."""
+        """Returns whether nobody uses ``key``; from then on, and until the context ends, nobody can mark it as used."""
         if self._descriptor is None:
             return True
         try:
@@ -96,7 +96,7 @@ def _lock(descriptor: int, kind: int, key: str) -> None:
 
 
 def note_written(root: Path, size: int, limit: int) -> bool:
-    """Note that ``size`` bytes were written; returns whether the store is to be walked and, if need be, trimmed.
+    """Notes that ``size`` bytes were written; returns whether the store is to be walked and, if need be, trimmed.
 
     It is where nothing was counted yet, where the limit is another than at the last walk, and where the count exceeds
     the limit; but if the last walk could not get below the limit, only after two percent more.
@@ -117,7 +117,7 @@ def note_written(root: Path, size: int, limit: int) -> bool:
 
 
 def note_counted(root: Path, size: int, limit: int) -> None:
-    """Note what a walk counted."""
+    """Notes what a walk counted."""
     path = _size_path(root)
     with suppress(OSError):
         temporary = path.with_name(f"size-{os.getpid()}")

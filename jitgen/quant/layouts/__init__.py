@@ -1,4 +1,4 @@
-"""The memory layouts of a quantised weight; each has a module in this package and a row in ``LAYOUTS``.
+"""Holds the memory layouts of a quantised weight; each has a module in this package and a row in ``LAYOUTS``.
 
 Files hold weights in the ``portable`` layout, and every other layout is made from it. A layout's module defines two
 functions that are exact inverses of each other::
@@ -43,7 +43,7 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout: ``pack`` converts to it from the portable layout, ``unpack`` converts back."""
+    """Converts tensors: ``pack`` from the portable layout to this one, ``unpack`` back."""
 
     name: str
     pack: Conversion
@@ -52,7 +52,7 @@ class Layout:
 
 @functools.cache
 def find(name: str) -> Layout:
-    """The layout called ``name``; UnsupportedError, with the list of known names, if there is none."""
+    """Returns the layout called ``name``; UnsupportedError, with the list of known names, if there is none."""
     if name not in LAYOUTS:
         raise UnsupportedError(f"unknown layout {name!r} of quantised weights; expected one of {', '.join(LAYOUTS)}")
     module = importlib.import_module(LAYOUTS[name])
@@ -83,7 +83,7 @@ def find(name: str) -> Layout:
 def convert(
     tensors: Tensors, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
 ) -> Tensors:
-    """``tensors``, which are in layout ``source``, converted to layout ``target``."""
+    """Converts ``tensors`` from layout ``source`` to layout ``target``."""
     if source == target:
         return tensors
     with torch.no_grad():
@@ -93,8 +93,8 @@ def convert(
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in memory that holds nothing else, such as rows that a layout adds: a file would hold them too.
-    Within a transform of ``torch.func`` it has no memory, and is kept nowhere."""
+    """Returns ``tensor`` in memory that holds nothing else: a file would also store what lies around it, such as rows
+    that a layout adds. Within a transform of ``torch.func`` it has no memory, and is kept nowhere."""
     if is_functorch_wrapped_tensor(tensor):
         return tensor
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

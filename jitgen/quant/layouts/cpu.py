@@ -1,4 +1,4 @@
-"""The layout "cpu": blocks of 16 rows, interleaved so that a vector register has one weight of each row.
+"""Defines the layout "cpu": blocks of 16 rows, interleaved so that a vector register has one weight of each row.
 
 Np and Kp are N and K after padding: N is padded to a multiple of 16 with rows of scale 0, K as in the portable layout.
 
@@ -29,7 +29,7 @@ BLOCK_ROWS = 16
 
 
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of this layout, made from ``tensors`` of the portable one."""
+    """Converts ``tensors`` from the portable layout to this one."""
     sizes = geometry(group_size, shape)
     codes, *rest = (padded(tensor, sizes.padded_rows, tensor.shape[1]) for tensor in tensors)
     blocks = sizes.padded_rows // BLOCK_ROWS
@@ -49,7 +49,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of the portable layout, made from ``tensors`` of this one."""
+    """Converts ``tensors`` from this layout to the portable one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors
     words = codes.unflatten(-1, (BLOCK_ROWS, 4)).transpose(1, 2)
@@ -68,5 +68,5 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tenso
 
 
 def _row_blocks(tensor: torch.Tensor, blocks: int) -> torch.Tensor:
-    """``[Np, groups]`` rearranged as ``[Np/16, groups, 16]``."""
+    """Rearranges ``[Np, groups]`` as ``[Np/16, groups, 16]``."""
     return tensor.view(blocks, BLOCK_ROWS, tensor.shape[1]).transpose(1, 2).contiguous()

@@ -1,8 +1,9 @@
-"""The layout "interleaved": row-major, with the codes that one thread feeds to a tensor core next to each other.
+"""Defines the layout "interleaved": row-major, with the codes that one thread feeds to a tensor core next to each
+other.
 
-Four threads share a row of the left operand of a tensor-core instruction: of 16 columns thread t reads 2t, 2t + 1,
-2t + 8 and 2t + 9. This layout stores the eight codes that a thread reads of 32 columns contiguously. A tile loaded as
-words then is the operand up to decoding, and neither bytes nor 16-bit halves are gathered through shared memory.
+Four threads share a row of the left operand of a tensor-core instruction: of 16 columns thread t reads 2t, 2t + 1, 2t +
+8 and 2t + 9. This layout stores the eight codes that a thread reads of 32 columns contiguously. A tile loaded as words
+then is the operand up to decoding, and neither bytes nor 16-bit halves are gathered through shared memory.
 
 Np and Kp are N and K after padding: N is padded to a multiple of 16 with rows of scale 0, K as in the portable layout.
 
@@ -34,7 +35,7 @@ CHUNK = 32
 
 
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of this layout, made from ``tensors`` of the portable one."""
+    """Converts ``tensors`` from the portable layout to this one."""
     sizes = geometry(group_size, shape)
     codes, *rest = (padded(tensor, sizes.padded_rows, tensor.shape[1]) for tensor in tensors)
     rows, chunks, blocks = sizes.padded_rows, sizes.padded_columns // CHUNK, sizes.padded_rows // BLOCK_ROWS
@@ -50,7 +51,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of the portable layout, made from ``tensors`` of this one."""
+    """Converts ``tensors`` from this layout to the portable one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors
     rows, chunks = sizes.padded_rows, sizes.padded_columns // CHUNK

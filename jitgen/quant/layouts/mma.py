@@ -1,11 +1,12 @@
-"""The layout "mma": tiles of 16 rows by 16 columns in the order in which a warp's tensor-core instructions read them.
+"""Defines the layout "mma": tiles of 16 rows by 16 columns in the order in which a warp's tensor-core instructions read
+them.
 
-A tile is operand A of ``mma.sync.m16n8k16`` (and of wgmma, whose warp w reads rows 16w to 16w + 15). Of a tile, lane
-4g + t of a warp reads rows g and g + 8 at columns 2t, 2t + 1, 2t + 8 and 2t + 9. These fill four registers of two
-16-bit floats each: register ``h + 2q`` is row g + 8h at columns 8q + 2t (low half) and 8q + 2t + 1 (high half). The
-layout stores the codes that a lane needs of several tiles along K contiguously, so that one 16-byte load fetches them.
-Codes are ordered within a word as in Kim et al., "Who Says Elephants Can't Run", and in the marlin kernels: a shift and
-a logic instruction produce a register of two codes.
+A tile is operand A of ``mma.sync.m16n8k16`` (and of wgmma, whose warp w reads rows 16w to 16w + 15). Of a tile, lane 4g
++ t of a warp reads rows g and g + 8 at columns 2t, 2t + 1, 2t + 8 and 2t + 9. These fill four registers of two 16-bit
+floats each: register ``h + 2q`` is row g + 8h at columns 8q + 2t (low half) and 8q + 2t + 1 (high half). The layout
+stores the codes that a lane needs of several tiles along K contiguously, so that one 16-byte load fetches them. Codes
+are ordered within a word as in Kim et al., "Who Says Elephants Can't Run", and in the marlin kernels: a shift and a
+logic instruction produce a register of two codes.
 
 Np is N rounded up to 16, with rows of scale 0. Kc is the number of columns of the portable layout rounded up to 64,
 with groups of scale 0.
@@ -40,7 +41,7 @@ CHUNK = 64
 
 
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of this layout, made from ``tensors`` of the portable one."""
+    """Converts ``tensors`` from the portable layout to this one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors
     columns, groups = _padded_sizes(sizes, group_size)
@@ -65,7 +66,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of the portable layout, made from ``tensors`` of this one."""
+    """Converts ``tensors`` from this layout to the portable one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors
     columns, groups = _padded_sizes(sizes, group_size)
@@ -87,12 +88,12 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tenso
 
 
 def _padded_sizes(sizes: Geometry, group_size: int | None) -> tuple[int, int]:
-    """The number of columns rounded up to whole chunks, and the number of groups that cover them."""
+    """Returns the number of columns rounded up to whole chunks, and the number of groups that cover them."""
     columns = round_up(sizes.padded_columns, CHUNK)
     return columns, -(-columns // group_size) if group_size else 1
 
 
 def _row_blocks(tensor: torch.Tensor, blocks: int) -> torch.Tensor:
-    """``[Np, groups]`` rearranged as ``[Np/16, groups, 16]``, with rows g and g + 8 next to each other."""
+    """Rearranges ``[Np, groups]`` as ``[Np/16, groups, 16]``, with rows g and g + 8 next to each other."""
     groups = tensor.shape[1]
     return tensor.view(blocks, 2, 8, groups).permute(0, 3, 2, 1).reshape(blocks, groups, 16).contiguous()

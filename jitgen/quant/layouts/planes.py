@@ -1,4 +1,4 @@
-"""Bit planes: the codes of formats without layouts of their own, as each of "cpu", "mma" and "interleaved" has them.
+"""Defines bit planes: the codes of formats without layouts of their own, in each of "cpu", "mma" and "interleaved".
 
 A plane has some bits of every code, 1, 2, 4 or 8 of them (``Format.planes``), so that 3-, 5-, 6- and 7-bit codes take
 as many bits as they have. A 32-bit little-endian word of a plane of ``p`` bits has fields of ``32 / p`` codes of one
@@ -45,7 +45,7 @@ CHUNK = 64
 
 
 def pack(layout: str, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of ``layout``, made from ``tensors`` of the portable one."""
+    """Converts ``tensors`` from the portable layout to ``layout``."""
     sizes = geometry(group_size, shape)
     pack_codes, _, pack_rows, _ = _CONVERSIONS[layout]
     codes, *rest = tensors
@@ -60,7 +60,7 @@ def pack(layout: str, format: Format, group_size: int | None, shape: tuple[int, 
 
 
 def unpack(layout: str, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """The tensors of the portable layout, made from ``tensors`` of ``layout``."""
+    """Converts ``tensors`` from ``layout`` to the portable one."""
     sizes = geometry(group_size, shape)
     _, unpack_codes, _, unpack_rows = _CONVERSIONS[layout]
     codes, *rest = tensors
@@ -75,14 +75,14 @@ def unpack(layout: str, format: Format, group_size: int | None, shape: tuple[int
 
 
 def _groups(layout: str, sizes: Geometry, group_size: int | None) -> int:
-    """The groups of a row in ``layout``: "mma" pads K to whole chunks, and so may have groups beyond the last."""
+    """Returns the groups of a row in ``layout``: "mma" pads K to whole chunks, which may add groups at the end."""
     if layout != "mma" or group_size is None:
         return sizes.groups
     return -(-_chunks(sizes) * CHUNK // group_size)
 
 
 def columns_of_unit(format: Format) -> int:
-    """U of the layout "cpu": the columns that a word of the narrowest plane has."""
+    """Returns U of the layout "cpu": how many columns a word of the narrowest plane holds."""
     return 32 // format.planes[-1][0]
 
 
@@ -93,13 +93,13 @@ def _pack_cpu(format: Format, sizes: Geometry, fields: torch.Tensor) -> torch.Te
     unit, blocks = columns_of_unit(format), sizes.padded_rows // BLOCK_ROWS
     units = sizes.padded_columns // unit
     fields = padded(fields, sizes.padded_rows, sizes.padded_columns)
-    found = []
+    packed = []
     for width, first in format.planes:
         fours = (fields >> first).unflatten(-1, (sizes.padded_columns * width // 32, 8 // width, 4)).transpose(-1, -2)
         bytes_ = pack_bits(fours.reshape(fields.shape), width)  # [Np, Kp * width / 8]
         words = bytes_.view(blocks, BLOCK_ROWS, units, unit * width // 32, 4).permute(0, 2, 3, 1, 4)
-        found.append(words.reshape(blocks, units, 2 * unit * width))
-    return torch.cat(found, -1).contiguous()
+        packed.append(words.reshape(blocks, units, 2 * unit * width))
+    return torch.cat(packed, -1).contiguous()
 
 
 def _unpack_cpu(format: Format, sizes: Geometry, codes: torch.Tensor) -> torch.Tensor:
@@ -141,14 +141,14 @@ def _pack_mma(format: Format, sizes: Geometry, fields: torch.Tensor) -> torch.Te
     # From rows (h, g) and columns (chunk, step, q, t, pair) to (chunk, g, t), halves (pair) and registers (step, q, h).
     ordered = fields.view(blocks, 2, 8, chunks, 4, 2, 4, 2).permute(0, 3, 2, 6, 7, 4, 5, 1)
     ordered = ordered.reshape(blocks, chunks, 32, 2, 16)
-    found = []
+    packed = []
     for width, first in format.planes:
         words = (ordered >> first).view(blocks, chunks, 32, 2, width, 16 // width).transpose(3, 4)
         bytes_ = pack_bits(words.reshape(blocks, chunks, 32, width, 32 // width), width)  # .., lane, word, byte
         if width == 8:
             bytes_ = bytes_.view(blocks, chunks, 32, 2, 16).transpose(2, 3)
-        found.append(bytes_.reshape(blocks, chunks, 128 * width))
-    return torch.cat(found, -1).contiguous()
+        packed.append(bytes_.reshape(blocks, chunks, 128 * width))
+    return torch.cat(packed, -1).contiguous()
 
 
 def _unpack_mma(format: Format, sizes: Geometry, codes: torch.Tensor) -> torch.Tensor:
@@ -217,12 +217,12 @@ _CONVERSIONS: dict[str, tuple[_Codes, _Codes, _Rows, _Rows]] = {
 
 
 def one_for_each_row(format: Format, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-    """Portable ``tensors`` with a scale and a zero-point for each row, in formats whose rows share them."""
+    """Expands portable ``tensors`` whose rows share scales to a scale and a zero-point for each row."""
     return (tensors[0], *(of_rows(format, tensor, slice(0, shape[0])).contiguous() for tensor in tensors[1:]))
 
 
 def shared_rows(format: Format, tensor: torch.Tensor) -> torch.Tensor:
-    """The inverse for scales or zero-points: those of the first of the rows that share them."""
+    """Undoes ``one_for_each_row`` for scales or zero-points: takes those of the first row of each set."""
     if format.scale_rows == 1:
         return tensor
     return tensor[:: format.scale_rows or max(tensor.shape[0], 1)].contiguous()

@@ -1,4 +1,4 @@
-"""The portable layout: codes in row-major order, as checkpoints store them.
+"""Defines the portable layout: codes in row-major order, as checkpoints store them.
 
 Kp is K after padding to whole groups (``Geometry.padded_columns``).
 
@@ -38,14 +38,14 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tenso
 
 
 def pack_codes(format: Format, codes: torch.Tensor) -> torch.Tensor:
-    """Codes as the portable layout stores them, from ``[..., Kp]`` integers of any dtype, one code to an element."""
+    """Packs ``[..., Kp]`` integers of any dtype, one code to an element, as the portable layout stores them."""
     # Converted to the code's own dtype first, since a negative float has no conversion to an unsigned integer.
     codes = codes.to(format.code_dtype)
     return codes if format.bits == 8 else pack_bits(codes.view(torch.uint8), format.bits)
 
 
 def unpack_codes(format: Format, packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``pack_codes``: one code to an element, int8 in signed formats and uint8 in the others."""
+    """Undoes ``pack_codes``: one code to an element, int8 in signed formats and uint8 in the others."""
     if format.bits == 8:
         return packed
     codes = unpack_bits(packed, format.bits)
@@ -56,7 +56,7 @@ def unpack_codes(format: Format, packed: torch.Tensor) -> torch.Tensor:
 
 
 def pack_bits(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """The low ``bits`` bits of ``uint8[..., K]``, one after another, in ``uint8[..., K * bits / 8]``."""
+    """Packs the low ``bits`` bits of ``uint8[..., K]``, one after another, in ``uint8[..., K * bits / 8]``."""
     mask = (1 << bits) - 1
     if 8 % bits == 0:
         split = (fields & mask).unflatten(-1, (fields.shape[-1] * bits // 8, 8 // bits))
@@ -66,35 +66,35 @@ def pack_bits(fields: torch.Tensor, bits: int) -> torch.Tensor:
         return packed
     eight = (fields & mask).unflatten(-1, (fields.shape[-1] // 8, 8))
     # Byte j has bits 8j to 8j + 7 of the eight fields, which are those of the fields that overlap them.
-    found = []
+    bytes_ = []
     for byte in range(bits):
         value = None
         for index in range(8 * byte // bits, min(8, -(-8 * (byte + 1) // bits))):
             shift = index * bits - 8 * byte
             field = eight[..., index] << shift if shift >= 0 else eight[..., index] >> -shift
             value = field if value is None else value | field
-        found.append(value)
-    return torch.stack(found, -1).flatten(-2)  # type: ignore[arg-type]
+        bytes_.append(value)
+    return torch.stack(bytes_, -1).flatten(-2)  # type: ignore[arg-type]
 
 
 def unpack_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The inverse of ``pack_bits``: ``uint8[..., K]`` from ``uint8[..., K * bits / 8]``."""
+    """Undoes ``pack_bits``: ``uint8[..., K]`` from ``uint8[..., K * bits / 8]``."""
     mask = (1 << bits) - 1
     if 8 % bits == 0:
         return torch.stack([packed >> (index * bits) & mask for index in range(8 // bits)], -1).flatten(-2)
     bytes_ = packed.unflatten(-1, (packed.shape[-1] // bits, bits))
-    found = []
+    fields = []
     for index in range(8):
         byte, shift = divmod(index * bits, 8)
         field = bytes_[..., byte] >> shift
         if shift + bits > 8:
             field = field | bytes_[..., byte + 1] << (8 - shift)
-        found.append(field & mask)
-    return torch.stack(found, -1).flatten(-2)
+        fields.append(field & mask)
+    return torch.stack(fields, -1).flatten(-2)
 
 
 def unsigned_codes(format: Format, codes: torch.Tensor) -> torch.Tensor:
-    """The codes of a portable weight as kernels store them: ``uint8[N, Kp]``, one to an element. Those in two's
+    """Returns the codes of a portable weight as kernels store them: ``uint8[N, Kp]``, one to an element. Those in two's
     complement are stored with a bias of half their range, so that they ascend as their values do."""
     if format.bits == 8:
         unsigned = codes.view(torch.uint8)
@@ -104,7 +104,7 @@ def unsigned_codes(format: Format, codes: torch.Tensor) -> torch.Tensor:
 
 
 def from_unsigned_codes(format: Format, unsigned: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``unsigned_codes``."""
+    """Undoes ``unsigned_codes``."""
     if format.signed:
         unsigned = unsigned ^ (1 << (format.bits - 1))
     if format.bits == 8:
@@ -113,7 +113,7 @@ def from_unsigned_codes(format: Format, unsigned: torch.Tensor) -> torch.Tensor:
 
 
 def decode_codes(format: Format, packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of packed codes, ``[..., Kp]`` of ``dtype``."""
+    """Returns the values of packed codes, ``[..., Kp]`` of ``dtype``."""
     codes = unpack_codes(format, packed)
     if isinstance(format.code, Integer):
         values = codes.to(dtype)
@@ -122,7 +122,7 @@ def decode_codes(format: Format, packed: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def decode_scales(format: Format, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Scales as numbers of ``dtype``, from the tensor that stores them."""
+    """Converts stored scales to numbers of ``dtype``."""
     if format.scale == "e8m0":
         return torch.exp2(scales.to(dtype) - E8M0_BIAS)
     if format.scale == "e4m3":
@@ -131,7 +131,7 @@ def decode_scales(format: Format, scales: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def of_rows(format: Format, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Scales or zero-points of some rows of a weight, one for each row, from the tensor that rows may share."""
+    """Returns the scales or zero-points of some rows, one for each row, from a tensor that rows may share."""
     if format.scale_rows == 1:
         return tensor[rows]
     if format.scale_rows == WHOLE_TENSOR:
@@ -141,24 +141,24 @@ def of_rows(format: Format, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def empty(format: Format, group_size: int | None, shape: tuple[int, int], device: torch.device | str) -> Tensors:
-    """Uninitialised tensors of the shapes and dtypes that a weight of ``shape`` has in this layout."""
+    """Returns uninitialised tensors of the shapes and dtypes that a weight of ``shape`` has in this layout."""
     return tuple(torch.empty(size, dtype=dtype, device=device) for size, dtype in _expected(format, group_size, shape))
 
 
 def check(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> None:
-    """FormatError unless ``tensors`` are what a weight of this format and shape consists of."""
+    """Raises FormatError unless ``tensors`` are what a weight of this format and shape consists of."""
     expected = _expected(format, group_size, shape)
-    found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-    if found != expected or any(not tensor.is_contiguous() for tensor in tensors):
+    actual = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    if actual != expected or any(not tensor.is_contiguous() for tensor in tensors):
         grouping = f"groups of {group_size}" if group_size else "one scale per row"
         raise FormatError(
             f"a weight {tuple(shape)} of format {format.name} with {grouping} has contiguous {_named(format, expected)}"
-            f"; these tensors are {_named(format, found)}"
+            f"; these tensors are {_named(format, actual)}"
         )
 
 
 def check_finite(format: Format, tensors: Tensors) -> None:
-    """FormatError if a code or a scale is NaN or infinite, which kernels do not decode."""
+    """Raises FormatError if a code or a scale is NaN or infinite, which kernels do not decode."""
     if tensors[0].device.type == "meta":
         return
     named = dict(zip(format.tensor_names, tensors, strict=True))
@@ -182,7 +182,7 @@ def check_finite(format: Format, tensors: Tensors) -> None:
 def _expected(
     format: Format, group_size: int | None, shape: tuple[int, int]
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """The shape and dtype of each tensor of a weight of ``shape``."""
+    """Returns the shape and dtype of each tensor of a weight of ``shape``."""
     sizes = geometry(group_size, shape)
     scales = (scale_rows(format, sizes.rows), sizes.groups)
     codes = (sizes.rows, sizes.padded_columns * format.bits // 8)
@@ -205,7 +205,7 @@ def _named(format: Format, tensors: list[tuple[tuple[int, ...], torch.dtype]]) -
 
 
 def padded(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """``tensor`` with zeros added below and to the right, for layouts that store rows and columns in blocks."""
+    """Pads ``tensor`` with zeros below and to the right, for layouts that store rows and columns in blocks."""
     if tensor.shape == (rows, columns):
         return tensor
     larger = tensor.new_zeros(rows, columns)

@@ -284,7 +284,7 @@ class _Adaptive:
         """Whether all windows have the same size."""
         return self.outputs == 0 or self.size % self.outputs == 0
 
-    def windows(self, input: Tensor) -> Tensor:
+    def unfolded(self, input: Tensor) -> Tensor:
         """``input`` with its windows along ``dim``."""
         if self.outputs == 0:
             return input.narrow(self.dim, 0, 0).unsqueeze(self.dim + 1)
@@ -294,7 +294,7 @@ class _Adaptive:
         return input.index_select(self.dim, index.flatten()).unflatten(self.dim, (self.outputs, self._longest()))
 
     def inside(self) -> Tensor:
-        """Whether an element belongs to its window, to be broadcast with ``of``."""
+        """Whether an element belongs to its window, to be broadcast with ``unfolded``."""
         return (self._elements() < self._ends()[:, None]).reshape(self.outputs, self._longest(), *[1] * self.after)
 
     def lengths(self) -> Tensor:
@@ -328,16 +328,16 @@ def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive
 def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
     """The mean of each window; of 16-bit elements in float32, where windows differ in size."""
     if windows.even:
-        return windows.windows(input).mean(windows.dim + 1)
-    wide = windows.windows(input.to(torch.promote_types(input.dtype, torch.float32)))
+        return windows.unfolded(input).mean(windows.dim + 1)
+    wide = windows.unfolded(input.to(torch.promote_types(input.dtype, torch.float32)))
     total = torch.where(windows.inside(), wide, 0.0).sum(windows.dim + 1)
     return total / windows.lengths()
 
 
 def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and which of the window's elements (``windows.windows``) it is: the first of equal
+    """Returns the largest element of each window, and its index in it (``windows.unfolded``): the first of equal
     ones, and the last NaN, as in torch."""
-    values = windows.windows(input)
+    values = windows.unfolded(input)
     if not windows.even:
         least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
         values = torch.where(windows.inside(), values, least)
@@ -356,7 +356,7 @@ def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tens
     sizes = [int(size) for size in input.shape[-count:]]
     indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
     for windows in _adaptive(input, output_size, count):
-        within = windows.windows(indices)
+        within = windows.unfolded(indices)
         input, chosen = _largest(input, windows)
         indices = torch.where(chosen, within, -1).amax(windows.dim + 1)
     return input, indices
