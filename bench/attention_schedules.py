@@ -29,7 +29,7 @@ from bench.timing import Call, medians
 from jitgen.families.attention.forward import decode, schedule, split_keys, wgmma
 from jitgen.runtime import cuda
 
-CHOSEN, CLUSTER, RANGES, LOAD = wgmma.candidates, decode.cluster, schedule.splits, cuda.load
+CHOSEN, CLUSTER, RANGES, LOAD = wgmma.candidates, decode.DecodeSchedule.cluster, schedule.splits, cuda.load
 BUDGET = 0.2
 """Seconds of timing for each case."""
 
@@ -55,7 +55,7 @@ def use(variant: str) -> None:
             for chosen in CHOSEN(*arguments)
         ]
 
-    rules: tuple[Any, ...] = wgmma, cuda, decode, split_keys
+    rules: tuple[Any, ...] = wgmma, cuda, decode.DecodeSchedule, split_keys
     replacements = (
         candidates,
         LOAD if cluster is None or cluster <= 8 else load,

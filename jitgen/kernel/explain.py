@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from jitgen.ir.body import Body
+from jitgen.ir.body import Body, Instruction
 from jitgen.ir.ops import OPS
 
 
@@ -15,4 +15,9 @@ def operations_of(body: Body, kinds: Sequence[str]) -> str:
 
 def count_operations(body: Body) -> int:
     """Pointwise instructions, not counting those of prologues."""
-    return sum(instruction.op in OPS for instruction in body.instructions)
+    return len(operations_in(body.instructions))
+
+
+def operations_in(instructions: Iterable[Instruction]) -> list[str]:
+    """The names of the pointwise operations among ``instructions``."""
+    return [instruction.op for instruction in instructions if instruction.op in OPS]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jitgen.ir.body import Body
 from jitgen.ir.views import Strided
 
 
@@ -16,11 +18,13 @@ class Geometry:
         strides: for each operand, along the axes of the region.
         offsets: for each operand, its first element's distance from its buffer's pointer; an index's first value.
         gathered: for each operand, (size, stride) of each dimension that a computed index chooses along.
+        touched: for each operand, how many elements in memory a launch reads or writes, each counted once.
     """
 
     strides: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
     gathered: tuple[tuple[tuple[int, int], ...], ...] = ()
+    touched: tuple[int, ...] = ()
 
     @property
     def gathered_sizes(self) -> tuple[tuple[int, ...], ...]:
@@ -34,3 +38,15 @@ class Geometry:
 def gathered_of(views: Sequence[Strided], rank: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """``Geometry.gathered`` of operands that are walked in ``rank`` dimensions: what ``views`` have behind these."""
     return tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
+
+
+def touched_of(body: Body, walked: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
+    """``Geometry.touched``: along a dimension of stride 0, an operand that is only read is one element.
+
+    Args:
+        walked: for each operand, (size, stride) of each dimension of the walk over it.
+    """
+    return tuple(
+        math.prod(size for size, stride in pairs if stride or operand.kind == "store" or operand.gathered)
+        for operand, pairs in zip(body.operands, walked, strict=True)
+    )

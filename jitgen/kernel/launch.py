@@ -5,13 +5,13 @@ Neither a template nor a compiler nor a device is needed for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir.body import Body
 from jitgen.kernel.entry import Member, places
+from jitgen.kernel.geometry import Geometry
 from jitgen.kernel.operands import item_size
 
 Dim3 = tuple[int, int, int]
@@ -126,21 +126,13 @@ class Work:
     flops: int
 
 
-def traffic(body: Body, strides: Sequence[Sequence[int]], extents: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """Bytes that a launch moves and that it writes; an operand is read once along dimensions of stride 0.
-
-    Args:
-        extents: for each operand, its sizes along ``strides``.
-    """
+def traffic(body: Body, geometry: Geometry) -> tuple[int, int]:
+    """Bytes that a launch moves and that it writes."""
     moved = written = 0
-    for operand, sizes, steps in zip(body.operands, extents, strides, strict=True):
-        if operand.buffer is None:
-            continue
-        touched, is_store = item_size(operand.dtype), operand.kind == "store"
-        for size, stride in zip(sizes, steps, strict=True):
-            touched *= size if stride or is_store or operand.gathered else 1
-        moved += touched
-        written += touched if is_store else 0
+    for operand, elements in zip(body.operands, geometry.touched, strict=True):
+        if operand.buffer is not None:
+            moved += elements * item_size(operand.dtype)
+            written += elements * item_size(operand.dtype) * (operand.kind == "store")
     return moved, written
 
 

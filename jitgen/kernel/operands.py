@@ -23,6 +23,8 @@ MAX_UNIT = 16
 """Elements that the unit of an operand is at most: 16 bytes of the narrowest dtype."""
 WARP = 32
 """Threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
+SWIZZLE_BYTES = 128
+"""Bytes over which a tensor map swizzles the rows of a box, as wgmma reads them."""
 INDEX_LIMIT = 2**31 - 2**20
 """From here on indices are 64-bit: below it, even the last block's idle threads count within 32 bits."""
 
@@ -54,6 +56,35 @@ class MappedTensor:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+
+
+def mapped_tensor(
+    operand: Operand,
+    offset: int,
+    batch: Sequence[tuple[int, int]],
+    batch_rank: int,
+    shape: tuple[int, int],
+    row_stride: int,
+    box: tuple[int, int],
+) -> MappedTensor:
+    """The tensor map of ``operand``, matrices of ``shape`` whose rows are contiguous and swizzled over 128 bytes.
+
+    Args:
+        offset: of the first element from the buffer's pointer, in elements.
+        batch: (size, stride) of each dimension before rows; along one of stride 0 there is one matrix.
+        batch_rank: how many such dimensions the map has.
+    """
+    padded = [(1, 0)] * (batch_rank - len(batch)) + [(size if step else 1, step) for size, step in batch]
+    assert operand.buffer is not None
+    return MappedTensor(
+        operand.buffer,
+        offset * item_size(operand.dtype),
+        operand.dtype,
+        (*(size for size, _ in padded), *shape),
+        (*(step for _, step in padded), row_stride, 1),
+        (*(1,) * batch_rank, *box),
+        SWIZZLE_BYTES,
+    )
 
 
 def item_size(dtype: str) -> int:

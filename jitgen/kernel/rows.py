@@ -18,7 +18,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import NotViewable
-from jitgen.kernel.geometry import Geometry
+from jitgen.kernel.geometry import Geometry, touched_of
 from jitgen.kernel.launch import LaunchShape, Work, blocks_of, traffic
 from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
 from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
@@ -106,11 +106,15 @@ def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometr
             row_sizes, row_strides = (0,), tuple((int(not operand.row),) for operand in body.operands)
     if len(row_sizes) != 1:
         raise NotViewable("a row whose operands have no common stride")
+    strides = tuple((*steps, *step) for steps, step in zip(outer_strides, row_strides, strict=True))
+    length = math.prod(sizes[rank:])
+    extents = ((*outer_sizes, 1 if operand.row else length) for operand in body.operands)
     return RowGeometry(
-        strides=tuple((*steps, *step) for steps, step in zip(outer_strides, row_strides, strict=True)),
+        strides=strides,
         offsets=tuple(view.offset for view in views),
+        touched=touched_of(body, map(zip, extents, strides)),
         sizes=outer_sizes,
-        length=math.prod(sizes[rank:]),
+        length=length,
         leader=leader,
     )
 
@@ -187,8 +191,7 @@ def row_parameters(
 def row_work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Any) -> Work:
     """What one launch amounts to. Empty rows are no work, unless they are reduced: a sum of nothing is 0."""
     (geometry,), (body,) = geometries, kernel.bodies
-    extents = ((*geometry.sizes, 1 if operand.row else geometry.length) for operand in body.operands)
-    moved, written = traffic(body, geometry.strides, extents)
+    moved, written = traffic(body, geometry)
     reduces = any(instruction.op == "reduce" for instruction in body.instructions)
     elements = geometry.rows * max(geometry.length, int(reduces))
     return Work(elements, written, moved, pointwise_flops(body.instructions, elements))

@@ -21,7 +21,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
-from jitgen.kernel.geometry import Geometry, gathered_of
+from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
 from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import constant_in_row, reaches_wide, stride_kind, unit_of, views_of
 from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
@@ -88,7 +88,8 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
     else:
         collapsed, strides = collapse(sizes, walked, store)
     offsets = tuple(view.offset for view in views)
-    geometry = RegionGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered)
+    touched = touched_of(body, (zip(collapsed, steps, strict=True) for steps in strides))
+    geometry = RegionGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered, touched=touched)
     kinds = tuple(_kind(operand, stride, chosen) for operand, stride in zip(body.operands, strides, strict=True))
     if chosen and not (kinds[store] == "contiguous" and _is_chosen_by_row(body, strides)):
         kinds = (*kinds[:store], "strided")  # its only store
@@ -164,7 +165,7 @@ def work(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Any) ->
     """The amount of work of one launch."""
     elements = written = moved = flops = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        read_and_written, stored = traffic(body, geometry.strides, [geometry.sizes] * len(body.operands))
+        read_and_written, stored = traffic(body, geometry)
         moved += read_and_written
         written += stored
         elements += geometry.elements

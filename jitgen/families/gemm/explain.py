@@ -8,8 +8,8 @@ from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, WgmmaMainloop, WgmmaPair
 from jitgen.ir.body import Body, Contraction
-from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import count_operations, operations_in
 
 
 def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device) -> list[str]:
@@ -33,17 +33,16 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             "temporary, and the kernel that follows adds them in order and runs the epilogue once"
         )
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
-        operations = sum(instruction.op in OPS for instruction in body.instructions)
         lines.append(
             f"region {region}: {_prologue(body)}weight {', '.join(map(_weight, body.contractions))}; epilogue of "
-            f"{operations} operations, {len(body.stores)} result{'s' * (len(body.stores) != 1)}; operands "
+            f"{count_operations(body)} operations, {len(body.stores)} result{'s' * (len(body.stores) != 1)}; operands "
             f"{', '.join(layout.operands)}"
         )
     return lines
 
 
 def _prologue(body: Body) -> str:
-    count = sum(instruction.op in OPS for instruction in body.contractions[0].x)
+    count = len(operations_in(body.contractions[0].x))
     return f"{count} operations on the activation as it is read; " if count else ""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
-from jitgen.kernel.geometry import Geometry, gathered_of
+from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
 from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import views_of
 from jitgen.kernel.operands import Call, merged_dimensions, pointwise_flops
@@ -84,6 +84,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
         strides=tuple(tuple(steps[index] for _, steps in dims) for index in range(len(views))),
         offsets=tuple(view.offset for view in views),
         gathered=gathered_of(views, rank),
+        touched=touched_of(body, (zip(sizes, steps, strict=True) for steps in strides)),
     )
     last = tuple(stride[-1] if stride[-1] in (0, 1) else 2 for stride in geometry.strides)
     return (Layout(len(outer), len(walked), bool(inner), last),), (geometry,)
@@ -104,6 +105,6 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
 def work(kernel: Kernel, geometries: Sequence[ScatterGeometry], schedule: Any) -> Work:
     """What one launch amounts to: an element of the result is read and written for each value."""
     (geometry,), (body,) = geometries, kernel.bodies
-    moved, written = traffic(body, geometry.strides, [geometry.sizes] * len(body.operands))
+    moved, written = traffic(body, geometry)
     flops = pointwise_flops(body.instructions, geometry.elements) + geometry.elements
     return Work(geometry.elements, written, moved + written, flops)

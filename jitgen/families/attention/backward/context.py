@@ -9,9 +9,10 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.families.attention.backward.claim import NAME
-from jitgen.families.attention.backward.layout import Layout, is_tile, parameters, results_of, stores_of
+from jitgen.families.attention.backward.layout import Layout, parameters, stores_of
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, masks_of, vanishing_of, without_conditions
 from jitgen.families.attention.rule.context import Frame, Operand, Rule, frame_attributes, operand_of, rule_of
+from jitgen.families.attention.rule.layout import is_tile, results_of
 from jitgen.families.attention.rule.narrow import narrowed
 from jitgen.ir.body import Body, Instruction, identity_of
 from jitgen.ir.program import Kernel

@@ -19,11 +19,12 @@ from jitgen.families.attention.backward.context import (
     functions_of,
     merged,
 )
-from jitgen.families.attention.backward.layout import Layout, is_tile, results_of
+from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.pairs import BOTH, Rule, behind, rule_of
 from jitgen.families.attention.backward.wgmma import (
     Roles,
     WgmmaSchedule,
+    left_operands,
     mapped_names,
     roles,
     tile_operands,
@@ -32,6 +33,7 @@ from jitgen.families.attention.rule.addresses import indices, sum_of
 from jitgen.families.attention.rule.bounds import known_ends, without_conditions
 from jitgen.families.attention.rule.context import Operand, of_scores
 from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run
+from jitgen.families.attention.rule.layout import is_tile, results_of
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.schedule.declared import Member
@@ -102,7 +104,6 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
     maps = mapped_names(schedule, body, role)
     found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     writer = _Writer(backward, layout, of_scores(dialect), rules(body, layout, role), role)
-    lefts = [body.contractions[number].x[0].attr for number in role.products]
     ordered = [backward.results[results_of(body).index(number)] for number in role.results]
     first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]
     depths = [backward.products[first_of_tile.index(number)].depth for number in role.products]
@@ -134,7 +135,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
         "block_elements": [
             _elements(backward.operands[index], number, copied, f"block{number}")
-            for number, (index, copied) in enumerate(zip(lefts, schedule.block_copied, strict=True))
+            for number, (index, copied) in enumerate(zip(left_operands(body, role), schedule.block_copied, strict=True))
         ],
         "tile_elements": [
             _elements(backward.operands[index], number, copied, f"tile{number}")

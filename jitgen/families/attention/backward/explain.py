@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.backward.layout import Layout, is_tile, results_of
+from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.rule.bounds import masks_of
-from jitgen.ir.ops import OPS
+from jitgen.families.attention.rule.layout import results_of
 from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import operations_in
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: Device) -> list[str]:
     """A title, what is computed over a tile, and how tiles are walked."""
     (layout,), (body,) = layouts, kernel.bodies
     results = results_of(body)
-    tiles = sum(is_tile(body, number) for number in range(len(body.contractions)))
-    operations = [i.op for number in results for i in body.contractions[number].x if i.op in OPS]
+    tiles = len(body.contractions) - len(results)
+    operations = [op for number in results for op in operations_in(body.contractions[number].x)]
     count = f"{len(results)} products" if len(results) > 1 else "a product"
     lines = [f"{count} with a function of {tiles} products, which are computed again a tile at a time", str(schedule)]
     lines.append(f"a tile by {', '.join(dict.fromkeys(operations))}")

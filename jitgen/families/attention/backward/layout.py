@@ -9,17 +9,17 @@ from jitgen.device import Device
 from jitgen.families.attention.rule.layout import (
     TileGeometry,
     TileLayout,
+    addresses_of,
     free_strides,
-    score_kind,
+    is_tile,
+    layout_attributes,
+    results_of,
     tile_parameters,
-    unit_of_tiles,
 )
-from jitgen.families.attention.rule.narrow import MOST_INDEX
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Operand
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.kernel.geometry import gathered_of
-from jitgen.kernel.layout import reaches_wide, views_of
+from jitgen.kernel.layout import views_of
 from jitgen.kernel.operands import Call, collapse
 from jitgen.kernel.parameters import Integer, KernelParameters
 
@@ -37,28 +37,6 @@ class Layout(TileLayout):
     shared: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackwardGeometry(TileGeometry):
-    """A call's sizes and strides.
-
-    Attributes:
-        depths, widths: that the products of a tile sum over, and of results.
-    """
-
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
-
-
-def results_of(body: Body) -> tuple[int, ...]:
-    """The numbers of the contractions that are results, in the order of their stores."""
-    return tuple(number for number, each in enumerate(body.contractions) if not is_tile(body, number))
-
-
-def is_tile(body: Body, number: int) -> bool:
-    """Whether contraction ``number`` is a product over a tile."""
-    return body.operands[body.contractions[number].weight[0]].kind == "right"
-
-
 def stores_of(body: Body) -> tuple[tuple[int, ...], ...]:
     """For each result the operands that are stored of it."""
     behind: list[set[int]] = []
@@ -72,7 +50,7 @@ def stores_of(body: Body) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(stores) for stores in found.values())
 
 
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[BackwardGeometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[TileGeometry, ...]]:
     """Layout and geometry of the kernel's one body; NotViewable where a movement needs a copy first."""
     (body,) = kernel.bodies
 
@@ -84,7 +62,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Backwa
     whole = tuple(size_of(f"g{dim}" if dim in dims else f"b{dim}") for dim in range(rank))
     rows, keys = size_of("m"), size_of("n")
     views = views_of(body, call)
-    free = [free_strides(view) for view in views]
+    free = [free_strides(view, rank + 2) for view in views]
     outer = [[dim for dim in range(rank) if dim not in dims], dims]
     leaders = body.stores[0], body.contractions[0].weight[0]
     parts = []
@@ -99,18 +77,15 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Backwa
     )
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
     results, stores = results_of(body), stores_of(body)
-    geometry = BackwardGeometry(
+    geometry = TileGeometry(
+        **addresses_of(body, views, strides),
         batch=batch,
         groups=summed,
         rows=rows,
         keys=keys,
         depths=tuple(symbols.evaluate(body.contractions[number].length, call.environment) for number in tiles),
         widths=tuple(views[targets[0]].sizes[-1] for targets in stores),
-        strides=strides,
-        offsets=tuple(view.offset for view in views),
-        gathered=gathered_of(views, rank + 2),
     )
-    kinds = tuple(_kind(operand, step) for operand, step in zip(body.operands, strides, strict=True))
 
     def memory(index: int) -> object:
         return body.operands[index].buffer, geometry.offsets[index], strides[index], views[index].sizes[-1]
@@ -120,18 +95,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Backwa
         rights.index(own) if (own := memory(body.contractions[number].weight[0])) in rights else -1
         for number in results
     )
-    walked = (zip(view.sizes, steps, strict=True) for view, steps in zip(views, free, strict=True))
-    wide = reaches_wide(walked) or max(rows, keys) >= MOST_INDEX
-    unit = unit_of_tiles(body, geometry, kinds, (*geometry.depths, *geometry.widths), call, {})
-    return (Layout(len(batch), len(summed), kinds, unit, wide, shared),), (geometry,)
-
-
-def _kind(operand: Operand, strides: Sequence[int]) -> str:
-    """The kind of an operand with ``strides``, the last of which are its own two."""
-    first, second = strides[-2:]
-    if operand.kind == "score":
-        return score_kind(first != 0, second != 0)
-    return "contiguous" if second == 1 else "strided"
+    shared_layout = layout_attributes(body, geometry, views, call, packs=False, inner={})
+    return (Layout(**shared_layout, shared=shared),), (geometry,)
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:

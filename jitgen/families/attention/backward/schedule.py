@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.backward.claim import decide, fusion_of, may_have_streamed
-from jitgen.families.attention.backward.layout import results_of
 from jitgen.families.attention.rule.blocks import MMA_SYNC_ROWS, block_of, most_rows
+from jitgen.families.attention.rule.layout import results_of
+from jitgen.families.attention.rule.schedule import TritonTiles
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, topological
 from jitgen.ir.index import Index
 from jitgen.ir.views import Mover
-from jitgen.schedule.declared import DeclaredSchedule, about
+from jitgen.schedule.declared import DeclaredSchedule
 
 TRITON_ROWS = (16, 32, 64)
 """Upper ends of the buckets of rows in Triton: a block is a power of two, 128 rows at most."""
@@ -31,26 +32,21 @@ class CpuSchedule(DeclaredSchedule):
 
 
 @dataclass(frozen=True)
-class TritonSchedule(DeclaredSchedule):
-    """In Triton, a program for a block of rows.
+class TritonSchedule(TritonTiles):
+    """In Triton.
 
     Attributes:
-        block_m, block_n: rows of a program, and streamed rows of a tile.
         depths, widths: powers of two that the depths of products and the widths of results fit into.
         even: whether all of them are these.
-        warps, stages: of a program; tiles in flight.
-        wide: 64-bit indices.
     """
 
-    sentence = ("{block_m} rows a program, {block_n} streamed at once, {warps} warps, {stages} stages", "wide")
-    block_m: int
-    block_n: int
+    sentence = (
+        "{block_m} rows a program, {block_n} streamed at once, {warps} warps, {stages} stages",
+        *TritonTiles.shared_words,
+    )
     depths: tuple[int, ...]
     widths: tuple[int, ...]
     even: bool
-    warps: int
-    stages: int
-    wide: bool = field(metadata=about("64-bit indices"))
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:
@@ -72,7 +68,11 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     rows = most_rows(min(rows, block_of(device.rows(geometry.rows))), tiles, layout.unit, device)
     warps = warps if rows > MMA_SYNC_ROWS else min(warps, 4)
     even = depths == geometry.depths and widths == geometry.widths
-    return (TritonSchedule(rows, streamed, depths, widths, even, warps, stages, layout.wide),)
+    return (
+        TritonSchedule(
+            depths, widths, even, block_m=rows, block_n=streamed, warps=warps, stages=stages, wide=layout.wide
+        ),
+    )
 
 
 def tiles_of(large: int, results: int, is_float32: bool = False) -> tuple[int, int, int, int]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.backward.layout import BackwardGeometry, Layout, is_tile, results_of
+from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.pairs import products_behind
-from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, WARPGROUP, is_mappable, tensor_map
+from jitgen.families.attention.rule import wgmma
+from jitgen.families.attention.rule.layout import TileGeometry, is_tile, results_of
+from jitgen.families.attention.rule.wgmma import CHUNK, Mapped, WgmmaTiles
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
-from jitgen.schedule.declared import DeclaredSchedule, about, derived
+from jitgen.schedule.declared import derived
 from jitgen.spec import Target
 
 WIDTHS = (16, 32, 64, 96, 128)
@@ -42,33 +44,28 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule(DeclaredSchedule):
+class WgmmaSchedule(WgmmaTiles):
     """On Hopper's tensor cores.
 
     Attributes:
-        warpgroups: that compute, with 64 rows each; one more copies.
         tile: streamed rows of a tile.
-        stages: tiles in shared memory.
         depths: of products, rounded up to multiples of 16, that of scores first.
         columns: of results, rounded up to what wgmma takes.
         slots: where their right operands are.
         block_words, tile_words: numbers of 4 bytes of each row of the block, and of the tile.
         block_copied, tile_copied: which operands tensor maps describe; the others are copied element by element.
         overlap: whether the last product of a tile runs on under the first one of the next.
-        wide: 64-bit indices.
     """
 
     sentence = (
         *("wgmma, {block_m} rows a block, {warpgroups} warpgroups", "{stages} stages of {tile} streamed rows"),
-        *("has_elements", "wide"),
+        *("has_elements", *WgmmaTiles.shared_words),
     )
     config = (
         *("warpgroups", "tile", "stages", "products", "depth0", "depth1", "columns0", "columns1", "slot0", "slot1"),
         *("tile_words", "block_words", "block_copied", "tile_copied", "early", "masked", "first_are_long", "overlap"),
     )
-    warpgroups: int
     tile: int
-    stages: int
     depths: tuple[int, ...]
     columns: tuple[int, ...]
     slots: tuple[int, ...]
@@ -77,21 +74,11 @@ class WgmmaSchedule(DeclaredSchedule):
     block_copied: tuple[bool, ...]
     tile_copied: tuple[bool, ...]
     overlap: bool
-    wide: bool = field(metadata=about("64-bit indices"))
 
     @derived("operands copied element by element")
     def has_elements(self) -> bool:
         """Whether no tensor map copies some of the operands."""
         return not all((*self.block_copied, *self.tile_copied))
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block."""
-        return self.warpgroups * ROWS
-
-    @property
-    def threads(self) -> int:
-        return (self.warpgroups + 1) * WARPGROUP
 
     @property
     def slot_columns(self) -> tuple[int, ...]:
@@ -150,6 +137,11 @@ def roles(body: Body, layout: Layout) -> Roles:
     return Roles(products, tuple(results[number] for number in order), early, tuple(slots))
 
 
+def left_operands(body: Body, role: Roles) -> list[int]:
+    """The left operand of each product."""
+    return [body.contractions[number].x[0].attr for number in role.products]
+
+
 def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
     """The operand in each slot of a tile; None where there is none."""
     found: list[int | None] = [body.contractions[number].weight[0] for number in role.products]
@@ -163,13 +155,6 @@ def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def is_copied(body: Body, layout: Layout, geometry: BackwardGeometry, index: int, rows: int, device: Device) -> bool:
-    """Whether a tensor map describes operand ``index``, of ``rows`` rows, and copies it."""
-    *batch, row, _ = geometry.strides[index]
-    kind = layout.operands[index]
-    return device.has_tensor_maps and is_mappable(body.operands[index], kind, layout.unit, batch, rows, row)
-
-
 def mapped_names(schedule: WgmmaSchedule, body: Body, role: Roles) -> list[str]:
     """The tensor maps of the kernel in the order of its parameters."""
     blocks = [f"block{pair}" for pair, copied in enumerate(schedule.block_copied) if copied]
@@ -178,30 +163,19 @@ def mapped_names(schedule: WgmmaSchedule, body: Body, role: Roles) -> list[str]:
 
 
 def tensor_maps(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[BackwardGeometry], schedule: Any, device: Device
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[TileGeometry], schedule: Any, device: Device
 ) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of ``mapped_names``."""
     (body,), (layout,), (geometry,) = kernel.bodies, layouts, geometries
     if device.dialect != "cuda" or not geometry.tasks * geometry.rows * max(geometry.widths):
-        return
+        return iter(())
     role = roles(body, layout)
-    sources = [
-        (
-            body.contractions[number].x[0].attr,
-            geometry.rows,
-            geometry.depths[sorted(role.products).index(number)],
-            schedule.block_m,
-        )
-        for number, copied in zip(role.products, schedule.block_copied, strict=True)
-        if copied
-    ]
-    found = results_of(body)
-    lengths = [geometry.depths[sorted(role.products).index(number)] for number in role.products]
-    lengths += [0] * (2 - len(lengths)) + [geometry.widths[found.index(number)] for number in role.results] + [0]
+    tiles, found = sorted(role.products), results_of(body)
+    depths = [geometry.depths[tiles.index(number)] for number in role.products]
+    lengths = [*depths, 0][:2] + [geometry.widths[found.index(number)] for number in role.results] + [0]
+    lefts = zip(left_operands(body, role), schedule.block_copied, depths, strict=True)
+    sources = [(Mapped(index, geometry.rows), depth, schedule.block_m) for index, copied, depth in lefts if copied]
     for index, length, copied in zip(tile_operands(body, role), lengths, schedule.tile_copied, strict=False):
         if copied and index is not None:
-            sources.append((index, geometry.keys, length, schedule.tile))
-    for index, rows, columns, box in sources:
-        *steps, row, _ = geometry.strides[index]
-        batch = list(zip((*geometry.batch, *geometry.groups), steps, strict=True))
-        yield tensor_map(body.operands[index], geometry.offsets[index], batch, (rows, columns), row, box)
+            sources.append((Mapped(index, geometry.keys), length, schedule.tile))
+    return wgmma.tensor_maps(body, geometry, sources)

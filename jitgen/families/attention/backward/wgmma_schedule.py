@@ -6,16 +6,17 @@ from dataclasses import replace
 
 from jitgen.device import Device
 from jitgen.families.attention.backward.cuda import words_of
-from jitgen.families.attention.backward.layout import BackwardGeometry, Layout, results_of
-from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, is_copied, roles, tile_operands
-from jitgen.families.attention.rule.wgmma import SHARED_BYTES
+from jitgen.families.attention.backward.layout import Layout
+from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, left_operands, roles, tile_operands
+from jitgen.families.attention.rule.layout import TileGeometry, results_of
+from jitgen.families.attention.rule.wgmma import SHARED_BYTES, Mapped
 from jitgen.ir.body import Body
 
 MOST_STAGES = 4
 """Tiles in shared memory at most: three and four were equally fast (H200, D 128)."""
 
 
-def candidates(body: Body, layout: Layout, geometry: BackwardGeometry, device: Device) -> list[WgmmaSchedule]:
+def candidates(body: Body, layout: Layout, geometry: TileGeometry, device: Device) -> list[WgmmaSchedule]:
     """The schedule for a kernel with this body."""
     role = roles(body, layout)
     tiles = sorted(role.products)
@@ -27,7 +28,10 @@ def candidates(body: Body, layout: Layout, geometry: BackwardGeometry, device: D
     large = max(*depths, *columns)
     tile, overlap = _tile(large, len(role.results), role.early)
     block_words, tile_words = words_of(body, layout, role)
-    lefts = [(body.contractions[p].x[0].attr, geometry.rows) for p in role.products]
+
+    def is_copied(index: int, rows: int) -> bool:
+        return device.has_tensor_maps and Mapped(index, rows).is_copied(body, layout, geometry)
+
     first = WgmmaSchedule(
         warpgroups=2,
         tile=tile,
@@ -37,11 +41,8 @@ def candidates(body: Body, layout: Layout, geometry: BackwardGeometry, device: D
         slots=role.slots,
         tile_words=tile_words,
         block_words=block_words,
-        block_copied=tuple(is_copied(body, layout, geometry, index, rows, device) for index, rows in lefts),
-        tile_copied=tuple(
-            index is None or is_copied(body, layout, geometry, index, geometry.keys, device)
-            for index in tile_operands(body, role)
-        ),
+        block_copied=tuple(is_copied(index, geometry.rows) for index in left_operands(body, role)),
+        tile_copied=tuple(index is None or is_copied(index, geometry.keys) for index in tile_operands(body, role)),
         overlap=overlap,
         wide=layout.wide,
     )

@@ -7,7 +7,7 @@ The modules, in the order in which a call needs them:
 * ``claim``, ``results``, ``region``, ``body``: from there to a region and its instructions; ``computed`` and
   ``reading`` say which keys and values the kernel computes as it reads them.
 * ``split_keys``: the rewrite of one kernel to two that split the keys.
-* ``layout``, ``launch``: strides, parameters, launches. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few
+* ``layout``: strides and parameters. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few
   rows, of ``decode``, whose blocks share keys in ``clusters``.
 * ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``: what the templates read. In CUDA ``scales``
   takes a factor out of the rule of scores, ``ramps`` what is linear in a column, and ``elements`` says how keys and
@@ -17,24 +17,15 @@ The modules, in the order in which a call needs them:
 
 from __future__ import annotations
 
+from jitgen.families.attention.family import attention_family
 from jitgen.families.attention.forward.claim import NAME, claim, decide, rewrite_values
 from jitgen.families.deferred import deferred
-from jitgen.families.family import Family
 
-FAMILY = Family(
-    name=NAME,
+FAMILY = attention_family(
+    NAME,
+    __name__,
     rewrite_values=rewrite_values,
     claim=claim,
     decide=decide,
-    body=deferred(__name__, "body.body_of"),
     rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
-    layout=deferred(__name__, "layout.layout"),
-    candidates=deferred(__name__, "schedule.candidates"),
-    parameters=deferred(__name__, "layout.parameters"),
-    tensor_maps=deferred(__name__, "wgmma.tensor_maps"),
-    render=deferred(__name__, "context.render"),
-    launch=deferred(__name__, "launch.launch"),
-    work=deferred(__name__, "launch.work"),
-    explain=deferred(__name__, "explain.explain"),
-    buckets=deferred(__name__, "schedule.buckets"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from jitgen.families.attention.forward.layout import AttentionGeometry
+from jitgen.families.attention.rule.layout import TileGeometry
 from jitgen.schedule.chips import Chip
 
 MOST_BLOCKS = 8
@@ -40,14 +40,12 @@ class SharedKeys(Protocol):
     def cluster_splits(self) -> int: ...
 
 
-def fastest_cluster(
-    schedule: SharedKeys, geometry: AttentionGeometry, chip: Chip, fit: ReadFit, resident: int = 1
-) -> int:
+def fastest_cluster(schedule: SharedKeys, geometry: TileGeometry, chip: Chip, fit: ReadFit, resident: int = 1) -> int:
     """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
     values is all that takes time. ``resident``: blocks of a multiprocessor."""
-    pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
+    pieces = geometry.tasks * -(-geometry.task_rows // schedule.block_m) * schedule.splits
     tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
-    tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
+    tile_bytes = schedule.block_n * (sum(geometry.depths) + sum(geometry.widths)) * 2
     rate = chip.reads
 
     def seconds(blocks: int, clusters: int) -> float:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
+from jitgen.families.attention.rule.layout import TileGeometry
+from jitgen.families.attention.rule.schedule import TileSchedule
 from jitgen.ir.body import Body
+from jitgen.kernel.operands import WARP
 from jitgen.schedule.chips import Chip
-from jitgen.schedule.declared import DeclaredSchedule, about
+from jitgen.schedule.declared import about
 
 ROWS = 8
 """Rows of a tile: the n of a product."""
@@ -25,7 +28,7 @@ FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
 
 
 @dataclass(frozen=True)
-class DecodeSchedule(DeclaredSchedule):
+class DecodeSchedule(TileSchedule):
     """Few rows, whose keys are read into registers.
 
     Attributes:
@@ -35,14 +38,13 @@ class DecodeSchedule(DeclaredSchedule):
         whole: whether they are these.
         blocks: of a multiprocessor, for which there are registers.
         ahead: tiles of a warp that are in registers at once.
-        splits: ranges of the keys, of blocks of their own; another kernel joins them.
-        cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
-        wide: 64-bit indices.
     """
 
+    is_persistent = False
+
     sentence = (
-        *("mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys", "splits"),
-        *("shared by clusters of up to {cluster_splits} blocks", "wide"),
+        "mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys",
+        *TileSchedule.shared_words,
     )
     config = ("warps", "row_tiles", "ahead", "depth", "width", "most_splits", "whole", "masked")
     warps: int
@@ -52,9 +54,6 @@ class DecodeSchedule(DeclaredSchedule):
     whole: bool
     blocks: int
     ahead: int
-    splits: int = field(default=1, metadata=about("keys in {} ranges"))
-    cluster_splits: int = field(default=MOST_BLOCKS, metadata=about(member="most_splits"))
-    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @property
     def copied(self) -> tuple[bool, bool, bool]:
@@ -73,7 +72,7 @@ class DecodeSchedule(DeclaredSchedule):
 
     @property
     def threads(self) -> int:
-        return self.warps * 32
+        return self.warps * WARP
 
     @property
     def shared_bytes(self) -> int:
@@ -84,6 +83,9 @@ class DecodeSchedule(DeclaredSchedule):
             runs = self.block_m * (self.block_e // 8)
             inbox = (runs + self.cluster_splits) * 8 + self.cluster_splits * self.block_m * 2
         return (self.warps * warp_floats + inbox) * 4
+
+    def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
+        return fastest_cluster(self, geometry, chip, FIT, self.blocks)
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_rows: int) -> list[DecodeSchedule]:
@@ -114,11 +116,7 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_row
             blocks=blocks if most_rows <= ROWS else 1,
             ahead=ahead,
             splits=splits,
+            cluster_splits=MOST_BLOCKS,
             wide=layout.wide,
         )
     ]
-
-
-def cluster(schedule: DecodeSchedule, geometry: AttentionGeometry, chip: Chip) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``."""
-    return fastest_cluster(schedule, geometry, chip, FIT, schedule.blocks)

@@ -9,8 +9,8 @@ from jitgen.device import Device
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.ir.body import Body, Instruction
-from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import operations_in
 
 _SIGNS = {
     "add": "+",
@@ -31,10 +31,9 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
     """A title, the rule of scores, and how tiles are walked."""
     (layout,), (body,) = layouts, kernel.bodies
     rule = body.contractions[1].x
-    operations = [instruction.op for instruction in rule if instruction.op in OPS]
     masks = len(masks_of(rule))
     lines = ["attention, the keys of a row walked once; scores and weights stay in the kernel", str(schedule)]
-    lines.append(f"scores by {', '.join(dict.fromkeys(operations)) or 'the product alone'}")
+    lines.append(f"scores by {', '.join(dict.fromkeys(operations_in(rule))) or 'the product alone'}")
     if masks:
         lines.append(
             f"{masks} mask{'s' * (masks > 1)}: a tile hidden as a whole is skipped, an open one has no mask code"

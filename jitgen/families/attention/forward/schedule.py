@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.forward.claim import decide, fusion_of, has_exponentials
-from jitgen.families.attention.forward.layout import PACKED_ROWS, SOURCES
+from jitgen.families.attention.forward.layout import KEYS, PACKED_ROWS
 from jitgen.families.attention.forward.match import matched, row_sources, row_values
 from jitgen.families.attention.rule.blocks import block_of, most_rows
+from jitgen.families.attention.rule.layout import SOURCES
+from jitgen.families.attention.rule.schedule import TritonTiles
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.views import Mover
-from jitgen.schedule.declared import DeclaredSchedule, about
+from jitgen.schedule.declared import DeclaredSchedule
 
 FEW_ROWS = 8
 """Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
@@ -52,39 +54,29 @@ class CpuSchedule(DeclaredSchedule):
 
 
 @dataclass(frozen=True)
-class TritonSchedule(DeclaredSchedule):
-    """In Triton, a program for a block of rows.
+class TritonSchedule(TritonTiles):
+    """In Triton.
 
     Attributes:
-        block_m, block_n: rows of a program, and keys of a tile.
         block_d, block_e: powers of two that D and E fit into.
         even_d, even_e: whether D and E are these.
-        splits: ranges of the keys, each walked by a program of its own.
-        warps, stages: of a program; tiles in flight.
-        wide: 64-bit indices.
     """
 
     sentence = (
         "{block_m} rows a program, tiles of {block_n} keys, {warps} warps, {stages} stages",
-        *("splits", "wide"),
+        *TritonTiles.shared_words,
     )
-    block_m: int
-    block_n: int
     block_d: int
     block_e: int
     even_d: bool
     even_e: bool
-    splits: int = field(metadata=about("keys in {} ranges"))
-    warps: int
-    stages: int
-    wide: bool = field(metadata=about("64-bit indices"))
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
-        return (CpuSchedule("few" if device.rows(geometry.packed_rows) <= FEW_ROWS else "tiles"),)
+        return (CpuSchedule("few" if device.rows(geometry.task_rows) <= FEW_ROWS else "tiles"),)
     if device.dialect == "cuda":
         from jitgen.families.attention.forward import wgmma
 
@@ -94,26 +86,26 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     # As wide as tiles and sums of a program fit shared memory and registers together.
     large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
     rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
-    rows = min(rows, block_of(device.rows(geometry.packed_rows)))
+    rows = min(rows, block_of(device.rows(geometry.task_rows)))
     streamed = zip(layout.operands, body.operands, strict=True)
     tiles = [
         ("computed" if operand.kind in SOURCES else kind, operand.dtype)
         for kind, operand in streamed
-        if operand.kind in ("key", "value", *SOURCES)
+        if operand.kind in KEYS
     ]
     rows = most_rows(rows, tiles, layout.unit, device)
     return (
         TritonSchedule(
-            rows,
-            keys,
             deep,
             wide,
             deep == geometry.depth,
             wide == geometry.width,
-            value.k_splits,
-            8 if rows >= 128 and large >= 128 else 4,
-            2 if large > 256 else 3,
-            layout.wide,
+            block_m=rows,
+            block_n=keys,
+            splits=value.k_splits,
+            warps=8 if rows >= 128 and large >= 128 else 4,
+            stages=2 if large > 256 else 3,
+            wide=layout.wide,
         ),
     )
 

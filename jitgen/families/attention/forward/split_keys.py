@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.forward.layout import SOURCES
+from jitgen.families.attention.forward.layout import KEYS
 from jitgen.families.attention.forward.schedule import splits
 from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.ir import symbols
@@ -25,10 +25,8 @@ from jitgen.ir.regions import Stage, grid_axes
 from jitgen.ir.views import NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import Call, locate
 
-READ = ("query", "key", "value", "score", *SOURCES)
+READ = ("query", "score", *KEYS)
 """Kinds of operand that the walk over the keys reads; others are the results' own."""
-KEYS = ("key", "value", *SOURCES)
-"""Those of keys and values."""
 DIALECTS = ("triton", "cuda")
 """Dialects whose kernels walk one range of the keys each."""
 DTYPE = "float32"

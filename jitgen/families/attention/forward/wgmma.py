@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,15 @@ from jitgen.families.attention.forward import decode
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
 from jitgen.families.attention.forward.scales import scaled
+from jitgen.families.attention.rule import wgmma
 from jitgen.families.attention.rule.bounds import masks_of
-from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WARPGROUP, is_mappable, tensor_map
+from jitgen.families.attention.rule.layout import TileGeometry
+from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, Mapped, WgmmaTiles
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
 from jitgen.schedule.chips import Chip
-from jitgen.schedule.declared import DeclaredSchedule, about, derived
+from jitgen.schedule.declared import about, derived
 
 WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""
@@ -31,60 +34,39 @@ FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
 
 
 @dataclass(frozen=True)
-class WgmmaSchedule(DeclaredSchedule):
-    """On Hopper's tensor cores.
+class WgmmaSchedule(WgmmaTiles):
+    """On Hopper's tensor cores; stages have a tile of keys and one of values.
 
     Attributes:
-        warpgroups: that compute, with 64 rows each; one more copies.
         block_n: keys of a tile.
         block_d, block_e: D and E, rounded up to what wgmma takes.
-        stages: tiles of keys, and of values, in shared memory.
         copied: whether the query, the keys and the values are copied by tensor maps, else element by element.
         overlap: whether the products of a tile's keys are issued before those of the preceding tile's values.
         take_turns: whether warpgroups issue products in turns.
-        splits: ranges of the keys, of kernels of their own programs that another one joins.
-        cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
         staged: columns of results that a warp stages in shared memory at once.
-        wide: 64-bit indices.
     """
 
     sentence = (
         *("wgmma, {block_m} rows a block, {warpgroups} warpgroups", "{stages} stages of {block_n} keys"),
-        *("by_element", "splits", "cluster_splits", "wide"),
+        *("by_element", *WgmmaTiles.shared_words),
     )
     config = (
         *("warpgroups", "keys", "depth", "width", "stages", "staged", "most_splits"),
         *("query_copied", "key_copied", "value_copied", "masked", "overlap", "take_turns"),
     )
-    warpgroups: int
     block_n: int = field(metadata=about(member="keys"))
     block_d: int = field(metadata=about(member="depth"))
     block_e: int = field(metadata=about(member="width"))
-    stages: int
     copied: tuple[bool, bool, bool]
-    splits: int = field(default=1, metadata=about("keys in {} ranges"))
-    cluster_splits: int = field(
-        default=1, metadata=about("shared by clusters of up to {} blocks", member="most_splits")
-    )
     overlap: bool = True
     take_turns: bool = True
     staged: int = 32
-    wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @derived("{} copied element by element")
     def by_element(self) -> str:
         """What no tensor map copies."""
         names = zip(("query", "keys", "values"), self.copied, strict=True)
         return " and ".join(name for name, is_copied in names if not is_copied)
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block."""
-        return self.warpgroups * ROWS
-
-    @property
-    def threads(self) -> int:
-        return (self.warpgroups + 1) * WARPGROUP
 
     @property
     def shared_bytes(self) -> int:
@@ -94,6 +76,9 @@ class WgmmaSchedule(DeclaredSchedule):
         staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
         barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 2) * 16
         return tiles * 2 * CHUNK + staging + barriers + tickets
+
+    def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
+        return fastest_cluster(self, geometry, chip, FIT)
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
@@ -112,10 +97,10 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
         plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
         warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain, scaled(rule).linear)
     found = WgmmaSchedule(
-        warpgroups,
         keys,
         deep,
         wide,
+        warpgroups=warpgroups,
         stages=2,
         copied=copied(body, layout, geometry) if has_tensor_maps else (False, False, False),
         splits=body.contractions[1].k_splits,
@@ -159,31 +144,26 @@ def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, 
     return 2, 96 if large <= 192 else 64, 2
 
 
-def cluster(schedule: WgmmaSchedule, geometry: AttentionGeometry, chip: Chip) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``."""
-    return fastest_cluster(schedule, geometry, chip, FIT)
-
-
 # ---------------------------------------------------------------------------------------------------------- tensor maps
+
+
+def _sources(body: Body, geometry: AttentionGeometry) -> tuple[Mapped, Mapped, Mapped]:
+    """The query, the keys and the values."""
+    queries, probabilities = body.contractions
+    return (
+        Mapped(queries.x[0].attr, geometry.rows),
+        Mapped(queries.weight[0], geometry.keys),
+        Mapped(probabilities.weight[0], geometry.keys, along=1),
+    )
 
 
 def copied(body: Body, layout: Layout, geometry: AttentionGeometry) -> tuple[bool, bool, bool]:
     """Whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows are
     packed, is not copied."""
     queries, probabilities = body.contractions
-    query = queries.x[0].attr
-    plain = [i.op for i in queries.x] == ["load"] and body.operands[query].dtype == queries.dtype
-
-    def mappable(index: int, rows: int, along: int) -> bool:
-        operand, strides = body.operands[index], geometry.strides[index]
-        kind, batch = layout.operands[index], strides[: layout.batch]
-        return is_mappable(operand, kind, layout.unit, batch, rows, strides[len(strides) - 2 + along])
-
-    return (
-        plain and not layout.groups and mappable(query, geometry.rows, 0),
-        not queries.w and mappable(queries.weight[0], geometry.keys, 0),
-        not probabilities.w and mappable(probabilities.weight[0], geometry.keys, 1),
-    )
+    plain = [i.op for i in queries.x] == ["load"] and body.operands[queries.x[0].attr].dtype == queries.dtype
+    query, key, value = (source.is_copied(body, layout, geometry) for source in _sources(body, geometry))
+    return plain and not layout.groups and query, not queries.w and key, not probabilities.w and value
 
 
 def tensor_maps(
@@ -191,17 +171,9 @@ def tensor_maps(
 ) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are copied."""
     (body,), (geometry,) = kernel.bodies, geometries
-    if device.dialect != "cuda" or not geometry.tasks * geometry.packed_rows * geometry.width:
-        return
-    queries, probabilities = body.contractions
-    sources: tuple[tuple[int, int, int, int], ...] = (
-        (queries.x[0].attr, geometry.rows, geometry.depth, schedule.block_m),
-        (queries.weight[0], geometry.keys, geometry.depth, schedule.block_n),
-        (probabilities.weight[0], geometry.keys, geometry.width, schedule.block_n),
-    )
-    for (index, rows, columns, box), is_copied, along in zip(sources, schedule.copied, (0, 0, 1), strict=True):
-        if is_copied:
-            strides = geometry.strides[index]
-            batch = list(zip(geometry.batch, strides, strict=False))
-            row = strides[len(strides) - 2 + along]
-            yield tensor_map(body.operands[index], geometry.offsets[index], batch, (rows, columns), row, box)
+    if device.dialect != "cuda" or not geometry.tasks * geometry.task_rows * geometry.width:
+        return iter(())
+    columns = (geometry.depth, geometry.depth, geometry.width)
+    boxes = (schedule.block_m, schedule.block_n, schedule.block_n)
+    sources = zip(_sources(body, geometry), columns, boxes, strict=True)
+    return wgmma.tensor_maps(body, geometry, itertools.compress(sources, schedule.copied))

@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jitgen.ir.body import Body
+from jitgen.families.attention.rule.narrow import MOST_INDEX
+from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Strided
-from jitgen.kernel.geometry import Geometry
-from jitgen.kernel.layout import unit_of
-from jitgen.kernel.operands import Call, item_size
+from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
+from jitgen.kernel.layout import reaches_wide, unit_of
+from jitgen.kernel.operands import Call, base_of, item_size
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
+
+SOURCES = ("key_source", "value_source")
+"""Kinds of operand that keys or values are computed from."""
+RIGHT = ("right", "key", "key_source")
+"""Kinds of the right operands of products over a tile."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,29 @@ class TileGeometry(Geometry):
     Attributes:
         batch, groups: sizes of these dimensions, outermost first.
         rows, keys: of a tile: those of a block, and those that are streamed.
+        depths, widths: what the products of a tile sum over, and the columns of results.
     """
 
     batch: tuple[int, ...]
     groups: tuple[int, ...]
     rows: int
     keys: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
 
     @property
     def tasks(self) -> int:
         return math.prod(self.batch)
+
+    @property
+    def task_rows(self) -> int:
+        """Rows of the results of one task."""
+        return self.rows
+
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """Sizes of the dimensions that number the matrices of an operand."""
+        return (*self.batch, *self.groups)
 
 
 def tile_parameters(kernel: Kernel, layout: TileLayout, sizes: Sequence[Integer]) -> KernelParameters:
@@ -84,17 +104,62 @@ def tile_parameters(kernel: Kernel, layout: TileLayout, sizes: Sequence[Integer]
     return KernelParameters((RegionParameters(tuple(axes), tuple(operands)),), layout.wide)
 
 
-def unit_of_tiles(
-    body: Body, geometry: Geometry, kinds: Sequence[str], sizes: Sequence[int], call: Call, inner: Mapping[str, int]
-) -> int:
-    """See ``TileLayout.unit``.
+def addresses_of(
+    body: Body, views: Sequence[Strided], strides: tuple[tuple[int, ...], ...]
+) -> dict[str, tuple[Any, ...]]:
+    """The attributes of a ``Geometry`` of operands that are ``views`` and walked with ``strides``."""
+    rank = len(body.shape)
+    return {
+        "strides": strides,
+        "offsets": tuple(view.offset for view in views),
+        "gathered": gathered_of(views, rank),
+        "touched": touched_of(body, (zip(v.sizes[:rank], v.strides[:rank], strict=True) for v in views)),
+    }
+
+
+def layout_attributes(
+    body: Body, geometry: TileGeometry, views: Sequence[Strided], call: Call, packs: bool, inner: Mapping[str, int]
+) -> dict[str, Any]:
+    """The attributes of a ``TileLayout``.
 
     Args:
-        sizes: of the dimensions along which operands are contiguous.
-        inner: which of an operand's own two dimensions that is, by its kind in the body; by default the second.
+        packs: whether the indices of groups count rows.
+        inner: which of an operand's own two dimensions its elements are along, by its kind in the body; by default the
+            second.
     """
-    if not call.is_gpu:
-        return 1
+    batch = len(geometry.batch)
+    own = batch if packs else batch + len(geometry.groups)
+    kinds = tuple(
+        _kind(operand, steps[own:], inner.get(operand.kind, 1))
+        for operand, steps in zip(body.operands, geometry.strides, strict=True)
+    )
+    # An index counts along a dimension of its own tensor, which may be larger than what is walked of it.
+    tensors = (base_of(o, call.environment, call.buffers).sizes for o in body.operands if o.buffer is None)
+    largest = max((geometry.rows, geometry.keys, *(size for sizes in tensors for size in sizes)))
+    return {
+        "batch": batch,
+        "groups": len(geometry.groups),
+        "operands": kinds,
+        "unit": _unit(body, geometry, kinds, call, inner) if call.is_gpu else 1,
+        "wide": largest >= MOST_INDEX or reaches_wide(zip(v.sizes, v.strides, strict=True) for v in views),
+    }
+
+
+def _kind(operand: Operand, strides: Sequence[int], inner: int) -> str:
+    """The kind of an operand with ``strides`` along dimensions that count rows and its own two."""
+    *rows, second = strides
+    if operand.kind == "score":
+        return {(True, True): "both", (True, False): "row", (False, True): "key"}.get((any(rows), second != 0), "task")
+    if operand.row:
+        return "row"
+    step = strides[-2:][inner]
+    if operand.kind in SOURCES and step == 0:
+        return "key"
+    return "contiguous" if step == 1 else "strided"
+
+
+def _unit(body: Body, geometry: TileGeometry, kinds: Sequence[str], call: Call, inner: Mapping[str, int]) -> int:
+    """See ``TileLayout.unit``."""
     accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
     for operand, kind, strides, offset, gathered in operands:
@@ -103,14 +168,21 @@ def unit_of_tiles(
             along = len(strides) - 2 + inner.get(operand.kind, 1)
             steps = [offset, *strides[:along], *strides[along + 1 :], *(step for _, step in gathered)]
             accesses.append((size, [call.buffers[operand.buffer].alignment, *(step * size for step in steps)]))
-    return unit_of(sizes, accesses)
+    return unit_of((*geometry.depths, *geometry.widths), accesses)
 
 
-def free_strides(view: Strided) -> tuple[int, ...]:
-    """The strides of ``view``; a dimension of one element has stride 0."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(view.sizes, view.strides, strict=True))
+def free_strides(view: Strided, rank: int) -> tuple[int, ...]:
+    """The strides of the first ``rank`` dimensions of ``view``; a dimension of one element has stride 0."""
+    return tuple(
+        0 if size == 1 else stride for size, stride in zip(view.sizes[:rank], view.strides[:rank], strict=True)
+    )
 
 
-def score_kind(by_row: bool, by_key: bool) -> str:
-    """The kind of an operand of scores, by what of a tile an element depends on; one of ``context.LEVELS``."""
-    return "both" if by_row and by_key else "row" if by_row else "key" if by_key else "task"
+def is_tile(body: Body, number: int) -> bool:
+    """Whether contraction ``number`` is a product over a tile, and no result."""
+    return body.operands[body.contractions[number].weight[0]].kind in RIGHT
+
+
+def results_of(body: Body) -> tuple[int, ...]:
+    """The numbers of the contractions that are results, in the order of their stores."""
+    return tuple(number for number in range(len(body.contractions)) if not is_tile(body, number))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from jitgen.families.attention.rule.cuda import BATCH_RANK
-from jitgen.ir.body import Operand
-from jitgen.kernel.operands import ACCESS_BYTES, MappedTensor, item_size
+from jitgen.families.attention.rule.layout import TileGeometry, TileLayout
+from jitgen.families.attention.rule.schedule import TileSchedule
+from jitgen.ir.body import Body
+from jitgen.kernel.operands import ACCESS_BYTES, MappedTensor, item_size, mapped_tensor
 from jitgen.spec import Target
 
 WARPGROUP = 128
@@ -19,47 +23,67 @@ SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
 """Shared memory of a block at most, on every chip with wgmma."""
 
 
-def is_mappable(operand: Operand, kind: str, unit: int, batch: Sequence[int], rows: int, row_stride: int) -> bool:
-    """Whether a tensor map describes ``operand``: 16-byte aligned rows, strides that are not negative, and few
-    dimensions before them.
+@dataclass(frozen=True, kw_only=True)
+class WgmmaTiles(TileSchedule):
+    """On Hopper's tensor cores.
 
-    Args:
-        kind: of its strides.
-        unit: what sizes and strides of contiguous operands are multiples of, in elements.
-        batch: strides of the dimensions before rows.
+    Attributes:
+        warpgroups: that compute, with 64 rows each; one more copies.
+        stages: tiles in shared memory.
     """
-    return (
-        kind == "contiguous"
-        and unit * item_size(operand.dtype) >= ACCESS_BYTES
-        and len(batch) <= BATCH_RANK
-        and rows > 0
-        and (row_stride > 0 or rows == 1)
-        and min((0, *batch)) == 0
-    )
+
+    warpgroups: int
+    stages: int
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block."""
+        return self.warpgroups * ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.warpgroups + 1) * WARPGROUP
 
 
-def tensor_map(
-    operand: Operand,
-    offset: int,
-    batch: Sequence[tuple[int, int]],
-    shape: tuple[int, int],
-    row_stride: int,
-    box: int,
-) -> MappedTensor:
-    """The tensor map of ``operand``, matrices of ``shape`` that are copied ``box`` rows at a time.
+class Mapped(NamedTuple):
+    """An operand of products as matrices that a tensor map may copy.
 
-    Args:
-        offset: of the first element from the buffer's pointer, in elements.
-        batch: (size, stride) of each dimension before rows; along one of stride 0 there is one matrix.
+    Attributes:
+        operand: its number.
+        rows: of a matrix.
+        along: which of the operand's own two dimensions they are along.
     """
-    padded = [(1, 0)] * (BATCH_RANK - len(batch)) + [(size if step else 1, step) for size, step in batch]
-    assert operand.buffer is not None
-    return MappedTensor(
-        operand.buffer,
-        offset * item_size(operand.dtype),
-        operand.dtype,
-        (*(size for size, _ in padded), *shape),
-        (*(step for _, step in padded), row_stride, 1),
-        (*(1,) * BATCH_RANK, box, CHUNK),
-        2 * CHUNK,
-    )
+
+    operand: int
+    rows: int
+    along: int = 0
+
+    def is_copied(self, body: Body, layout: TileLayout, geometry: TileGeometry) -> bool:
+        """Whether a tensor map describes it: 16-byte aligned rows, strides that are not negative, and few dimensions
+        before them."""
+        strides, batch = geometry.strides[self.operand], len(geometry.matrices)
+        return (
+            layout.operands[self.operand] == "contiguous"
+            and layout.unit * item_size(body.operands[self.operand].dtype) >= ACCESS_BYTES
+            and batch <= BATCH_RANK
+            and self.rows > 0
+            and (strides[self.along - 2] > 0 or self.rows == 1)
+            and min((0, *strides[:batch])) == 0
+        )
+
+
+def tensor_maps(
+    body: Body, geometry: TileGeometry, copied: Iterable[tuple[Mapped, int, int]]
+) -> Iterator[MappedTensor]:
+    """The tensor maps of operands with their columns, which are copied so many rows at a time."""
+    for (operand, rows, along), columns, box in copied:
+        steps = geometry.strides[operand]
+        yield mapped_tensor(
+            body.operands[operand],
+            geometry.offsets[operand],
+            list(zip(geometry.matrices, steps, strict=False)),
+            BATCH_RANK,
+            (rows, columns),
+            steps[along - 2],
+            (box, CHUNK),
+        )

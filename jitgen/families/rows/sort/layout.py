@@ -11,6 +11,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
+from jitgen.kernel.geometry import touched_of
 from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.operands import Call, pointwise_flops
 from jitgen.kernel.parameters import KernelParameters
@@ -52,7 +53,9 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geo
     chunks = -(-length // order.chunk) if order.chunk else 1
     ranks = rows.length // chunks if order.chunk else 0
     numbers = vars(rows) | {"length": length, "start": start, "count": count, "ranks": ranks, "chunks": chunks}
-    geometry = Geometry(**numbers)
+    read, stored = (ranks * chunks, count) if is_merge(body) else (length, count * chunks)
+    extents = ((*rows.sizes, stored if operand.kind == "store" else read) for operand in body.operands)
+    geometry = Geometry(**numbers | {"touched": touched_of(body, map(zip, extents, rows.strides))})
     found = replace(row_layout(body, rows, call, units=False), wide=is_wide(geometry, max(length, rows.length)))
     return (found,), (geometry,)
 
@@ -67,10 +70,6 @@ def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
     """What one launch amounts to; a launch that stores nothing is none."""
     (geometry,), (body,) = geometries, kernel.bodies
-    read, stored = geometry.length, geometry.count * geometry.chunks
-    if is_merge(body):
-        read, stored = geometry.ranks * geometry.chunks, geometry.count
-    extents = ((*geometry.sizes, stored if operand.kind == "store" else read) for operand in body.operands)
-    moved, written = traffic(body, geometry.strides, extents)
+    moved, written = traffic(body, geometry)
     flops = pointwise_flops(body.instructions, geometry.elements)
     return Work(geometry.elements if geometry.count else 0, written, moved, flops)

@@ -1,0 +1,29 @@
+"""What the families of attention and of its gradients declare alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.families.deferred import deferred
+from jitgen.families.family import Family
+
+RULE = "jitgen.families.attention.rule"
+
+
+def attention_family(name: str, package: str, **hooks: Any) -> Family:
+    """The family ``name``, of whose package modules are imported when they are asked for; ``hooks`` are attributes of
+    ``Family`` besides."""
+    return Family(
+        name=name,
+        body=deferred(package, "body.body_of"),
+        layout=deferred(package, "layout.layout"),
+        candidates=deferred(package, "schedule.candidates"),
+        parameters=deferred(package, "layout.parameters"),
+        tensor_maps=deferred(package, "wgmma.tensor_maps"),
+        render=deferred(package, "context.render"),
+        launch=deferred(RULE, "launch.launch"),
+        work=deferred(RULE, "launch.work"),
+        explain=deferred(package, "explain.explain"),
+        buckets=deferred(package, "schedule.buckets"),
+        **hooks,
+    )
