@@ -22,7 +22,8 @@ class CompileEvent:
     """A kernel was compiled (never published for a store hit).
 
     Attributes:
-        name: the kernel's entry.
+        name: the kernel's name in the function that it was compiled for.
+        entry: its symbol in the binary; equal kernels of all functions have one, and are compiled once.
         target: such as ``"sm_90a"``.
         compiler: ``"nvrtc"``, ``"triton"``, ``"host"`` or ``"load_inline"``.
         key: the artifact key.
@@ -30,6 +31,7 @@ class CompileEvent:
     """
 
     name: str
+    entry: str
     target: str
     compiler: str
     key: str

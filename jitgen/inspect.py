@@ -12,7 +12,7 @@ from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.ir.program import Kernel
 from jitgen.pipeline import BuiltKernel
-from jitgen.spec import artifact_key
+from jitgen.spec import KernelSource, artifact_key
 from jitgen.store import Store
 from jitgen.store.default import default_store
 
@@ -22,7 +22,8 @@ class KernelText:
     """One kernel of a lowered function.
 
     Attributes:
-        name: its entry symbol.
+        name: its name in the function: the function's, and a number or a word where there are several.
+        entry: its symbol in the binary, which profilers show. Equal kernels, of other functions too, have the same.
         backend: ``"cpp"``, ``"cuda"`` or ``"triton"``.
         source: the generated source.
         template: the template it came from, such as ``"elementwise/elementwise.cu.j2"``.
@@ -30,6 +31,7 @@ class KernelText:
     """
 
     name: str
+    entry: str
     backend: str
     source: str
     template: str
@@ -58,13 +60,19 @@ class Lowered:
     @functools.cached_property
     def kernels(self) -> tuple[KernelText, ...]:
         route = self._lowered.route
+        tools = routes.toolchain(route.backend, route.compiler)
         found = []
-        for number in range(len(self._lowered.program.kernels)):
-            source, _ = self._lowered.render(number)
-            tools = routes.toolchain(route.backend, route.compiler)
+        for kernel, source in zip(self._lowered.program.kernels, self._sources, strict=True):
             key = artifact_key(routes.prepare(source), tools) if tools else None
-            found.append(KernelText(source.name, route.backend, source.text, source.template, key))
+            found.append(KernelText(kernel.name, source.name, route.backend, source.text, source.template, key))
         return tuple(found)
+
+    @functools.cached_property
+    def _sources(self) -> tuple[KernelSource, ...]:
+        """The source of each kernel; equal kernels are rendered once."""
+        identities = [self._lowered.identity(number) for number in range(len(self._lowered.program.kernels))]
+        made = {identity: self._lowered.render(identities.index(identity))[0] for identity in dict.fromkeys(identities)}
+        return tuple(made[identity] for identity in identities)
 
     @property
     def source(self) -> str:
@@ -94,8 +102,9 @@ class Lowered:
             work = lowered.work(number)
             title, *details = lowered.explain(number)
             lines.append(
-                f"  {kernel.name}: {title}; {work.moved} bytes moved ({work.written} written), "
-                f"{work.flops} operations, for {work.elements} elements"
+                f"  {kernel.name} ({self._sources[number].name}): {title}; "
+                f"{work.moved} bytes moved ({work.written} written), {work.flops} operations, "
+                f"for {work.elements} elements"
             )
             lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
         lines += [f"  rewritten: {name}" for name in program.rewrites]
@@ -160,11 +169,12 @@ class Executable:
 
     @functools.cached_property
     def report(self) -> tuple[dict[str, Any], ...]:
-        """Per kernel: name, key, origin, toolchain, registers, spill_bytes, shared_bytes, flops, bytes_moved, elements.
+        """Per kernel: name, entry, key, origin, target, toolchain, registers, spill_bytes, shared_bytes, flops,
+        bytes_moved, elements.
 
         Bytes of shared memory are of a block, its static and dynamic memory together. Resources are None where the
-        target has none to report (a CPU, an AMD binary). Of a source with several entries, name and resources are those
-        of the one that this call launches.
+        target has none to report (a CPU, an AMD binary). Of a source with several entries, entry and resources are
+        those of the one that this call launches.
         """
         rows = []
         for number, built in enumerate(self._kernels):
@@ -184,7 +194,8 @@ class Executable:
                 resources |= {name: used[name] for name in ("registers", "spill_bytes")}
             rows.append(
                 {
-                    "name": entry,
+                    "name": built.name,
+                    "entry": entry,
                     "key": built.key,
                     "origin": built.origin,
                     "target": str(self._lowered.route.target),

@@ -302,6 +302,11 @@ class Lowered:
         family, kernel, layouts, _, schedule = self._kernel(number)
         return family.render(kernel, layouts, schedule, self.route.device, self.route.compiler)
 
+    def identity(self, number: int) -> str:
+        """A digest of all that the source of kernel ``number`` follows from; equal kernels of a program have one."""
+        _, kernel, layouts, _, schedule = self._kernel(number)
+        return digest([kernel.identity, plain(layouts), plain(schedule), plain(self.route)])
+
     def explain(self, number: int) -> list[str]:
         """Kernel ``number`` in words: a title, then one line for each detail."""
         family, kernel, layouts, _, schedule = self._kernel(number)

@@ -13,7 +13,7 @@
         hit         the stored plan names one artifact for each kernel: nothing is rendered or compiled
         miss        build, or CacheMissError in strict mode
 
-    build(Lowered, store) -> BuiltKernels       for each kernel:
+    build(Lowered, store) -> BuiltKernels       for each distinct kernel:
         render      template -> source text
         compile     source text -> cubin, hsaco or shared object
         store       the artifact, under its artifact key; after the last kernel, the plan that names them all
@@ -189,35 +189,19 @@ def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
 
 
 def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[BuiltKernel, ...]:
-    """Render, compile and store every kernel of ``lowered``, and then the plan that names them.
+    """Render, compile and store every kernel of ``lowered``, equal ones once, and then the plan that names them.
 
     Args:
         publish: whether other processes are to find them; the store may be unable to tell them even so.
     """
+    made: dict[str, BuiltKernel] = {}
     built = []
-    compiler = routes.module(lowered.route.backend, lowered.route.compiler)
     for number, kernel in enumerate(lowered.program.kernels):
-        source, rendered = lowered.render(number)
-        source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
-        known = _known_artifact(source, store)
-        if known is not None:
-            console.log(1, f"{source.name}: the store has this kernel from another specialisation: {known.key}")
-            built.append(BuiltKernel(kernel, known, "store"))
-            _log_sources(built[-1:])
-            continue
-        started = time.perf_counter()
-        try:
-            artifact = compiler.compile(source)
-        except CompileError as error:
-            raise rendered.explain(error, error.path or write_failed_source(source)) from None
-        seconds = time.perf_counter() - started
-        stored = store.keep_artifact(artifact, publish=publish)
-        events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
-        console.log(
-            1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}"
-        )
-        built.append(BuiltKernel(kernel, stored, "compiled"))
-        _log_sources(built[-1:])
+        identity = lowered.identity(number)
+        if identity not in made:
+            made[identity] = _build_kernel(lowered, number, store, publish)
+            _log_sources([made[identity]])
+        built.append(replace(made[identity], kernel=kernel))
     plan = {
         "name": lowered.graph.name,
         "artifacts": [kernel.artifact.key for kernel in built],
@@ -230,6 +214,27 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
     }
     store.keep_plan(lowered.key, plan, publish=publish)
     return tuple(built)
+
+
+def _build_kernel(lowered: Lowered, number: int, store: Store, publish: bool) -> BuiltKernel:
+    """Kernel ``number``, rendered, and compiled and stored unless the store has an equal one."""
+    kernel = lowered.program.kernels[number]
+    source, rendered = lowered.render(number)
+    source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
+    known = _known_artifact(source, store)
+    if known is not None:
+        console.log(1, f"{source.described}: the store has an equal kernel: {known.key}")
+        return BuiltKernel(kernel, known, "store")
+    started = time.perf_counter()
+    try:
+        artifact = routes.module(lowered.route.backend, lowered.route.compiler).compile(source)
+    except CompileError as error:
+        raise rendered.explain(error, error.path or write_failed_source(source)) from None
+    seconds, target = time.perf_counter() - started, str(source.target)
+    stored = store.keep_artifact(artifact, publish=publish)
+    events.publish(events.CompileEvent(kernel.name, source.name, target, source.compiler, artifact.key, seconds))
+    console.log(1, f"compiled {source.described} for {target} by {source.compiler} in {seconds:.3f} s: {artifact.key}")
+    return BuiltKernel(kernel, stored, "compiled")
 
 
 @dataclass(frozen=True)
@@ -247,11 +252,16 @@ class BuiltKernel:
     origin: str
 
     def __repr__(self) -> str:
-        return f"BuiltKernel({self.name}, key={self.key[:12]}, origin={self.origin!r})"
+        return f"BuiltKernel({self.name}, entry={self.entry}, key={self.key[:12]}, origin={self.origin!r})"
 
     @property
     def name(self) -> str:
-        """The kernel's entry symbol in the binary."""
+        """The kernel's name in its function."""
+        return self.kernel.name
+
+    @property
+    def entry(self) -> str:
+        """Its symbol in the binary, which is what profilers show; equal kernels have the same."""
         return str(self.artifact.meta["entry"])
 
     @property
@@ -267,7 +277,7 @@ class BuiltKernel:
 
 
 def _known_artifact(source: KernelSource, store: Store) -> StoredArtifact | None:
-    """The stored artifact of exactly this source, if a kernel of another plan rendered to the same text."""
+    """The stored artifact of exactly this source, if an equal kernel of any plan was compiled."""
     tools = routes.toolchain_of(source)
     return store.get_artifact(artifact_key(source, tools)) if tools is not None else None
 

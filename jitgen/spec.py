@@ -338,7 +338,8 @@ class KernelSource:
     """One generated source, with everything else that decides what it compiles to.
 
     Attributes:
-        name: the kernel's entry symbol.
+        name: the kernel's entry symbol, which follows from the text and the options.
+        kernel: its name in the function that it was first made for, which only messages have.
         language: ``"cuda"``, ``"triton"`` or ``"cpp"``.
         compiler: the compiler of the route: ``"nvrtc"``, ``"triton"``, ``"host"`` or ``"load_inline"``.
         target: what it is compiled for.
@@ -358,6 +359,12 @@ class KernelSource:
     packages: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     template: str = ""
+    kernel: str = ""
+
+    @property
+    def described(self) -> str:
+        """The kernel as messages name it: its name in its function, and its entry symbol."""
+        return f"{self.kernel} ({self.name})" if self.kernel else self.name
 
     def option(self, name: str, default: Any = None) -> Any:
         return dict(self.options).get(name, default)

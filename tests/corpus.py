@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,8 +277,8 @@ def sources(word: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _body(source: str) -> list[str]:
-    """The lines of ``source`` behind its head."""
-    lines = source.splitlines()
+    """The lines of ``source`` behind its head, without the entry's digest, which follows from all others."""
+    lines = re.sub(r"\bjitgen_(\w+)_[0-9a-f]{8}\b", r"jitgen_\1", source).splitlines()
     first = next((n for n, line in enumerate(lines) if line.strip() and not line.startswith(("//", "#  ", "# "))), 0)
     return lines[first:]
 

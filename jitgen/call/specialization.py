@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import OVERLAPS
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.pipeline import BuiltKernel
-from jitgen.runtime import overlap
+from jitgen.runtime import loaded, overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
@@ -50,7 +50,6 @@ class Specialization:
     partitions: list[Partitioned] = field(default_factory=list)
     _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
     _lowered: dict[str, Lowered] = field(default_factory=dict, repr=False)
-    _functions: dict[tuple[str, int | None, str], Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         static = ", ".join(f"{name}={value}" for name, value in self.static_sizes.items())
@@ -63,7 +62,7 @@ class Specialization:
 
         More than one call needs where sizes, strides or alignment asked for several variants.
         """
-        return tuple({kernel.key: kernel for built in self._built.values() for kernel in built}.values())
+        return tuple({(kernel.name, kernel.key): kernel for built in self._built.values() for kernel in built}.values())
 
     @property
     def lowered(self) -> tuple[inspect.Lowered, ...]:
@@ -274,7 +273,7 @@ class Specialization:
         from jitgen.runtime import cpu
 
         arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
-        function = self._function(built, None, lambda: cpu.load_packed(built.artifact.content, entry))
+        function = loaded.once((built.key, None, "", 0), lambda: cpu.load_packed(built.artifact.content, entry))
         streaming = int(work.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
@@ -292,8 +291,12 @@ class Specialization:
         # Triton decides how much shared memory a kernel that it compiled takes.
         shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
         entry = meta["entry"] + shape.entry
-        function = self._function(
-            built, index, lambda: cuda.load(built.artifact.content, entry, index, shared), shape.entry
+        function = replace(
+            loaded.once(
+                (built.key, index, shape.entry, shared),
+                lambda: cuda.load(built.artifact.content, entry, index, shared),
+            ),
+            kernel=built.name,
         )
         cooperative = bool(meta.get("cooperative"))
         pool = meta.get("entries", {}).get(entry, meta).get("register_pool", ())
@@ -327,7 +330,9 @@ class Specialization:
                 "use the backend's own compiler, without compiler='load_inline'"
             )
         meta = built.artifact.meta
-        operator = self._function(built, None, lambda: torch_operator.load(built.artifact.content, meta["operator"]))
+        operator = loaded.once(
+            (built.key, None, "", 0), lambda: torch_operator.load(built.artifact.content, meta["operator"])
+        )
         written = tuple(
             o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
         )
@@ -365,7 +370,10 @@ class Specialization:
         from jitgen.runtime import interpreter
 
         meta, arguments = built.artifact.meta, lowered.arguments(number)
-        kernel = interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"])
+        kernel = loaded.once(
+            (built.key, None, "", 0),
+            lambda: interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"]),
+        )
         grid = lowered.launch(number).grid
         return Step(
             "interpreter",
@@ -374,12 +382,6 @@ class Specialization:
             scalars,
             constants=arguments.integers,
         )
-
-    def _function(self, built: BuiltKernel, device: int | None, load: Any, entry: str = "") -> Any:
-        key = (built.artifact.key, device, entry)
-        if key not in self._functions:
-            self._functions[key] = load()
-        return self._functions[key]
 
 
 _LEAF = pytree.tree_flatten(0)[1]

@@ -130,7 +130,7 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
     lines = _coloured(source.template.removesuffix(".j2"), rendered.text.rstrip("\n").split("\n"))
     launch = lowered.lowered.launch(number)
     return {
-        "name": source.name,
+        "name": source.described,
         "template": source.template,
         "lines": list(enumerate(zip(lines, (*rendered.origins, *[Origin()] * len(lines)), strict=False), 1)),
         "work": work,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitgen._data import templates_directory
-from jitgen.codegen.text import comment
+from jitgen.codegen.text import comment, entry_name
 from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import KernelSource, Target
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _STATEMENT = {"cpp": "//%", "cuda": "//%", "triton": "#%"}
 _TEMPLATE_MARK = re.compile("\x01([^\x02]*)\x02")
 _USER_MARK = re.compile("\x03([^\x04]*)\x04")
+ENTRY_MARK = "\x05"
+"""Stands for the entry symbol while a source is rendered; the symbol follows from the rest of it."""
 
 
 def user_mark(location: str | None) -> str:
@@ -226,7 +228,8 @@ def packages(text: str, headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def kernel_source(
-    name: str,
+    family: str,
+    kernel: str,
     language: str,
     folder: Path,
     template: str,
@@ -238,22 +241,36 @@ def kernel_source(
     """Render ``template`` with ``values``: the source, and the line origins. Every family's ``render`` ends here.
 
     Args:
-        name: the entry symbol.
+        family: the name of the kernel's family, with which its entry symbol begins.
+        kernel: its name, which messages say and the source does not.
         folder: the directory with the family's templates and headers.
         compiler: the compiler of the route (``compilers/routes.py``).
+        values: what the template reads; ``ENTRY_MARK`` stands for the entry symbol, here and in ``options``.
         options: the ``KernelSource`` options: what changes the binary besides the text.
     """
-    rendered = render(language, folder, template, values)
+    marked = render(language, folder, template, values)
+    name = entry_name(family, [marked.text, sorted(options.items())])
+    rendered = Rendered(_named(marked.text, name), marked.origins)
     included = headers(folder, rendered.text)
     source = KernelSource(
         name=name,
+        kernel=kernel,
         language=language,
         compiler=compiler,
         target=target,
         text=rendered.text,
         headers=included,
         packages=packages(rendered.text, included),
-        options=tuple(sorted(options.items())),
+        options=tuple(sorted(_named(options, name).items())),
         template=f"{folder.name}/{template}",
     )
     return source, rendered
+
+
+def _named(value: Any, name: str) -> Any:
+    """``value``, text or JSON of text, with ``name`` in place of ``ENTRY_MARK``."""
+    if isinstance(value, str):
+        return value.replace(ENTRY_MARK, name)
+    if isinstance(value, dict):
+        return {key: _named(item, name) for key, item in value.items()}
+    return [_named(item, name) for item in value] if isinstance(value, list) else value

@@ -2,8 +2,8 @@
 
 A template prints names of functions and symbols, and descriptions of kernels. Whatever text these are made of, what is
 printed can neither end its line nor be read as code. ``templates/`` prints every comment through the filter
-``comment`` (a test looks for those that do not); entry symbols come from ``entry_name`` and functions' names from
-``function_name``.
+``comment`` (a test looks for those that do not); functions' names come from ``function_name``. A source has no name of
+a function in it: its entry symbol is ``entry_name`` of what it says.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from jitgen.spec import digest
 
 NAME_LENGTH = 100
 """Characters of a function's name, at most."""
-SYMBOL_LENGTH = 128
-"""Characters of an entry symbol's name, at most: a function's, the kernel's number, and what was cut off of it."""
 COMMENT_LENGTH = 4000
 """Characters of a line of comment, at most: a title names each of up to 64 operands."""
 
@@ -39,12 +37,12 @@ def function_name(name: object) -> str:
     return f"f_{_plain(text)[: NAME_LENGTH // 2]}_{digest(text)[:_DIGEST]}"
 
 
-def entry_name(kernel: str) -> str:
-    """The symbol of the kernel of this name: the name, made an ASCII identifier of at most ``SYMBOL_LENGTH``."""
-    plain = _plain(kernel)
-    if not kernel.isascii() or len(plain) > SYMBOL_LENGTH:
-        plain = f"{plain[: NAME_LENGTH // 2]}_{digest(kernel)[:_DIGEST]}"
-    return "jitgen_" + plain
+def entry_name(family: str, content: object) -> str:
+    """The entry symbol of a kernel: its family, and a digest of ``content``, which is all that its source says.
+
+    So equal kernels, of one function or of several, have one name, one source and one artifact.
+    """
+    return f"jitgen_{_plain(family)[:NAME_LENGTH]}_{digest(content)[:_DIGEST]}"
 
 
 def _plain(text: str) -> str:

@@ -227,7 +227,7 @@ def _require(source: KernelSource) -> tuple[Toolchain, tuple[str, ...]]:
         return tools, words
     asked = settings.host_compiler_name()
     raise CompileError(
-        f"no C++ compiler for kernel {source.name}: "
+        f"no C++ compiler for kernel {source.described}: "
         + (
             f"{asked!r}, named by JITGEN_CXX or CXX, does not run"
             if asked
@@ -261,7 +261,8 @@ def _build_directory(source: KernelSource) -> Iterator[Path]:
             yield directory
     except OSError as error:
         raise CompileError(
-            f"kernel {source.name} cannot be compiled: {error}. Make room, or set TMPDIR to a directory you can write"
+            f"kernel {source.described} cannot be compiled: {error}. Make room, or set TMPDIR to a directory you can "
+            "write"
         ) from error
 
 
@@ -277,7 +278,7 @@ def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
     )
     if result.returncode != 0:
         raise CompileError(
-            f"kernel {source.name} did not compile for {source.target}",
+            f"kernel {source.described} did not compile for {source.target}",
             path=scratch.keep(_SOURCE, source.text),
             log=f"$ {shlex.join(arguments)}\n{result.stderr}{result.stdout}",
             lines=failing_lines(source, result.stderr),

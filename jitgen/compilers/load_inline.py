@@ -106,7 +106,7 @@ def compile(source: KernelSource) -> Artifact:
     """
     lack = missing(source.language)
     if lack is not None:
-        raise CompileError(f"kernel {source.name} cannot be built by load_inline; this machine lacks {lack}")
+        raise CompileError(f"kernel {source.described} cannot be built by load_inline; this machine lacks {lack}")
     tools = toolchain(source.language)
     assert tools is not None, "missing() has found one"
     complete = prepare(source)
@@ -152,7 +152,7 @@ def _build(source: KernelSource, operator: str, directory: Path) -> bytes:
         written = directory / _WRITTEN_AS[source.language]
         log = str(error)
         raise CompileError(
-            f"kernel {source.name} did not compile for {source.target} by load_inline",
+            f"kernel {source.described} did not compile for {source.target} by load_inline",
             path=scratch.keep(_SOURCES[source.language], source.text),
             log=log,
             lines=host.failing_lines(source, log.replace(str(written), "kernel.cpp")),

@@ -185,14 +185,14 @@ def compile(source: KernelSource) -> Artifact:
     """
     tools = toolchain(source.packages)
     if tools is None:
-        raise CompileError(f"cannot compile {source.name} for {source.target}: {missing(source.packages)}")
+        raise CompileError(f"cannot compile {source.described} for {source.target}: {missing(source.packages)}")
     _check_version(tools)
     key = artifact_key(source, tools)
     name = f"jitgen/{key[:12]}/kernel.cu"
     status, log, ptx, cubin = _run(source, name, [*_flags(source), *_include_paths(source)])
     if status is not None:
         lines = failing_lines(log, source, name)
-        raise CompileError(f"{source.name} does not compile for {source.target} ({status})", log=log, lines=lines)
+        raise CompileError(f"{source.described} does not compile for {source.target} ({status})", log=log, lines=lines)
     files = {"kernel.cu": source.text.encode(), "kernel.ptx": ptx, "kernel.cubin": cubin}
     meta = {"entry": source.name, "target": str(source.target), "toolchain": str(tools)}
     resources = {name: parse_resources(log, name) | parse_register_pool(ptx.decode(), name) for name in _entries(log)}

@@ -238,7 +238,7 @@ def _failing_lines(source: KernelSource) -> Iterator[None]:
     except CompileError:
         raise
     except Exception as error:
-        message = f"Triton cannot compile {source.name} for {source.target}"
+        message = f"Triton cannot compile {source.described} for {source.target}"
         raise CompileError(message, log=str(error), lines=_lines(source, error)) from error
 
 

@@ -41,7 +41,8 @@ class KernelReport:
     """One kernel that calls of a compiled model have launched.
 
     Attributes:
-        name: its entry symbol; that of a backward's kernel has ``_backward`` in it.
+        name: its name in the program; that of a backward's kernel has ``_backward`` in it.
+        entry: its symbol in the binary, which profilers show; equal kernels have the same.
         program: the program that launches it, named after the class of a layer.
         layers: the numbered layers of the model that are this program; empty for what belongs to none.
         target: what it was compiled for.
@@ -57,6 +58,10 @@ class KernelReport:
     @property
     def name(self) -> str:
         return self.built.name
+
+    @property
+    def entry(self) -> str:
+        return self.built.entry
 
     @property
     def key(self) -> str:

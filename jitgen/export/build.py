@@ -36,17 +36,16 @@ class Kernels:
         self.refs: dict[str, KernelRef] = {}
         self.objects: dict[str, bytes] = {}
         self.binaries: dict[str, bytes] = {}
-        self._sources: dict[tuple[str, str], KernelSource] = {}
+        self._sources: dict[str, KernelSource] = {}
 
     def __call__(self, lowered: Lowered, number: int) -> KernelRef:
         return self._gpu(lowered, number) if lowered.route.device.is_gpu else self._cpu(lowered, number)
 
     def _cpu(self, lowered: Lowered, number: int) -> KernelRef:
-        kernel = lowered.program.kernels[number]
-        rendered = kernel.digest, repr((kernel.name, lowered.layouts[number], lowered.schedules[number]))
-        if rendered not in self._sources:
-            self._sources[rendered] = host.prepare(lowered.render(number)[0])
-        text = self._sources[rendered]
+        identity = lowered.identity(number)
+        if identity not in self._sources:
+            self._sources[identity] = host.prepare(lowered.render(number)[0])
+        text = self._sources[identity]
         symbol = f"kernel_{digest([text.text, text.option('fixed_flags')])[:16]}"
         if symbol not in self.refs:
             self.objects[symbol] = host.object_file(text, symbol)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, fields, is_dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from jitgen.ir.body import Body
@@ -19,17 +21,21 @@ from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
 
 
-def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it, without the user's lines: dataclasses become lists, and expressions text."""
+def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
+    """``value`` as JSON can hold it, without the user's lines: dataclasses become lists, and expressions text.
+
+    Args:
+        written: the text of an expression.
+    """
     if isinstance(value, Expr):
-        return f"{value.kind} {value}"
+        return f"{value.kind} {written(value)}"
     if is_dataclass(value):
-        of = [plain(getattr(value, field.name)) for field in fields(value) if field.name != "location"]
+        of = [plain(getattr(value, field.name), written) for field in fields(value) if field.name != "location"]
         return [type(value).__name__, *of]
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, written) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, written) for item in value]
     return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
 
 
@@ -52,8 +58,24 @@ class Kernel:
     @functools.cached_property
     def digest(self) -> str:
         """sha256 of all that is computed, in hexadecimal: of everything but names and the user's lines."""
-        content = plain((self.family, self.bodies, self.scalars))
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _sha256(plain((self.family, self.bodies, self.scalars)))
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """The digest of the kernel wherever it stands: with its buffers, and the symbols of sizes and arguments,
+        numbered as it meets them. Kernels of one identity, layout and schedule have one source."""
+        names: dict[str, str] = {}
+
+        def written(value: Expr) -> str:
+            return _SYMBOL.sub(lambda found: names.setdefault(found[0], f"v{len(names)}"), str(value))
+
+        buffers = [operand.buffer for body in self.bodies for operand in body.operands]
+        numbers = {buffer: number for number, buffer in enumerate(dict.fromkeys(buffers)) if buffer is not None}
+        bodies = [
+            replace(body, operands=tuple(replace(o, buffer=numbers.get(o.buffer)) for o in body.operands))  # type: ignore[arg-type]
+            for body in self.bodies
+        ]
+        return _sha256(plain((self.family, bodies, self.scalars), written))
 
     @property
     def checked(self) -> tuple[tuple[str, ...], ...]:
@@ -72,6 +94,14 @@ class Kernel:
         if len(set(found)) == 1:
             return [f"stages{f' of each of {len(found)} regions' if len(found) > 1 else ''}: {found[0]}"]
         return [f"stages of region {number}: {stages}" for number, stages in enumerate(found)]
+
+
+_SYMBOL = re.compile(r"\b(?:s\d+_\d+|a\d+)\b")
+"""The name of a symbol in an expression's text (``ir/symbols.py``) that numbers the arguments of a function."""
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

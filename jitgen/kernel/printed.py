@@ -9,6 +9,7 @@ from typing import Any
 from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.ir.body import Body, compute_dtype
+from jitgen.ir.graph import Shape
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters, OperandParameters
 
@@ -171,4 +172,13 @@ def context_attributes(
 def title_of(body: Body, kinds: Sequence[str], walk: str = "") -> str:
     """A region in words: its shape, how it is walked, and the kinds of its operands."""
     words = (f"{o.kind} {o.dtype} {kind}".rstrip() for o, kind in zip(body.operands, kinds, strict=True))
-    return f"({', '.join(map(str, body.shape))}){walk}: {', '.join(words)}"
+    return f"({', '.join(_lengths(body.shape))}){walk}: {', '.join(words)}"
+
+
+def _lengths(shape: Shape) -> list[str]:
+    """``shape`` in words: a number is itself, and a size that a launch passes a name of its own.
+
+    Symbols of a trace number a function's arguments; a source is that of the same kernel in any function.
+    """
+    passed = list(dict.fromkeys(size for size in shape if not isinstance(size, int)))
+    return [str(size) if isinstance(size, int) else f"N{passed.index(size)}" for size in shape]

@@ -13,9 +13,8 @@ from jitgen.codegen import environment
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import Rendered
+from jitgen.codegen.environment import ENTRY_MARK, Rendered
 from jitgen.codegen.printing import Built
-from jitgen.codegen.text import entry_name
 from jitgen.codegen.triton import TRITON
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
@@ -95,24 +94,25 @@ def source(
         overlapping: whether the kernel may begin before the one ahead of it has ended, and waits for it itself.
     """
     language, target = device.dialect, device.target
-    dialect, entry = DIALECTS[language], entry_name(kernel.name)
+    dialect = DIALECTS[language]
     folder = folder or environment.family_folder(family)
     template = f"{family}{dialect.suffix}.j2"
     shared = {
-        "banner": f"jitgen {__version__}: {kernel.name}, template {folder.name}/{template}",
+        "banner": f"jitgen {__version__}: template {folder.name}/{template}",
         "notes": _wrapped([f"target {target}: {schedule}", *kernel.described_stages, *titles]),
         "headers": dialect.headers,
         "float8": _uses_float8(kernel),
         "saturates": "1" if e4m3fn_saturates() else "0",
-        "entry": entry,
+        "entry": ENTRY_MARK,
         "schedule": schedule,
         "target": target,
         "overlapping": overlapping,
     }
     specific, options = built
     if device.bounded_waits:
-        options = options | {"flags": [*options.get("flags", ()), f'-DJITGEN_BOUNDED_WAITS="{entry}"']}
-    return environment.kernel_source(entry, language, folder, template, compiler, target, shared | specific, options)
+        options = options | {"flags": [*options.get("flags", ()), f'-DJITGEN_BOUNDED_WAITS="{ENTRY_MARK}"']}
+    values = shared | specific
+    return environment.kernel_source(family, kernel.name, language, folder, template, compiler, target, values, options)
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:

@@ -95,6 +95,7 @@ class Function:
         shared_bytes: the most dynamic shared memory that a launch may use, in bytes.
         handle: the driver's ``CUfunction``.
         context: the device's primary context, the one torch uses.
+        kernel: its name in the function that launches it, for messages.
     """
 
     entry: str
@@ -102,6 +103,12 @@ class Function:
     shared_bytes: int
     handle: Any
     context: Any
+    kernel: str = ""
+
+    @property
+    def described(self) -> str:
+        """The kernel as messages name it."""
+        return f"{self.kernel} ({self.entry})" if self.kernel else self.entry
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -293,7 +300,7 @@ class Launch:
             grid, block, shared_bytes, cluster, *_ = self._shape
             checked(
                 (status,),
-                f"launching kernel {self.function.entry} on CUDA device {self.function.device} with grid {grid}, "
+                f"launching kernel {self.function.described} on CUDA device {self.function.device} with grid {grid}, "
                 f"block {block}, {shared_bytes} bytes of dynamic shared memory, cluster {cluster}",
             )
 

@@ -43,7 +43,7 @@ def check(function: Function, shape: LaunchShape, register_pool: Sequence[int] =
     Raises:
         DriverError: it cannot. The message has the kernel, the numbers and what to do.
     """
-    what = f"kernel {function.entry} on CUDA device {function.device}"
+    what = f"kernel {function.described} on CUDA device {function.device}"
     threads = prod(shape.block)
     with function.current():
         most = function_attribute(function.handle, "MAX_THREADS_PER_BLOCK", what)
@@ -75,7 +75,7 @@ def resident_clusters(function: Function, threads: int, cluster: int) -> int:
     """
     driver = bindings()
     config = launch_config((cluster, 1, 1), (threads, 1, 1), function.shared_bytes, (cluster, 1, 1), False, False)
-    what = f"clusters of {cluster} blocks of kernel {function.entry} on CUDA device {function.device}"
+    what = f"clusters of {cluster} blocks of kernel {function.described} on CUDA device {function.device}"
     with function.current():
         most: int = checked(driver.cuOccupancyMaxActiveClusters(function.handle, config), f"asking how many {what} run")
     if most < 1:
@@ -93,7 +93,7 @@ def _resident_blocks(function: Function, threads: int) -> int:
     driver = bindings()
     with function.current():
         answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, function.shared_bytes)
-    per_multiprocessor: int = checked(answer, f"asking how many blocks of {function.entry} a multiprocessor runs")
+    per_multiprocessor: int = checked(answer, f"asking how many blocks of {function.described} a multiprocessor runs")
     return per_multiprocessor * multiprocessors(function.device)
 
 

@@ -1,8 +1,8 @@
-// jitgen 0.1.0: alibi, template attention/attention.cu.j2
+// jitgen 0.1.0: template attention/attention.cu.j2
 // target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 112 keys
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
-// (s0_0, s0_1, s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous,
-//     store bfloat16 contiguous
+// (N0, N1, N2, N3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous, store
+//     bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -277,7 +277,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_alibi(const __grid_constant__ Params params) {
+jitgen_attention_c16945dd(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

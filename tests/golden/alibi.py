@@ -1,15 +1,15 @@
-# jitgen 0.1.0: alibi, template attention/attention.py.j2
+# jitgen 0.1.0: template attention/attention.py.j2
 # target sm_90a: 128 rows a program, tiles of 64 keys, 4 warps, 3 stages
 # stages: contract over d; map; 2 x reduce over n; contract over n; map
-# (s0_0, s0_1, s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous,
-#     store bfloat16 contiguous
+# (N0, N1, N2, N3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous, store
+#     bfloat16 contiguous
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
 
 
 @triton.jit
-def jitgen_alibi(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
+def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()

@@ -1,7 +1,7 @@
-// jitgen 0.1.0: causal_attention, template attention/attention.cu.j2
+// jitgen 0.1.0: template attention/attention.cu.j2
 // target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 2 stages of 128 keys
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
-// (s0_0, s1_1, (s0_1 // s1_1), s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1, N2, N3, N4): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -242,7 +242,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_causal_attention(const __grid_constant__ Params params) {
+jitgen_attention_34813b12(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: causal_mask, template elementwise/elementwise.cpp.j2
+// jitgen 0.1.0: template elementwise/elementwise.cpp.j2
 // target x86-64-v4: runs of 1024 elements, groups of 64 elements
 // stages: map
 #define JITGEN_LANES 64
@@ -15,7 +15,7 @@ extern "C" int omp_get_num_threads(void);
 namespace {
 
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
-// (s0_0, s0_1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
+// (N0, N1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t o0_1, int64_t s0_0_0, int64_t s0_0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, bool streaming) {
   alignas(jitgen::cache_line) float buffer3[block];
   jitgen::Seam seam3;
@@ -55,7 +55,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
   }
   seam3.flush();
 }
-void jitgen_causal_mask(const float* p0_2, float* p0_3, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t s0_0_0, int64_t s0_0_1, int64_t o0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, int32_t streaming) {
+void jitgen_elementwise_a3261b34(const float* p0_2, float* p0_3, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t s0_0_0, int64_t s0_0_1, int64_t o0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
@@ -67,4 +67,4 @@ void jitgen_causal_mask(const float* p0_2, float* p0_3, int32_t threads, int64_t
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_causal_mask)
+JITGEN_PACKED_ENTRY(jitgen_elementwise_a3261b34)

@@ -1,4 +1,4 @@
-# jitgen 0.1.0: causal_mask, template elementwise/elementwise.py.j2
+# jitgen 0.1.0: template elementwise/elementwise.py.j2
 # target sm_90a: 128 threads a block, 1 step a thread of 4 elements
 # stages: map
 import triton
@@ -25,7 +25,7 @@ def region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_
 
 @triton.jit
 def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
-    # (s0_0, s0_1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
+    # (N0, N1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
     if (block + 1) * 512 <= n0_0 * n0_1:
         region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, True)
@@ -34,7 +34,7 @@ def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s
 
 
 @triton.jit
-def jitgen_causal_mask(p0_2, p0_3, n0_0, n0_1, o0_0, s0_0_0, s0_0_1, o0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
+def jitgen_elementwise_0bb1b282(p0_2, p0_3, n0_0, n0_1, o0_0, s0_0_0, s0_0_1, o0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

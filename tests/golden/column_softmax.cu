@@ -1,7 +1,7 @@
-// jitgen 0.1.0: column_softmax, template reduction/reduction.cu.j2
+// jitgen 0.1.0: template reduction/reduction.cu.j2
 // target sm_90a: 64 threads a row, 64 rows a block, 8 neighbouring rows a thread, 8 accesses a thread of 1 element, the row stays in registers, 2 blocks a multiprocessor
 // stages: reduce over j0; map; reduce over j0; map
-// (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
+// (N0, N1), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -30,7 +30,7 @@ constexpr int unroll = 8;
 constexpr int whole = 8;  // elements of every thread that lie in the row
 
 extern "C" __global__ void __launch_bounds__(threads * lanes, 2)
-jitgen_column_softmax(const __grid_constant__ Params params) {
+jitgen_reduction_56762275(const __grid_constant__ Params params) {
   const Index length = params.length;
   __shared__ jitgen::ColumnScratch<jitgen::column_groups<lanes, threads>, lanes * beside, float, float> scratch;
   const int thread = threadIdx.x / lanes;

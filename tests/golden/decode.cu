@@ -1,7 +1,7 @@
-// jitgen 0.1.0: decode, template attention/attention.cu.j2
+// jitgen 0.1.0: template attention/attention.cu.j2
 // target sm_90a: mma.sync, 8 rows a block, 8 warps, tiles of 128 keys, shared by clusters of up to 8 blocks
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
-// (s0_0, s1_1, (s0_1 // s1_1), 1, s2_3): score int64 key, score int64 task, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1, N2, 1, N3): score int64 key, score int64 task, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -247,7 +247,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_decode(const __grid_constant__ Params params) {
+jitgen_attention_b25083e6(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: gated_down, template elementwise/elementwise.cu.j2
+// jitgen 0.1.0: template elementwise/elementwise.cu.j2
 // target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 // stages: map
 #include <jitgen/entry.cuh>
@@ -21,7 +21,7 @@ static_assert(
     sizeof(Params) == 32 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 8 && JITGEN_OFFSET(result) == 16
     && JITGEN_OFFSET(size0) == 24, "the launch packs it so");
 
-// (s0_0, s0_1) as 1 dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1) as 1 dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
 __device__ __forceinline__ void region0(const Params& params, Index block) {
   constexpr int width = 8;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void region0(const Params& params, Index block) {
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_gated_down(const __grid_constant__ Params params) {
+jitgen_elementwise_d90ef191(const __grid_constant__ Params params) {
   // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
   // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
   jitgen::previous_kernel_wait();
@@ -102,7 +102,7 @@ jitgen_gated_down(const __grid_constant__ Params params) {
   }
 }
 
-// jitgen 0.1.0: gated_down_1, template gemm/gemm.cu.j2
+// jitgen 0.1.0: template gemm/gemm.cu.j2
 // target sm_90a: rows mainloop, tiles of 8 x 32, 512 of K a step, 8 warps a block, 4 stages, 65536 bytes of shared memory
 // stages: contract over k; map
 // (rows, columns) over K: load bfloat16 full, x bfloat16 k, weight bfloat16 k, store bfloat16 full
@@ -173,7 +173,7 @@ constexpr int split = 1;
 static_assert(jitgen::MmaShared<Config0>::bytes == 65536, "shared memory as the launch has it");
 
 extern "C" __global__ void __launch_bounds__(256)
-jitgen_gated_down_1(const __grid_constant__ Params params) {
+jitgen_gemm_6e684e87(const __grid_constant__ Params params) {
   const Index m = params.m, k = params.k;
   extern __shared__ __align__(128) unsigned char shared[];
   const int m_blocks = int((m + tokens - 1) / tokens);

@@ -1,8 +1,8 @@
-// jitgen 0.1.0: keys_and_values_gradient, template attention_backward/attention_backward.cu.j2
+// jitgen 0.1.0: template attention_backward/attention_backward.cu.j2
 // target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 4 stages of 64 streamed rows
 // stages: contract over d0; contract over d1; map; 2 x contract over n; map
-// (s0_0, s0_1, s1_2, s0_3): left bfloat16 contiguous, right bfloat16 contiguous, left bfloat16 contiguous, right bfloat16 contiguous, score int64 row, score int64 key, score float32 key, score
-//     float32 key, value bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1, N2, N3): left bfloat16 contiguous, right bfloat16 contiguous, left bfloat16 contiguous, right bfloat16 contiguous, score int64 row, score int64 key, score float32 key, score float32 key,
+//     value bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -302,7 +302,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_keys_and_values_gradient(const __grid_constant__ Params params) {
+jitgen_attention_backward_8a219d5d(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: linear, template gemm/gemm.cu.j2
+// jitgen 0.1.0: template gemm/gemm.cu.j2
 // target sm_90a: wgmma_dense mainloop, tiles of 128 x 256, 64 of K a step, 12 warps a block, 4 stages, at most 4 blocks of a cluster share K, persistent blocks, 1 a multiprocessor, raster of 8
 //     tiles, 229440 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles of 128 x 192, 64 of K a step, 12 warps a block, 4 stages, at most 2 blocks of a cluster share K,
 //     persistent blocks, 1 a multiprocessor, raster of 8 tiles, 196672 bytes of shared memory
@@ -76,7 +76,7 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_linear(const __grid_constant__ Params params) {
+jitgen_gemm_73489e88(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.map0, int(params.m), int(params.k), regions, epilogue0);
@@ -105,7 +105,7 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_linear_1(const __grid_constant__ Params params) {
+jitgen_gemm_73489e88_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.map0, int(params.m), int(params.k), regions, epilogue0);

@@ -1,4 +1,4 @@
-# jitgen 0.1.0: mlp_down, template gemm/gemm.py.j2
+# jitgen 0.1.0: template gemm/gemm.py.j2
 # target sm_90a: weights_packed mainloop, tiles of 64 x 128, 128 of K a step, 4 warps a block, 3 stages, split-K by 8, raster of 8 tiles
 # stages: contract over k
 # (rows, columns) over K: x bfloat16 k, codes int32 whole, scales bfloat16 whole, store float32 full
@@ -124,7 +124,7 @@ def region0(tile, tiles_i, tiles_j, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0
 
 
 @triton.jit
-def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
+def jitgen_gemm_84596d21(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
@@ -136,7 +136,7 @@ def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     tile = tile % tiles
     region0(tile, tiles_i, tiles0, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0)
 
-# jitgen 0.1.0: mlp_down_sum, template elementwise/elementwise.py.j2
+# jitgen 0.1.0: template elementwise/elementwise.py.j2
 # target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 # stages: map
 import triton
@@ -171,7 +171,7 @@ def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p
 
 @triton.jit
 def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
-    # (s0_0, 4096) as 1 dimension: load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+    # (N0, 4096) as 1 dimension: load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
     if (block + 1) * 1024 <= n0_0:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0, True)
@@ -180,7 +180,7 @@ def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n
 
 
 @triton.jit
-def jitgen_mlp_down_sum(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
+def jitgen_elementwise_f70622fa(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: mlp_up, template gemm/gemm.cu.j2
+// jitgen 0.1.0: template gemm/gemm.cu.j2
 // target sm_90a: mma mainloop, tiles of 1 x 16, 512 of K a step, 8 warps a block, 2 stages, 16384 bytes of shared memory
 // stages: 2 x contract over k; map
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
@@ -69,7 +69,7 @@ constexpr int split = 1;
 static_assert(jitgen::MmaShared<Config0>::bytes == 16384, "shared memory as the launch has it");
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-jitgen_mlp_up(const __grid_constant__ Params params) {
+jitgen_gemm_5179d131(const __grid_constant__ Params params) {
   const Index m = params.m, k = params.k;
   extern __shared__ __align__(128) unsigned char shared[];
   const int m_blocks = int((m + tokens - 1) / tokens);

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: mlp_up, template gemm/gemm.cu.j2
+// jitgen 0.1.0: template gemm/gemm.cu.j2
 // target sm_90a: wgmma_quantized mainloop, tiles of 128 x 128, 64 of K a step, 12 warps a block, 7 stages, at most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a
 //     multiprocessor, raster of 16 tiles, 210544 bytes of shared memory, or, for some numbers of rows: wgmma_quantized mainloop, tiles of 112 x 128, 64 of K a step, 12 warps a block, 8 stages, at
 //     most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a multiprocessor, raster of 16 tiles, 201856 bytes of shared memory
@@ -77,7 +77,7 @@ static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_mlp_up(const __grid_constant__ Params params) {
+jitgen_gemm_34073fc0(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);
@@ -105,7 +105,7 @@ static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_mlp_up_1(const __grid_constant__ Params params) {
+jitgen_gemm_34073fc0_1(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);

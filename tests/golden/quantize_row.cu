@@ -1,4 +1,4 @@
-// jitgen 0.1.0: quantize_row, template elementwise/elementwise.cu.j2
+// jitgen 0.1.0: template elementwise/elementwise.cu.j2
 // target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 // stages: map
 #define JITGEN_E4M3FN_SATURATES 1
@@ -23,7 +23,7 @@ static_assert(
     sizeof(Params) == 56 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(input_2) == 16 && JITGEN_OFFSET(result) == 32
     && JITGEN_OFFSET(size0) == 48 && JITGEN_OFFSET(size1) == 52, "the launch packs it so");
 
-// (s0_0, s0_1) as 2 dimensions: load bfloat16 contiguous, load float32 broadcast, store float8_e4m3fn contiguous
+// (N0, N1) as 2 dimensions: load bfloat16 contiguous, load float32 broadcast, store float8_e4m3fn contiguous
 template <bool whole>
 __device__ __forceinline__ void region0(const Params& params, Index block) {
   constexpr int width = 8;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void region0(const Params& params, Index block) {
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_quantize_row(const __grid_constant__ Params params) {
+jitgen_elementwise_aacf3108(const __grid_constant__ Params params) {
   // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
   // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
   jitgen::previous_kernel_wait();

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: rope, template elementwise/elementwise.cu.j2
+// jitgen 0.1.0: template elementwise/elementwise.cu.j2
 // target sm_80: 128 threads a block, 1 step a thread of 8 elements, 8 blocks a multiprocessor
 // stages: map
 #include <jitgen/entry.cuh>
@@ -29,7 +29,7 @@ static_assert(
     JITGEN_OFFSET(input_6) == 80 && JITGEN_OFFSET(result) == 96 && JITGEN_OFFSET(result_2) == 112 &&
     JITGEN_OFFSET(size0) == 128 && JITGEN_OFFSET(size1) == 132 && JITGEN_OFFSET(size2) == 136, "the launch packs it so");
 
-// (s0_0, s0_1, (s0_2 // 2)) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1, N2) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
 __device__ __forceinline__ void region0(const Params& params, Index block) {
   constexpr int width = 8;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void region0(const Params& params, Index block) {
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 8)
-jitgen_rope(const __grid_constant__ Params params) {
+jitgen_elementwise_3d82d3aa(const __grid_constant__ Params params) {
   {
     const Index block = Index(blockIdx.x) - 0;
     if ((block + 1) * 1024 <= params.size0 * params.size1 * params.size2) {

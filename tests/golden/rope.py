@@ -1,4 +1,4 @@
-# jitgen 0.1.0: rope, template elementwise/elementwise.py.j2
+# jitgen 0.1.0: template elementwise/elementwise.py.j2
 # target gfx942: 128 threads a block, 1 step a thread of 8 elements
 # stages: map
 import triton
@@ -35,7 +35,7 @@ def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n
 
 @triton.jit
 def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
-    # (s0_0, s0_1, (s0_2 // 2)) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
+    # (N0, N1, N2) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
     if (block + 1) * 1024 <= n0_0 * n0_1 * n0_2:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1, True)
@@ -44,6 +44,6 @@ def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n
 
 
 @triton.jit
-def jitgen_rope(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
+def jitgen_elementwise_7d5531a6(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
     block = tl.program_id(0)
     region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1)

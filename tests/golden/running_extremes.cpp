@@ -1,7 +1,7 @@
-// jitgen 0.1.0: running_extremes, template scan/scan.cpp.j2
+// jitgen 0.1.0: template scan/scan.cpp.j2
 // target x86-64-v4: tiles of 1024 neighbouring rows
 // stages: 2 x scan over j0
-// (s0_1, s0_0), rows of the last dimension: load float32 strided, store float32 strided, store int64 strided
+// (N0, N1), rows of the last dimension: load float32 strided, store float32 strided, store int64 strided
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -62,7 +62,7 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& stat
     }
   }
 }
-void jitgen_running_extremes(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
+void jitgen_scan_79d16143(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
   const int64_t inner = n0;
   const int64_t others = 1;
   int64_t across = width;  // rows of a tile, so many that every thread has one where there are so many rows
@@ -118,4 +118,4 @@ void jitgen_running_extremes(const float* p0, float* p1, int64_t* p2, int32_t th
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_running_extremes)
+JITGEN_PACKED_ENTRY(jitgen_scan_79d16143)

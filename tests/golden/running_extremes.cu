@@ -1,7 +1,7 @@
-// jitgen 0.1.0: running_extremes, template scan/scan.cu.j2
+// jitgen 0.1.0: template scan/scan.cu.j2
 // target sm_90a: 256 threads a block, 32 rows at once, 8 elements of a row at once
 // stages: 2 x scan over j0
-// (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided, store int64 strided
+// (N0, N1), rows of the last dimension: load bfloat16 strided, store bfloat16 strided, store int64 strided
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -31,7 +31,7 @@ constexpr int lanes = threads / along;  // threads side by side
 constexpr int beside = 1;  // neighbouring rows of a thread
 using Scan0 = jitgen::ArgMax<float>;
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_running_extremes(const __grid_constant__ Params params) {
+jitgen_scan_6bf058ce(const __grid_constant__ Params params) {
   const Index length = params.length;
   __shared__ jitgen::ScanScratch<Scan0::Wide::State, 256> scratch0;
   const Index rows = params.size0;

@@ -1,7 +1,7 @@
-// jitgen 0.1.0: running_total, template scan/scan.cpp.j2
+// jitgen 0.1.0: template scan/scan.cpp.j2
 // target x86-64-v4: rows one by one, 1024 elements at once
 // stages: map; scan over j0; map
-// (s0_0, s0_1), rows of the last dimension: load float32 contiguous, load float32 contiguous, store float32 contiguous
+// (N0, N1), rows of the last dimension: load float32 contiguous, load float32 contiguous, store float32 contiguous
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -80,7 +80,7 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t, States& states, R
     output2.end(start, count);
   }
 }
-void jitgen_running_total(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
+void jitgen_scan_6cb0adf8(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t tasks = n0;
   const bool shared = threads > 1 && tasks < threads && length >= threads * least;
@@ -137,4 +137,4 @@ void jitgen_running_total(const float* p0, const float* p1, float* p2, int32_t t
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_running_total)
+JITGEN_PACKED_ENTRY(jitgen_scan_6cb0adf8)

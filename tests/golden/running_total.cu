@@ -1,7 +1,7 @@
-// jitgen 0.1.0: running_total, template scan/scan.cu.j2
+// jitgen 0.1.0: template scan/scan.cu.j2
 // target sm_90a: 256 threads a block, 1 row at once, 8 elements of a row at once, accesses of 8 elements
 // stages: map; scan over j0; map
-// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -30,7 +30,7 @@ constexpr int tile = 2048;  // elements of a row that they take at once
 constexpr int width = 8;  // elements of one access
 using Scan0 = jitgen::Sum<float>;
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_running_total(const __grid_constant__ Params params) {
+jitgen_scan_4a552b1d(const __grid_constant__ Params params) {
   const Index length = params.length;
   __shared__ jitgen::ScanScratch<Scan0::Wide::State, 8> scratch0;
   const Index rows = params.size0;

@@ -1,7 +1,7 @@
-# jitgen 0.1.0: running_total, template scan/scan.py.j2
+# jitgen 0.1.0: template scan/scan.py.j2
 # target sm_90a: 256 threads a block, 1 row at once, 2048 elements of a row at once
 # stages: map; scan over j0; map
-# (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+# (N0, N1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
@@ -25,7 +25,7 @@ def last_of_row(block, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def jitgen_running_total(p0, p1, p2, length, n0, s0_0, s1_0, s2_0):
+def jitgen_scan_ad42b24c(p0, p1, p2, length, n0, s0_0, s1_0, s2_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()

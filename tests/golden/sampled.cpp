@@ -1,7 +1,7 @@
-// jitgen 0.1.0: sampled, template sort/sort.cpp.j2
+// jitgen 0.1.0: template sort/sort.cpp.j2
 // target x86-64-v4: a row a thread
 // stages: map; 2 x sort over j0
-// (s0_0, s0_1), rows of the last dimension: load float32 contiguous, store float32 contiguous, store int64 contiguous
+// (N0, N1), rows of the last dimension: load float32 contiguous, store float32 contiguous, store int64 contiguous
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -21,7 +21,7 @@ namespace {
 using Element = float;
 using Sorter = jitgen::Sorter<Element, uint32_t, true>;
 
-void jitgen_sampled(const float* p0, float* p1, int64_t* p2, float a0, int32_t threads, int64_t length, int64_t start, int64_t count, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
+void jitgen_sort_020bd59c(const float* p0, float* p1, int64_t* p2, float a0, int32_t threads, int64_t length, int64_t start, int64_t count, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t tasks = n0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -58,4 +58,4 @@ void jitgen_sampled(const float* p0, float* p1, int64_t* p2, float a0, int32_t t
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_sampled)
+JITGEN_PACKED_ENTRY(jitgen_sort_020bd59c)

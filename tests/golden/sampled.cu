@@ -1,7 +1,7 @@
-// jitgen 0.1.0: sampled_chunks, template sort/sort.cu.j2
+// jitgen 0.1.0: template sort/sort.cu.j2
 // target sm_90a: 512 threads a block, one row a block, with room for 4096 elements of each
 // stages: map; 2 x sort over j0
-// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int32 contiguous
+// (N0, N1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int32 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -34,7 +34,7 @@ constexpr int tile = 4096;  // room for the elements of a row, a power of two
 constexpr int room = 1 * tile;  // of all rows of a block
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sampled_chunks(const __grid_constant__ Params params) {
+jitgen_sort_2a678385(const __grid_constant__ Params params) {
   const Index length = params.length, start = params.start, count = params.count;
   __shared__ Element elements[room];
   __shared__ int32_t places[room];  // in the row
@@ -73,10 +73,10 @@ jitgen_sampled_chunks(const __grid_constant__ Params params) {
   }
 }
 
-// jitgen 0.1.0: sampled, template sort/sort.cu.j2
+// jitgen 0.1.0: template sort/sort.cu.j2
 // target sm_90a: 256 threads a block, the ranks of 256 elements a block, 6 steps of bisection in each chunk
 // stages: sort over j0
-// (s0_0, (50*((s0_1 + 4095) // 4096))), rows of the last dimension: load bfloat16 contiguous, load int32 contiguous, store bfloat16 contiguous, store int64 contiguous
+// (N0, N1), rows of the last dimension: load bfloat16 contiguous, load int32 contiguous, store bfloat16 contiguous, store int64 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -108,7 +108,7 @@ using Order = jitgen::Order<Element, true>;
 constexpr int threads = 256;
 constexpr int tile = 256;  // elements whose ranks a block finds
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sampled(const __grid_constant__ Params params) {
+jitgen_sort_31f6451b(const __grid_constant__ Params params) {
   const Index length = params.length, start = params.start, count = params.count, ranks = params.ranks;
   const Index chunks = (length + 4095) / 4096;
   const Index blocks = (chunks * ranks + tile - 1) / tile;  // of a row

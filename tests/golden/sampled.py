@@ -1,7 +1,7 @@
-# jitgen 0.1.0: sampled, template sort/sort.py.j2
+# jitgen 0.1.0: template sort/sort.py.j2
 # target sm_90a: 128 threads a block, one row a block, with room for 1024 elements of each
 # stages: map; 2 x sort over j0
-# (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int64 contiguous
+# (N0, N1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int64 contiguous
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
@@ -53,7 +53,7 @@ def sorted_rows(element, place, ROWS: tl.constexpr, TILE: tl.constexpr, LOG: tl.
 
 
 @triton.jit
-def jitgen_sampled(p0, p1, p2, length, start, count, n0, s0_0, s1_0, s2_0, a0):
+def jitgen_sort_1cda1582(p0, p1, p2, length, start, count, n0, s0_0, s1_0, s2_0, a0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: scaled_residual, template elementwise/elementwise.cpp.j2
+// jitgen 0.1.0: template elementwise/elementwise.cpp.j2
 // target x86-64-v3: runs of 1024 elements, groups of 64 elements
 // stages: map
 #define JITGEN_LANES 64
@@ -15,7 +15,7 @@ extern "C" int omp_get_num_threads(void);
 namespace {
 
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
-// (s0_1, s0_0) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
+// (N0, N1) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1, float* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, float a0, bool streaming) {
   alignas(jitgen::cache_line) float buffer2[block];
   jitgen::Seam seam2;
@@ -52,7 +52,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1
   }
   seam2.flush();
 }
-void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, float a0, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int32_t streaming) {
+void jitgen_elementwise_7051b7a5(const float* p0_0, const float* p0_1, float* p0_2, float a0, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
@@ -64,9 +64,9 @@ void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, f
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
+JITGEN_PACKED_ENTRY(jitgen_elementwise_7051b7a5)
 
-// jitgen 0.1.0: scaled_residual_1, template elementwise/elementwise.cpp.j2
+// jitgen 0.1.0: template elementwise/elementwise.cpp.j2
 // target x86-64-v3: runs of 1024 elements, groups of 64 elements
 // stages: map
 #define JITGEN_LANES 64
@@ -83,7 +83,7 @@ extern "C" int omp_get_num_threads(void);
 namespace {
 
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
-// (s0_1, s0_0) as 1 dimension: load float32 contiguous, store float32 contiguous
+// (N0, N1) as 1 dimension: load float32 contiguous, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int64_t n0_0, bool streaming) {
   alignas(jitgen::cache_line) float buffer1[block];
   jitgen::Seam seam1;
@@ -116,7 +116,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int6
   }
   seam1.flush();
 }
-void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {
+void jitgen_elementwise_6da8410d(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
@@ -128,4 +128,4 @@ void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, i
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scaled_residual_1)
+JITGEN_PACKED_ENTRY(jitgen_elementwise_6da8410d)

@@ -1,4 +1,4 @@
-// jitgen 0.1.0: silu_and_mul, template elementwise/elementwise.cpp.j2
+// jitgen 0.1.0: template elementwise/elementwise.cpp.j2
 // target x86-64-v4: runs of 1024 elements, groups of 64 elements
 // stages: map
 #define JITGEN_LANES 64
@@ -15,7 +15,7 @@ extern "C" int omp_get_num_threads(void);
 namespace {
 
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
-// (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, bool streaming) {
   alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
   jitgen::Seam seam2;
@@ -57,7 +57,7 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
   }
   seam2.flush();
 }
-void jitgen_silu_and_mul(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
+void jitgen_elementwise_3231a815(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
@@ -69,4 +69,4 @@ void jitgen_silu_and_mul(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_silu_and_mul)
+JITGEN_PACKED_ENTRY(jitgen_elementwise_3231a815)

@@ -1,4 +1,4 @@
-# jitgen 0.1.0: silu_and_mul, template elementwise/elementwise.py.j2
+# jitgen 0.1.0: template elementwise/elementwise.py.j2
 # target sm_90a: 128 threads a block, 1 step a thread of 8 elements
 # stages: map
 import triton
@@ -24,7 +24,7 @@ def region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, W
 
 @triton.jit
 def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
-    # (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+    # (N0, N1) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
     if (block + 1) * 1024 <= n0_0 * n0_1:
         region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, True)
@@ -33,7 +33,7 @@ def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
 
 
 @triton.jit
-def jitgen_silu_and_mul(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
+def jitgen_elementwise_4b5bad92(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

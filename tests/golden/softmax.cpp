@@ -1,7 +1,7 @@
-// jitgen 0.1.0: softmax, template reduction/reduction.cpp.j2
+// jitgen 0.1.0: template reduction/reduction.cpp.j2
 // target x86-64-v4: one row at a time, groups of 64 elements, costly values stay in scratch memory
 // stages: reduce over j0; map; reduce over j0; map
-// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
@@ -125,7 +125,7 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
   team.meet();
 }
 
-void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int32_t streaming) {
+void jitgen_reduction_b93304f8(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t rows = n0;
   const bool fetches = length <= 524288;  // a later row, while this one is computed
@@ -170,4 +170,4 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
 }
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_softmax)
+JITGEN_PACKED_ENTRY(jitgen_reduction_b93304f8)

@@ -1,7 +1,7 @@
-// jitgen 0.1.0: softmax, template reduction/reduction.cu.j2
+// jitgen 0.1.0: template reduction/reduction.cu.j2
 // target sm_90a: 8 threads a row, 16 rows a block, 4 rows an iteration, 1 access a thread of 8 elements, the row stays in registers, 8 blocks a multiprocessor
 // stages: reduce over j0; map; reduce over j0; map
-// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+// (N0, N1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -33,7 +33,7 @@ constexpr int warps = threads < 32 ? 1 : threads / 32;
 constexpr int turns = 4;  // rows of a thread, one after another
 
 extern "C" __global__ void __launch_bounds__(threads * rows_of_block, 8)
-jitgen_softmax(const __grid_constant__ Params params) {
+jitgen_reduction_f2d360c0(const __grid_constant__ Params params) {
   const Index length = params.length;
   __shared__ jitgen::Scratch<float, warps> scratch_v1[rows_of_block];
   __shared__ jitgen::Scratch<float, warps> scratch_v7[rows_of_block];

@@ -101,7 +101,7 @@ def test_explain(module: str) -> None:
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 def test_assembly_of_this_processor(module: str) -> None:
-    assert "jitgen_scaled" in run(f"{module}:scaled", "--arg", "f32[M]", "--asm", "asm").stdout
+    assert "jitgen_elementwise_" in run(f"{module}:scaled", "--arg", "f32[M]", "--asm", "asm").stdout
     assert "it has" in run(f"{module}:scaled", "--arg", "f32[M]", "--asm", "ptx", code=2).stderr
 
 

@@ -282,5 +282,5 @@ def test_a_report_lists_the_kernels_of_forward_and_backward() -> None:
     report = jitgen.report(model)
     layer = [kernel for kernel in report.kernels if len(kernel.layers) == 2]
     assert {kernel.program for kernel in layer} == {"Layer", "Layer_backward"}
-    assert all(kernel.name in kernel.source and kernel.key for kernel in report.kernels)
+    assert all(kernel.entry in kernel.source and kernel.key for kernel in report.kernels)
     assert any(text.startswith("Layer_backward: ") and "bytes moved" in text for text in report.explanations)

@@ -87,7 +87,7 @@ def test_methods_have_what_functions_have() -> None:
     same(module.scaled.reference(x), expected)
     same(module.scaled.bind(x, 2.0)(x, 3.0), x * module.weight * 3)
     (first, _) = module.scaled.specializations
-    assert first.kernels[0].name in module.scaled.source(x)
+    assert first.kernels[0].entry in module.scaled.source(x)
     (kernel,) = module.scaled.lower(jitgen.TensorSpec(("M", 3), torch.float32)).kernels
     assert kernel.backend == "cpp"
     assert isinstance(module.scaled, jitgen.JitFunction)
