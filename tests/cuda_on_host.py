@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen.ir import symbols
@@ -273,21 +274,26 @@ def run(
     target: str = "sm_90a",
     headers: Mapping[str, str] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The results of ``function`` by its CUDA kernels, run on the CPU; outputs that are views are not known.
+    """The results of ``function`` by its CUDA kernels, run on the CPU, which updates arguments in place; outputs that
+    are views are not known.
 
     Args:
-        arguments: tensors and quantised weights.
+        arguments: tensors and quantised weights, or lists of them.
         headers: the text of headers that take the place of those of the source, by name.
     """
     lowered = jitgen.jit(function).lower(*arguments, backend="cuda", target=target)._lowered
     program = lowered.program
     tensors = [
         tensor
-        for argument in arguments
+        for argument in pytree.tree_leaves(arguments)
         for tensor in (argument.with_layout("mma").tensors if isinstance(argument, jitgen.QTensor) else (argument,))
     ]
     held = list(tensors)
+    updated = {len(tensors) + len(program.temporaries) + result: index for index, result in program.mutated}
     for memory, buffer in zip(lowered.memories[len(tensors) :], program.buffers[len(tensors) :], strict=True):
+        if len(held) in updated:
+            held.append(tensors[updated[len(held)]])
+            continue
         steps = zip(memory.view.sizes, memory.view.strides, strict=True)
         extent = 1 + sum((size - 1) * abs(step) for size, step in steps)
         room = torch.full((max(extent, 1) * DTYPES[buffer.dtype].itemsize,), 0xA5, dtype=torch.uint8)

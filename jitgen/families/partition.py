@@ -11,6 +11,7 @@ No family is named here. They are called in the order of ``families/registry.py`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.steps import Steps
+from jitgen.families.updates import are_safe, in_place, reads_of
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, rewritten
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
@@ -79,8 +81,8 @@ class Partitioner:
         # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and
         # what is computed from products is one value in all places that have the same shape so.
         self.index = Index(graph.results)
-        has_products = CONTRACT in kinds_of(graph.results)
-        shapes = [node.shape for node in self.index.order] if has_products else []
+        unified = CONTRACT in kinds_of(graph.results) or len(graph.mutated) > 1
+        shapes = [node.shape for node in self.index.order] if unified else []
         sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
@@ -115,38 +117,42 @@ class Partitioner:
             outputs.append(index if alias is None else alias)
         for position, view in self.views.items():
             outputs.insert(position, view)
-        # An update is computed into its argument directly where nothing else reads what the argument was, or where it
-        # is the only result and reads the argument only at the elements it writes. Otherwise it is computed into a
-        # temporary, and copied to the argument at the end.
+        # An update is computed into its argument directly where nothing else reads what the argument was. Others are
+        # computed in place at the end, those that read one another together, or else into temporaries that are copied.
         late = [update for update in updates if update[0] in self.updated and _is_scatter_of(update[1], update[0])]
-        if not (results or self.updated) and len(updates) == 1 and self._reads_in_place(*updates[0]):
-            late = updates
+        late += self._alone([update for update in updates if update[0] not in self.updated], results)
         mutated = [(index, len(results) + number) for number, (index, _) in enumerate(late)]
+        returned_results = dict(enumerate(results))
         results += [node for _, node in late]
         direct = len(results)
         for index, chain in self.early:
             mutated.append((index, len(results)))
             results.append(chain[-1])
-        through_temporaries = direct + len(self.early)
-        for index, node in updates:
+        rest = {index: node for index, node in updates if index not in dict(mutated)}
+        in_place = self._in_place(rest, returned_results, results, mutated)
+        through_temporaries = len(results)
+        for index, node in rest.items():
             if index not in dict(mutated):
                 mutated.append((index, len(results)))
                 results.append(self.materialize(node))
         updated = {position: index for index, position in mutated}
         memories = [self._result_memory(position, node, updated) for position, node in enumerate(results)]
-        regions = self._regions(results[:direct], memories)
+        joined = {store.result for region in itertools.chain(*in_place) for store in region.stores}
+        positions = [position for position in range(direct) if position not in joined]
+        regions = self._regions_at(positions, results, memories)
         aliases = {} if any(self.out) else self._stored_in_temporaries(regions, updated, results, outputs)
         if aliases:
             remaining = [position for position in range(len(results)) if position not in aliases]
-            new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
+            new_positions = [remaining.index(p) if p in remaining else -1 for p in range(len(results))]
             regions = renumbered(without_results(regions, aliases), new_positions)
+            in_place = [renumbered(level, new_positions) for level in in_place]
             outputs = [_renumbered_output(output, remaining, aliases) for output in outputs]
             mutated = [(index, remaining.index(position)) for index, position in mutated]
             results = [results[position] for position in remaining]
             memories = [memories[position] for position in remaining]
             direct -= len(aliases)
             through_temporaries -= len(aliases)
-        copies = self._regions(results[through_temporaries:], memories[through_temporaries:])
+        copies = self._regions_at(range(through_temporaries, len(results)), results, memories)
         early = [
             [(direct + number, self._regions([node], [memories[direct + number]])) for node in chain]
             for number, (_, chain) in enumerate(self.early)
@@ -161,10 +167,9 @@ class Partitioner:
         for steps, stage in stages:
             numbers = [step.number + (len(inputs) if step.change is None else first) for step in steps]
             kernels += kernels_of(stage, numbers, shapes, self.graph.name, len(kernels))
-        kernels += kernels_of(regions, range(first, first + direct), shapes, self.graph.name, len(kernels))
-        kernels += kernels_of(
-            copies, range(first + through_temporaries, first + len(results)), shapes, self.graph.name, len(kernels)
-        )
+        for stage in (regions, *in_place, copies):
+            numbers = range(first, first + len(results))
+            kernels += kernels_of(stage, numbers, shapes, self.graph.name, len(kernels))
         return Program(
             self.graph.name,
             inputs,
@@ -210,13 +215,72 @@ class Partitioner:
                 found[store.result] = alias
         return found
 
+    def _alone(self, updates: Sequence[tuple[int, Node]], results: Sequence[Node]) -> list[tuple[int, Node]]:
+        """Those of ``updates`` that any kernel may compute beside others: nothing else reads what the argument was, and
+        they read no other argument at their own coordinates that is updated, with which they would be together."""
+        updated = {index for index, _ in updates}
+        values = Index([*results, *(node for _, node in updates), *(n for _, chain in self.early for n in chain)])
+        inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
+        found = []
+        for index, node in updates:
+            others = (value for value in values.roots if value is not node)
+            is_read = index in inputs and any(values.depends(value, inputs[index]) for value in others)
+            if not is_read and self._reads_in_place(index, node) and reads_of(node).own & updated <= {index}:
+                found.append((index, node))
+        return found
+
+    def _in_place(
+        self,
+        updates: Mapping[int, Node],
+        returned: Mapping[int, Node],
+        results: list[Node],
+        mutated: list[tuple[int, int]],
+    ) -> list[list[Region]]:
+        """The regions that compute ``updates`` in place, in lists of which each may run only after the one before.
+
+        Args:
+            returned: of ``results``, those that are returned, by position.
+            results, mutated: to which the updates are added that are computed so.
+        """
+        candidates = {index: node for index, node in updates.items() if self._has_shape_of(index, node)}
+        found: list[list[Region]] = []
+        for level in in_place(candidates, returned):
+            regions: list[Region] = []
+            for together in level:
+                count = len(self.values)
+                values = [self.from_operands(updates[index]) for index in together.updates]
+                written = {len(results) + number: index for number, index in enumerate(together.updates)}
+                nodes = [*results, *values]
+                positions = [*written, *together.results]
+                memories = {p: self._result_memory(p, nodes[p], written) for p in positions}
+                made = self._regions_at(positions, nodes, memories)
+                if are_safe(made, written):
+                    results += values
+                    mutated += [(index, position) for position, index in written.items()]
+                    regions += made
+                else:
+                    self.forget_from(count)
+            found.append(regions)
+        return found
+
+    def _regions_at(
+        self, positions: Sequence[int], results: Sequence[Node], memories: Sequence[Strided] | Mapping[int, Strided]
+    ) -> list[Region]:
+        """The regions that compute those of ``results`` at ``positions``, by which their stores name them."""
+        regions = self._regions([results[p] for p in positions], [memories[p] for p in positions])
+        return renumbered(regions, positions)
+
     def _reads_in_place(self, index: int, node: Node) -> bool:
         """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
         computed into that input."""
         order = topological([node])
-        if any(other.kind.reads_elsewhere for other in order) or node.shape != self.graph.inputs[index].shape:
+        if any(other.kind.reads_elsewhere for other in order) or not self._has_shape_of(index, node):
             return False
         return not any(other.kind is VIEW and (alias := _alias(other, ())) and alias.input == index for other in order)
+
+    def _has_shape_of(self, index: int, node: Node) -> bool:
+        """Whether ``node``, which was moved, has the shape of input ``index``."""
+        return node.shape == tuple(symbols.substitute(size, self.equal) for size in self.graph.inputs[index].shape)
 
     def _views_of_updated(self, graph: Graph) -> dict[int, Alias]:
         """The outputs, by position, that are views of an updated input; none that needs a copy at these strides."""

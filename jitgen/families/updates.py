@@ -1,0 +1,146 @@
+"""Which arguments that a function updates are computed in place, which of them by one kernel, and in which order.
+
+The new value of an argument may be written into it by a kernel that reads it only at the elements it writes, after all
+others have read it. So arguments whose new values read one another at their own coordinates, as the moments and the
+parameter of an optimiser's step do, are *together*: one region reads all of them, and then writes them. One whose value
+reads another at other coordinates is written before that one.
+
+Neighbours: ``families/partition.py`` asks, and computes every other update into a temporary that it copies at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import INPUT, VIEW
+from jitgen.ir.regions import Region
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The inputs that a value reads by its pointwise operations; what else it is computed from is in memory by then.
+
+    Attributes:
+        own: by number, those that an element reads at its own coordinates.
+        moved: those that it reads through views.
+        plain: whether it is computed from such inputs and numbers alone.
+    """
+
+    own: frozenset[int]
+    moved: frozenset[int]
+    plain: bool
+
+
+@dataclass(frozen=True)
+class Together:
+    """What one region computes.
+
+    Attributes:
+        updates: the numbers of the inputs that it writes.
+        results: the positions of results that it computes besides, as they read these.
+        reads_moved: the inputs that it reads at other coordinates.
+    """
+
+    updates: tuple[int, ...]
+    results: tuple[int, ...]
+    reads_moved: frozenset[int]
+
+
+def reads_of(value: Node) -> Reads:
+    """See ``Reads``."""
+    own, moved, plain = set(), set(), value.kind.is_pointwise
+    stack, seen = [value], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        source = node.under_views
+        if node.kind.is_pointwise:
+            stack.extend(node.inputs)
+        elif source.kind is INPUT:
+            (moved if node.kind is VIEW else own).add(source.attrs.number)
+        else:
+            plain = plain and not source.inputs
+    return Reads(frozenset(own), frozenset(moved), plain)
+
+
+def in_place(updates: Mapping[int, Node], results: Mapping[int, Node]) -> list[list[Together]]:
+    """What is computed in place of ``updates``, the new values of inputs: lists whose members depend on one another in
+    no way, and each of which comes before the next.
+
+    Args:
+        results: what the function returns, by position; those that only pointwise operations compute of inputs join the
+            region of an update that they read.
+    """
+    reads = {index: reads_of(node) for index, node in updates.items() if _is_computed_alone(node)}
+    joining = {position: reads_of(node) for position, node in results.items()}
+    while True:
+        found = _together(reads, joining)
+        refused = {index for each in found for index in each.reads_moved.intersection(each.updates)}
+        order = [] if refused else _in_order(found)
+        if not refused and order is not None:
+            return order
+        for index in refused or found[0].updates:
+            del reads[index]
+
+
+def _is_computed_alone(value: Node) -> bool:
+    """Whether a region computes ``value`` of what is in memory at its own coordinates, or is a view there."""
+    return value.kind.is_pointwise or value.under_views.kind is INPUT
+
+
+def _together(reads: Mapping[int, Reads], results: Mapping[int, Reads]) -> list[Together]:
+    """The inputs that ``reads`` has new values of, divided by which read one another at their own coordinates."""
+    groups: dict[int, set[int]] = {index: {index} for index in reads}
+
+    def join(indices: Iterable[int]) -> None:
+        joined = set().union(*(groups[index] for index in indices))
+        groups.update((index, joined) for index in joined)
+
+    for index, read in reads.items():
+        join({index, *read.own & reads.keys()})
+    joined_results: dict[int, int] = {}
+    for position, read in results.items():
+        known = read.own & reads.keys()
+        if read.plain and known and not read.moved & reads.keys():
+            join(known)
+            joined_results[position] = min(known)
+    found = []
+    for members in {id(members): members for members in groups.values()}.values():
+        positions = tuple(position for position, index in joined_results.items() if index in members)
+        moved = (reads[index].moved for index in members)
+        found.append(Together(tuple(sorted(members)), positions, frozenset().union(*moved)))
+    return found
+
+
+def _in_order(groups: Sequence[Together]) -> list[list[Together]] | None:
+    """``groups`` in lists, each after those that read at other coordinates what it writes; None where some wait for one
+    another."""
+    left, order = list(groups), []
+    while left:
+        awaited = frozenset[int]().union(*(group.reads_moved for group in left))
+        ready = [group for group in left if awaited.isdisjoint(group.updates)]
+        if not ready:
+            return None
+        order.append(ready)
+        left = [group for group in left if group not in ready]
+    return order
+
+
+def are_safe(regions: Sequence[Region], written: Mapping[int, int]) -> bool:
+    """Whether every region that reads an input which ``regions`` write is the one that writes it.
+
+    Args:
+        written: the input in whose memory a result is, by the result's position.
+    """
+    writers = {
+        written[store.result]: region for region in regions for store in region.stores if store.result in written
+    }
+    return all(writers.get(node.attrs.number, region) is region for region in regions for node in _inputs_of(region))
+
+
+def _inputs_of(region: Region) -> set[Node]:
+    return {node for node in topological(s for store in region.stores for s in store.sources) if node.kind is INPUT}

@@ -1,0 +1,71 @@
+"""Updates in place of several arguments: one kernel, nothing copied, and what each of them reads is what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.errors import UnsupportedError
+from tests.interpreter import Interpreter
+from tests.updates import CASES, adamw, failures, momentum, of_each
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_updates") as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    assert not [wrong for wrong in failures(CASES[name], "cpp") if wrong]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "bfloat16" not in name])
+def test_values_in_triton(name: str, interpreter: Interpreter) -> None:
+    assert not interpreter[name]
+
+
+@pytest.mark.parametrize("name", ["adamw of five", "transposed before", "returns what was", "momentum of slices"])
+def test_values_in_cuda(name: str) -> None:
+    assert not [wrong for wrong in failures(CASES[name], "cuda") if wrong]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("backend", "target"), [("cpp", "x86-64-v3"), ("cuda", "sm_90a"), ("triton", "gfx942")])
+def test_kernels(name: str, backend: str, target: str) -> None:
+    case = CASES[name]
+    lowered = jitgen.jit(case.function).lower(*case.arguments(), backend=backend, target=target)
+    assert len(lowered.kernels) == case.kernels
+
+
+@pytest.mark.parametrize(("function", "transfers"), [(momentum, 5), (adamw, 7)])
+def test_each_tensor_is_read_and_written_once(function: Any, transfers: int) -> None:
+    lists = [[torch.rand(n, 32) for n in (1, 20, 300)] for _ in range(transfers // 2 + 1)]
+    lowered = jitgen.jit(of_each(function)).lower(*lists, backend="cpp", target="x86-64-v3")._lowered
+    assert not lowered.program.temporaries
+    assert sum(lowered.work(0).moved for _ in lowered.program.kernels) == transfers * 4 * 32 * 321
+
+
+def test_arguments_that_share_memory_are_refused() -> None:
+    p, m = torch.rand(4, 4), torch.rand(4, 4)
+    jitted = jitgen.jit(momentum)
+    for arguments in ((p, m, m), (p, p, m), (p, m, p.t()), (p[:2], m[:2], p[1:3])):
+        with pytest.raises(UnsupportedError, match="shares memory"):
+            jitted(*arguments)
+    jitted(p[:2], p[2:], m[:2])  # neighbours in one memory share no element
+
+
+def test_new_sizes_and_strides() -> None:
+    jitted = jitgen.jit(of_each(momentum))
+    for made in (torch.clone, lambda x: x.t(), lambda x: x[::2]):
+        for sizes in ((3, 4), (40, 5), (1, 1)):
+            arguments = [[made(torch.rand(*sizes)) for _ in range(2)] for _ in range(3)]
+            wanted = [[x.clone() for x in each] for each in arguments]
+            jitted(*arguments)
+            of_each(momentum)(*wanted)
+            torch.testing.assert_close(arguments, wanted)
