@@ -1,4 +1,4 @@
-"""jitgen: a JIT kernel compiler for PyTorch people.
+"""Compiles plain PyTorch functions just in time: jitgen is a JIT kernel compiler for PyTorch people.
 
 Decorate a plain PyTorch function with ``jitgen.jit``; its calls run generated Triton, CUDA C++ or C++ kernels that are
 compiled once and stored on disk. See README.md; the path of a call is ``jitgen/pipeline.py``.
@@ -96,12 +96,12 @@ _MODULES = {
     "jitgen.settings": ("freeze", "strict"),
     "jitgen.spec": ("Target", "TensorSpec"),
 }
-"""Where each public name is."""
+"""The module of each public name."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or a submodule: ``jitgen.spec`` works after ``import jitgen`` alone."""
+    """Returns a public name, or a submodule: ``jitgen.spec`` works after ``import jitgen`` alone."""
     home = _HOMES.get(name)
     try:
         module = importlib.import_module(home or f"{__name__}.{name}")
@@ -109,8 +109,8 @@ def __getattr__(name: str) -> Any:
         if error.name != f"{__name__}.{name}":
             raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    found = globals()[name] = getattr(module, name) if home else module
-    return found
+    value = globals()[name] = getattr(module, name) if home else module
+    return value
 
 
 def __dir__() -> list[str]:
@@ -118,7 +118,8 @@ def __dir__() -> list[str]:
 
 
 def _is_the_command() -> bool:
-    """Whether this process is ``jitgen ...`` or ``python -m jitgen ...``, which imports torch where it needs it."""
+    """Returns whether this process is ``jitgen ...`` or ``python -m jitgen ...``, which imports torch where it needs
+    it."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     return name == "jitgen" or (name == "-m" and sys.orig_argv[sys.orig_argv.index("-m") :][1:2] == ["jitgen"])
 

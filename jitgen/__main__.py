@@ -1,4 +1,4 @@
-"""``python -m jitgen``: the same as the command ``jitgen``."""
+"""Runs the command ``jitgen`` as ``python -m jitgen``."""
 
 from jitgen.cli import main
 

@@ -1,3 +1,3 @@
-"""The version, which is written nowhere else."""
+"""States the version, which is written nowhere else."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""``jit``, the decorator.
+"""Defines ``jit``, the decorator.
 
 Everything public is exported by ``jitgen/__init__.py``; what a decorated function does is ``call/function.py``.
 """
@@ -39,13 +39,13 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Method(Protocol[Owner, P, Result]):
-    """A function whose first parameter is called ``self``, for type checkers."""
+    """Describes, for type checkers, a function whose first parameter is called ``self``."""
 
     def __call__(_, self: Owner, *args: P.args, **kwargs: P.kwargs) -> Result: ...
 
 
 class Decorator(Protocol):
-    """What ``jit(...)`` returns, for type checkers: it takes a function and keeps its signature.
+    """Describes, for type checkers, what ``jit(...)`` returns: it takes a function and keeps its signature.
 
     They take a method of a module for a plain function, since ``JitFunction`` is no method that may override another.
     """
@@ -75,7 +75,7 @@ def jit(
     compiler: str | None = None,
     batch_invariant: bool | None = None,
 ) -> Any:
-    """Make calls of a plain PyTorch function run as generated, compiled, cached kernels.
+    """Makes calls of a plain PyTorch function run generated, compiled, cached kernels.
 
     Args:
         function: the function, method, lambda or module; omitted when options are given. Of a static or class method

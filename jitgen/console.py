@@ -1,4 +1,4 @@
-"""What jitgen writes for people to read, in processes that may have no standard error, or a strange one.
+"""Writes for people to read, in processes that may have no standard error, or a strange one.
 
 ``sys.stderr`` is None in a service or a windowed program, may be closed, and may be an object that has ``write`` alone.
 A call of a kernel never fails because of that: what cannot be written is left out.
@@ -20,19 +20,20 @@ from typing import Any
 from jitgen import settings
 
 LOGGED_AT = {1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG - 1, 4: logging.DEBUG - 2}
-"""Level of ``JITGEN_DEBUG`` -> level of ``logging``: 20, 10, 9 and 8."""
+"""The level of ``logging`` for each level of ``JITGEN_DEBUG``: 20, 10, 9 and 8."""
 
 logger = logging.getLogger("jitgen")
 logger.addHandler(logging.NullHandler())
 
 
 def printable(text: str) -> str:
-    """``text`` as a terminal may be given it: control characters, which it would obey, are question marks."""
+    """Returns ``text`` as a terminal may be given it: control characters, which it would obey, are question marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal; false for None, for a closed stream and for an object that cannot say so."""
+    """Returns whether ``stream`` is a terminal; false for None, for a closed stream and for an object that cannot say
+    so."""
     try:
         return bool(stream.isatty())
     except Exception:
@@ -40,7 +41,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def write(text: str, stream: Any = None) -> None:
-    """Write ``text`` to ``stream``, or to standard error, if that takes it."""
+    """Writes ``text`` to ``stream``, or to standard error, if that takes it."""
     stream = sys.stderr if stream is None else stream
     with suppress(Exception):
         stream.write(text)
@@ -48,7 +49,7 @@ def write(text: str, stream: Any = None) -> None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-    """Warn as ``warnings.warn`` does, which raises ValueError where standard error is closed; this does not.
+    """Warns as ``warnings.warn`` does, which raises ValueError where standard error is closed; this does not.
 
     Raises:
         Warning: the user's filters make errors of warnings.
@@ -62,7 +63,7 @@ def warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 
 
 
 def log(level: int, message: str | Callable[[], str]) -> None:
-    """Tell ``message`` (or what it returns) where the user asked for ``level``."""
+    """Tells ``message`` (or what it returns) where the user asked for ``level``."""
     shown, logged = settings.get("JITGEN_DEBUG") >= level, logger.isEnabledFor(LOGGED_AT[level])
     if shown or logged:
         text = printable(message if isinstance(message, str) else message())

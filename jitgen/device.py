@@ -1,4 +1,4 @@
-"""What kernels are made for, as far as a choice may look at it."""
+"""Describes what kernels are made for, as far as a choice may look at it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jitgen.schedule.chips import Chip, CpuLevel
 from jitgen.spec import Target
 
 INVARIANT_ROWS = 64
-"""Rows for which kernels are chosen that must be the same for every number of rows: between a batch of tokens, which
-has a few, and a prompt, which has hundreds."""
+"""The number of rows for which kernels are chosen that must be the same for every number of rows: between a batch of
+tokens, which has a few, and a prompt, which has hundreds."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A target, the dialect its kernels are written in, and the chip that is to run them.
+    """Describes a target, the dialect its kernels are written in, and the chip that is to run them.
 
     Attributes:
         target: such as ``sm_90a`` or ``x86-64-v4``.
@@ -34,33 +34,34 @@ class Device:
     bounded_waits: bool = False
 
     def rows(self, count: int) -> int:
-        """As many rows as a choice may take a call of ``count`` for."""
+        """Rounds ``count`` rows up to the bucket whose schedule serves it."""
         return INVARIANT_ROWS if self.batch_invariant else count
 
     @property
     def is_gpu(self) -> bool:
-        """Whether a launch is a grid of blocks, and a source depends on how wide accesses are."""
+        """Returns whether a launch is a grid of blocks, and a source depends on how wide accesses are."""
         return self.target.kind != "cpu"
 
     @property
     def overlaps_launches(self) -> bool:
-        """Whether a kernel may begin before the one ahead of it in the stream has ended."""
+        """Returns whether a kernel may begin before the one ahead of it in the stream has ended."""
         return self.target.overlaps_launches
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks can form clusters that share their memories: compute capability 9.0 (Hopper) and later."""
+        """Returns whether blocks can form clusters that share their memories: compute capability 9.0 (Hopper) and
+        later."""
         return self.target.kind == "cuda" and self.target.capability >= 90
 
     @property
     def chip(self) -> Chip | None:
-        """The exact chip, else the target's default; None for a CPU and for targets without a record."""
+        """Returns the exact chip, else the target's default; None for a CPU and for targets without a record."""
         return self.exact or chips.default(self.target)
 
     @property
     def model(self) -> Chip:
-        """The chip by whose record schedules are chosen on a GPU: ``chip``, or the one it is modelled as. It is an H200
-        for targets without a record, and for Triton's interpreter."""
+        """Returns the chip by whose record schedules are chosen on a GPU: ``chip``, or the one it is modelled as. It is
+        an H200 for targets without a record, and for Triton's interpreter."""
         chip = self.chip
         if chip is None:
             return chips.H200
@@ -68,5 +69,5 @@ class Device:
 
     @property
     def level(self) -> CpuLevel:
-        """The level of a CPU target."""
+        """Returns the level of a CPU target."""
         return chips.CPU_LEVELS[self.target.arch]

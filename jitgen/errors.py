@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, three warnings, and nothing else.
+"""Defines the exceptions jitgen raises, three warnings, and nothing else.
 
 ::
 
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 
 class JitgenError(Exception):
-    """Base class of every error jitgen raises on purpose."""
+    """Serves as the base class of every error that jitgen raises on purpose."""
 
 
 class TraceError(JitgenError):
-    """The decorated function cannot be turned into a graph.
+    """Reports that the decorated function cannot be turned into a graph.
 
     Raised for control flow that depends on the elements of a tensor, for a tensor's value read as a Python number
     (``.item()``), and for an update in place that a graph cannot express. The message names the user's file and line.
@@ -38,26 +38,26 @@ class TraceError(JitgenError):
 
 
 class NumberRangeError(TraceError, RuntimeError):
-    """A Python number is beyond the range of the dtype that it becomes an element or a factor of. Torch raises a
+    """Reports a Python number beyond the range of the dtype that it becomes an element or a factor of. Torch raises a
     RuntimeError for it."""
 
 
 class UnsupportedError(JitgenError):
-    """An operation, dtype, layout or device that jitgen does not support."""
+    """Reports an operation, dtype, layout or device that jitgen does not support."""
 
 
 class RequiresGrad(UnsupportedError):
-    """A tensor requires grad where a launch without gradients was asked for. A call then computes gradients
-    (``call/derivative.py``); a plan and ``out=``, which cannot, raise it."""
+    """Reports a tensor that requires grad where a launch without gradients was asked for. A call then computes
+    gradients (``call/derivative.py``); a plan and ``out=``, which cannot, raise it."""
 
 
 class FormatError(JitgenError):
-    """A weight, group size or checkpoint does not fit a quantised format."""
+    """Reports a weight, group size or checkpoint that does not fit a quantised format."""
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One line of a generated source that a compiler refuses, and the lines that it was generated from.
+    """Describes one line of a generated source that a compiler refuses, and the lines that it was generated from.
 
     Attributes:
         line: 1-based line number in the generated source.
@@ -80,7 +80,7 @@ class SourceLine:
 
 
 class CompileError(JitgenError):
-    """A template did not render, or a generated source did not compile.
+    """Reports that a template did not render, or that a generated source did not compile.
 
     Attributes:
         path: the file that the failing source was written to; None if it was not written.
@@ -101,25 +101,28 @@ class CompileError(JitgenError):
 
 
 class CacheMissError(JitgenError):
-    """Strict mode, or ``jitgen.freeze``, forbids compiling, and the store has no kernel for this call."""
+    """Reports that strict mode, or ``jitgen.freeze``, forbids compiling, and that the store has no kernel for this
+    call."""
 
 
 class CacheError(JitgenError):
-    """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""
+    """Reports that the store cannot be read or written, or that a manifest is not what ``jitgen.record`` writes."""
 
 
 class SettingError(JitgenError, ValueError):
-    """A ``JITGEN_*`` environment variable has a value that it cannot have."""
+    """Reports a ``JITGEN_*`` environment variable with a value that it cannot have."""
 
 
 class CacheWarning(UserWarning):
-    """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
+    """Warns that the store cannot be written, that an entry is damaged, or that a remote does not answer; the call goes
+    on."""
 
 
 class CompileWarning(UserWarning):
-    """A kernel is compiled although ``jitgen.freeze("warn")`` said that everything was compiled already."""
+    """Warns that a kernel is compiled although ``jitgen.freeze("warn")`` said that everything was compiled already."""
 
 
 class FallbackWarning(UserWarning):
-    """A product with a quantised weight runs in torch, on the dequantised weight, slower than the dense layer was; or a
-    weight of a checkpoint is loaded as a plain tensor, or left out, because no format has its numbers."""
+    """Warns that a product with a quantised weight runs in torch, on the dequantised weight, slower than the dense
+    layer was; or that a weight of a checkpoint is loaded as a plain tensor, or left out, because no format has its
+    numbers."""

@@ -1,4 +1,4 @@
-"""What happens, told to whoever subscribed: a kernel was compiled, a call was lowered, the store lacks its kernels.
+"""Tells subscribers what happens: a kernel was compiled, a call was lowered, the store lacks its kernels.
 
 Who publishes knows nothing of who subscribes: ``deploy/record.py`` writes calls into manifests.
 """
@@ -19,7 +19,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True)
 class CompileEvent:
-    """A kernel was compiled (never published for a store hit).
+    """Says that a kernel was compiled (never published for a store hit).
 
     Attributes:
         name: the kernel's name in the function that it was compiled for.
@@ -40,7 +40,7 @@ class CompileEvent:
 
 @dataclass(frozen=True)
 class CallEvent:
-    """A call that is new was lowered, or ``lower`` was asked what a call would run.
+    """Says that a new call was lowered, or that ``lower`` was asked what a call would run.
 
     Attributes:
         graph: as it was traced, without what lowering for this machine added.
@@ -64,8 +64,8 @@ class CallEvent:
 
 @dataclass(frozen=True)
 class MissEvent:
-    """The store lacks the kernels of a call, in a process that is not to compile. A subscriber may answer with what
-    would have built them."""
+    """Says that the store lacks the kernels of a call, in a process that may not compile. A subscriber may answer with
+    what would have built them."""
 
     call: CallEvent
 
@@ -74,7 +74,7 @@ _subscribers: dict[type, list[Callable[[Any], Any]]] = {}
 
 
 def subscribe(kind: type[Event], callback: Callable[[Event], Any]) -> Callable[[], None]:
-    """Call ``callback(event)`` for every event of ``kind`` from now on; returns the function that ends it."""
+    """Calls ``callback(event)`` for every event of ``kind`` from now on; returns the function that ends it."""
     callbacks = _subscribers.setdefault(kind, [])
     callbacks.append(callback)
 
@@ -86,11 +86,11 @@ def subscribe(kind: type[Event], callback: Callable[[Event], Any]) -> Callable[[
 
 
 def on_compile(callback: Callable[[CompileEvent], None]) -> Callable[[], None]:
-    """Call ``callback(event)`` once for every kernel compiled from now on; returns the function that ends it."""
+    """Calls ``callback(event)`` once for every kernel compiled from now on; returns the function that ends it."""
     return subscribe(CompileEvent, callback)
 
 
 def publish(event: Any) -> list[Any]:
-    """Tell the subscribers of the event's kind; returns what they answered, without None."""
+    """Tells the subscribers of the event's kind; returns what they answered, without None."""
     answers = [callback(event) for callback in tuple(_subscribers.get(type(event), ()))]
     return [answer for answer in answers if answer is not None]

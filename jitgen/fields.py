@@ -1,7 +1,7 @@
-"""A value of a JSON file with the way to it, such as ``entries[3].graph.nodes[7].attrs[0]``: what a schema checks.
+"""Checks JSON values against a schema, each with the path to it, such as ``entries[3].graph.nodes[7].attrs[0]``.
 
-Every method that finds something else than it is told to raises CacheError, whose message names the way, what is
-wrong, and what would be right. Text from the file is quoted shortened and in ASCII.
+Every method that finds something else than it is told to raises CacheError, whose message names the way, what is wrong,
+and what would be right. Text from the file is quoted shortened and in ASCII.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZE_LIMIT = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value. ``parent`` and ``key`` are where it stands: a member's name, or an item's number."""
+    """Represents one value. ``parent`` and ``key`` are where it stands: a member's name, or an item's number."""
 
     value: Any
     parent: Field | None = None
@@ -39,7 +39,7 @@ class Field:
         raise CacheError(f"{self.path}: {problem}")
 
     def members(self, *names: str) -> tuple[Field, ...]:
-        """The members of an object that has exactly these, in this order."""
+        """Returns the members of an object that has exactly these, in this order."""
         if not isinstance(self.value, dict):
             self.refuse(f"{shown(self.value)} is not an object with {_listed(names)}")
         missing = [name for name in names if name not in self.value]
@@ -51,7 +51,7 @@ class Field:
         return tuple(Field(self.value[name], self, name) for name in names)
 
     def items(self, most: int, least: int = 0) -> list[Field]:
-        """The items of an array of ``least`` to ``most`` of them."""
+        """Returns the items of an array of ``least`` to ``most`` of them."""
         if not isinstance(self.value, list):
             self.refuse(f"{shown(self.value)} is not an array")
         if not least <= len(self.value) <= most:
@@ -60,7 +60,7 @@ class Field:
         return [Field(item, self, number) for number, item in enumerate(self.value)]
 
     def integer(self, least: int, below: int) -> int:
-        """An integer from ``least`` up to but not including ``below``."""
+        """Returns an integer from ``least`` up to but not including ``below``."""
         value = self.value
         if type(value) is not int or not least <= value < below:
             self.refuse(f"{shown(value)} is not an integer of at least {least} and below {below}")
@@ -70,20 +70,20 @@ class Field:
         return self.integer(0, SIZE_LIMIT)
 
     def one_of(self, names: Collection[Any]) -> Any:
-        """One of ``names``, which are of the types that they are to have."""
+        """Returns one of ``names``, which are of the types that they are to have."""
         if not any(type(self.value) is type(name) and self.value == name for name in names):
             self.refuse(f"{shown(self.value)} is none of {_listed(names)}")
         return self.value
 
     def text(self, pattern: re.Pattern[str], meaning: str) -> str:
-        """Text that ``pattern`` matches as a whole."""
+        """Returns text that ``pattern`` matches as a whole."""
         if not isinstance(self.value, str) or pattern.fullmatch(self.value) is None:
             self.refuse(f"{shown(self.value)} is not {meaning}")
         return self.value
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file, for ``json.loads``; ValueError where it has a member twice."""
+    """Builds an object of a JSON file, for ``json.loads``; ValueError if it has a member twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("an object has a member twice")
@@ -91,7 +91,7 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """``value`` for a message: in ASCII, without control characters, and short."""
+    """Quotes ``value`` for a message: in ASCII, without control characters, and short."""
     if isinstance(value, (list, dict)):
         return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**20:

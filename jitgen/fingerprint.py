@@ -1,4 +1,4 @@
-"""What of this installation decides what is generated and computed; part of every request key.
+"""Digests what of this installation decides what is generated and computed; it is part of every request key.
 
 jitgen's own Python is hashed without comments, documentation and blank lines: a change of these changes no kernel, and
 rebuilds none. Templates and headers are hashed as they are, since their comments are in the sources that are compiled.
@@ -28,7 +28,7 @@ _BEFORE_COMMENT = re.compile(r"""(?:[^"'#]+|"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:
 
 @cache
 def code_digest() -> str:
-    """sha256 over jitgen's own code and templates: whatever may change what a request generates."""
+    """Returns the sha256 over jitgen's own code and templates: whatever may change what a request generates."""
     from jitgen._data import templates_directory
 
     package = Path(__file__).parent
@@ -39,17 +39,17 @@ def code_digest() -> str:
 
 
 def generating_files(package: Path) -> list[Path]:
-    """The modules below ``package`` that decide what a graph becomes, in order."""
-    found: list[Path] = []
+    """Returns the modules below ``package`` that decide what a graph becomes, in order."""
+    modules: list[Path] = []
     for entry in os.scandir(package):
         name = f"{entry.name}/" if entry.is_dir() else entry.name
         if not name.startswith(_NOT_CODE):
-            found += Path(entry.path).rglob("*.py") if entry.is_dir() else [Path(entry.path)]
-    return sorted(path for path in found if path.suffix == ".py")
+            modules += Path(entry.path).rglob("*.py") if entry.is_dir() else [Path(entry.path)]
+    return sorted(path for path in modules if path.suffix == ".py")
 
 
 def without_comments(text: str) -> str:
-    """The lines of a module of jitgen that have code, without comments and documentation.
+    """Returns the lines of a module of jitgen that have code, without comments and documentation.
 
     A string in triple quotes that is alone on its lines is documentation, which holds in jitgen's modules
     (``tests/unit/test_fingerprint.py``). This reads lines: a tokenizer takes 20 times as long.
@@ -70,9 +70,9 @@ def without_comments(text: str) -> str:
         elif not bare or bare[0] == "#":
             continue
         elif '"""' in bare or (apostrophes and "'''" in bare):
-            found = '"""' if '"""' in bare else "'''"
-            if bare.count(found) % 2:
-                string, quotes = [line], found
+            delimiter = '"""' if '"""' in bare else "'''"
+            if bare.count(delimiter) % 2:
+                string, quotes = [line], delimiter
             elif not (bare.startswith('"""') and bare.endswith('"""')):
                 kept.append(line)
         elif "#" in bare and (code := _BEFORE_COMMENT.match(line)) is not None and line[code.end() :][:1] in ("#", ""):
@@ -83,12 +83,13 @@ def without_comments(text: str) -> str:
 
 
 def folders_digest(*folders: Path) -> str:
-    """sha256 over every file below ``folders``, as they are now: they may be edited while a process runs."""
+    """Returns the sha256 over every file below ``folders``, as they are now: they may be edited while a process
+    runs."""
     return _digest(hashlib.sha256(), *((folder, "*") for folder in folders))
 
 
 def _digest(total: hashlib._Hash, *roots: tuple[Path, str]) -> str:
-    """The digest of ``total`` with every file of a pattern below each root added, byte for byte."""
+    """Returns the digest of ``total`` and every file of a pattern below each root, byte for byte."""
     for root, pattern in roots:
         for path in sorted(root.rglob(pattern)):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -102,5 +103,5 @@ def _add(total: hashlib._Hash, name: str, content: bytes) -> None:
 
 
 def numeric_facts() -> dict[str, bool]:
-    """What of the installed torch decides results."""
+    """Returns the facts of the installed torch that decide results."""
     return {"e4m3fn_saturates": e4m3fn_saturates()}

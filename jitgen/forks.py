@@ -1,4 +1,4 @@
-"""What ``fork`` does to OpenMP, and what a process that has jitgen does about it.
+"""Handles what ``fork`` does to OpenMP in a process that has jitgen.
 
 GNU's OpenMP, which torch brings, keeps the threads of a parallel region for the next one. A child of ``fork`` has none
 of these threads and does not know: its first parallel region, of torch or of a kernel, waits for them forever. So the
@@ -28,8 +28,8 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """A lock that a thread may enter more than once. A child of ``fork`` has it open where another thread held it,
-    which is not there to release it."""
+    """Locks like ``RLock``, but is open in a child of ``fork``. A child of ``fork`` has it open where another thread
+    held it, which is not there to release it."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
@@ -42,19 +42,19 @@ class Lock:
         self._lock.release()
 
     def open_in_child(self) -> None:
-        """Open it, unless this thread has it."""
+        """Opens it, unless this thread has it."""
         if not self._lock._is_owned():
             self._lock = threading.RLock()
 
 
 def _end_threads() -> None:
-    """End the threads that OpenMP keeps for this one."""
+    """Ends the threads that OpenMP keeps for this one."""
     global _ended
     _ended = "torch" not in sys.modules or _pause()
 
 
 def _pause() -> bool:
-    """Whether the runtime that the symbols of kernels lead to, too, has ended them."""
+    """Ends the threads of the OpenMP runtime that kernels use; returns whether it could."""
     import ctypes
 
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)

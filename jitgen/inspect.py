@@ -1,4 +1,4 @@
-"""``Lowered`` and ``Executable``: what a call would run, for users to read without running it."""
+"""Shows what a call would run without running it: ``Lowered`` and ``Executable``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jitgen.store.default import default_store
 
 @dataclass(frozen=True)
 class KernelText:
-    """One kernel of a lowered function.
+    """Describes one kernel of a lowered function.
 
     Attributes:
         name: its name in the function: the function's, and a number or a word where there are several.
@@ -39,7 +39,7 @@ class KernelText:
 
 
 class Lowered:
-    """A function lowered for one signature and target; made by ``JitFunction.lower``, which needs no device.
+    """Describes a function lowered for one signature and target; made by ``JitFunction.lower``, which needs no device.
 
     Attributes:
         kernels: the kernels a call launches, in order; of a call that computes gradients, those of its forward.
@@ -54,22 +54,22 @@ class Lowered:
 
     @property
     def lowered(self) -> lowering.Lowered:
-        """What the passes made of it."""
+        """Returns what the passes made of the function."""
         return self._lowered
 
     @functools.cached_property
     def kernels(self) -> tuple[KernelText, ...]:
         route = self._lowered.route
         tools = routes.toolchain(route.backend, route.compiler)
-        found = []
+        texts = []
         for kernel, source in zip(self._lowered.program.kernels, self._sources, strict=True):
             key = artifact_key(routes.prepare(source), tools) if tools else None
-            found.append(KernelText(kernel.name, source.name, route.backend, source.text, source.template, key))
-        return tuple(found)
+            texts.append(KernelText(kernel.name, source.name, route.backend, source.text, source.template, key))
+        return tuple(texts)
 
     @functools.cached_property
     def _sources(self) -> tuple[KernelSource, ...]:
-        """The source of each kernel; equal kernels are rendered once."""
+        """Returns the source of each kernel; equal kernels are rendered once."""
         identities = [self._lowered.identity(number) for number in range(len(self._lowered.program.kernels))]
         made = {identity: self._lowered.render(identities.index(identity))[0] for identity in dict.fromkeys(identities)}
         return tuple(made[identity] for identity in identities)
@@ -80,7 +80,7 @@ class Lowered:
 
     @property
     def key(self) -> str:
-        """The request key."""
+        """Returns the request key."""
         return self._lowered.key
 
     @property
@@ -88,7 +88,8 @@ class Lowered:
         return str(self._lowered.route.target)
 
     def explain(self) -> str:
-        """In words: how many kernels and why, what each reads and writes, and what the specialisation assumes."""
+        """Explains in words how many kernels there are and why, what each reads and writes, and what the specialisation
+        assumes."""
         lowered = self._lowered
         program = lowered.program
         count, temporaries = len(program.kernels), len(program.temporaries)
@@ -125,7 +126,7 @@ class Lowered:
         return "\n".join(lines)
 
     def compile(self, store: Store | None = None) -> Executable:
-        """Compile into the store, or find it there. This needs the toolchain, not the device.
+        """Compiles the kernels into the store, or finds them there. This needs the toolchain, not the device.
 
         Raises:
             CompileError: the source does not compile, or the toolchain is missing.
@@ -135,7 +136,7 @@ class Lowered:
 
 
 class Executable:
-    """Compiled kernels: their code (``asm``) and resources (``report``)."""
+    """Holds compiled kernels: their code (``asm``) and resources (``report``)."""
 
     def __init__(self, lowered: lowering.Lowered, kernels: Sequence[BuiltKernel]):
         self._lowered = lowered
@@ -143,8 +144,8 @@ class Executable:
 
     @functools.cached_property
     def asm(self) -> Mapping[str, str | bytes]:
-        """Code of all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm`` (str) and
-        ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes).
+        """Returns the code of all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm``
+        (str) and ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes).
 
         The text of several kernels is joined. Their binaries cannot be: the mapping does not have them, and reading one
         raises JitgenError.
@@ -169,7 +170,7 @@ class Executable:
 
     @functools.cached_property
     def report(self) -> tuple[dict[str, Any], ...]:
-        """Per kernel: name, entry, key, origin, target, toolchain, registers, spill_bytes, shared_bytes, flops,
+        """Returns, for each kernel: name, key, origin, toolchain, registers, spill_bytes, shared_bytes, flops,
         bytes_moved, elements.
 
         Bytes of shared memory are of a block, its static and dynamic memory together. Resources are None where the
@@ -218,14 +219,14 @@ def _reads(kernel: Kernel, buffer: int) -> bool:
 
 
 class _Code(dict[str, str | bytes]):
-    """What ``Executable.asm`` returns."""
+    """Maps kinds of code to code, as ``Executable.asm`` returns it."""
 
     def __init__(self, code: Mapping[str, Sequence[str | bytes]]):
-        """``code``: by kind, that of every kernel."""
-        texts = {kind: [text for text in found if isinstance(text, str)] for kind, found in code.items()}
-        super().__init__({kind: "\n".join(found) for kind, found in texts.items() if found})
-        self.update({kind: found[0] for kind, found in code.items() if len(found) == 1})
-        self._not_joined = {kind: len(found) for kind, found in code.items() if kind not in self}
+        """Joins ``code``, which holds that of every kernel by kind."""
+        texts = {kind: [text for text in codes if isinstance(text, str)] for kind, codes in code.items()}
+        super().__init__({kind: "\n".join(codes) for kind, codes in texts.items() if codes})
+        self.update({kind: codes[0] for kind, codes in code.items() if len(codes) == 1})
+        self._not_joined = {kind: len(codes) for kind, codes in code.items() if kind not in self}
 
     def __missing__(self, kind: str) -> str | bytes:
         if kind not in self._not_joined:

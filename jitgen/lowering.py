@@ -1,8 +1,8 @@
-"""What a graph becomes for one call: kernels, the layout of their buffers, and a schedule for each.
+"""Lowers a graph for one call: kernels, the layout of their buffers, and a schedule for each.
 
 ``pipeline.lower`` calls ``partition``, ``lay_out`` and ``schedule`` in this order and returns their results as one
-``Lowered``, whose digest is the request key. Everything here is plain Python over frozen values: no Jinja, no
-compiler, no device.
+``Lowered``, whose digest is the request key. Everything here is plain Python over frozen values: no Jinja, no compiler,
+no device.
 
 Neighbours: ``families/partition.py`` divides a graph into kernels, ``families/family.py`` says what is asked of a
 family, ``call/`` binds a ``Lowered`` and its compiled kernels to a launcher.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """How kernels are made: backend, compiler and target, and the exact chip where a device is there to tell.
+    """Says how kernels are made: backend, compiler and target, and the exact chip if a device is there to tell.
 
     Attributes:
         batch_invariant: whether a row's bits must not depend on how many rows a call has.
@@ -58,21 +58,22 @@ class Route:
 
     @property
     def alternative(self) -> Route | None:
-        """The route of graphs for which a family says that this one ``lacks`` a kernel; None where there is none."""
+        """Returns the route of graphs for which a family says that this one ``lacks`` a kernel; None without one."""
         if not self.automatic or self.backend != "cuda":
             return None
         return replace(self, backend="triton", compiler="triton", automatic=False)
 
     @property
     def device(self) -> Device:
-        """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
+        """Returns target, dialect and chip, which is all that a family may look at. A dialect has its backend's
+        name."""
         maps = self.compiler != "load_inline"
         return Device(self.target, self.backend, self.chip, self.batch_invariant, maps, self.bounded_waits)
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A graph partitioned into kernels.
+    """Holds a graph partitioned into kernels.
 
     Attributes:
         program: the kernels and their buffers.
@@ -88,7 +89,7 @@ class Partitioned:
     preferred: str = ""
 
     def applies_to(self, environment: Mapping[str, Any], caller_output: bool, device: Device) -> bool:
-        """Whether partitioning again, for a call of these sizes, would give this program.
+        """Returns whether partitioning again, for a call of these sizes, would give this program.
 
         A request key must not depend on which calls a process made before. So a program is reused only where it follows
         from the guards and from the families' recorded decisions; one that depends on the strides of the call it was
@@ -114,17 +115,17 @@ def partition(
     device: Device,
     out: Sequence[Memory | None],
 ) -> Partitioned:
-    """``graph`` divided into kernels; each belongs to one family."""
+    """Divides ``graph`` into kernels; each belongs to one family."""
     guards = Guards(environment, graph.guards)
-    read = [each.view for each in memory]
-    written = [None if each is None else each.view for each in out]
+    read = [memory_.view for memory_ in memory]
+    written = [None if memory_ is None else memory_.view for memory_ in out]
     program = program_of(graph, guards.decide, environment, read, device, written)
     return Partitioned(program, tuple(guards), device.dialect)
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """The buffers of one call.
+    """Describes the buffers of one call.
 
     Attributes:
         memories: strides and alignment of every buffer; results and temporaries as they will be allocated.
@@ -148,7 +149,7 @@ def lay_out(
     out: Sequence[Memory | None],
     device: Device,
 ) -> LaidOut:
-    """The memory of every buffer of ``program``, and the layouts and geometries of its kernels.
+    """Computes the memory of every buffer of ``program``, and the layouts and geometries of its kernels.
 
     Args:
         memory: strides and alignment of every input.
@@ -166,7 +167,7 @@ def lay_out(
         for output in program.outputs
     )
     layouts, geometries = (tuple(pair[index] for pair in resolved) for index in (0, 1))
-    owned = [position for position, each in enumerate(out) if each is not None]
+    owned = [position for position, memory_ in enumerate(out) if memory_ is not None]
     elsewhere = tuple(read_elsewhere(program, environment, memories, position) for position in owned)
     return LaidOut(tuple(memories), layouts, geometries, aliases, elsewhere)
 
@@ -178,7 +179,8 @@ def call_of(
     out: Sequence[Memory | None],
     device: Device,
 ) -> Call:
-    """The sizes of a call, and the memory of every buffer of ``program``; the arguments are those of ``lay_out``."""
+    """Returns the sizes of a call, and the memory of every buffer of ``program``; the arguments are those of
+    ``lay_out``."""
     return Call(environment, _memories(program, environment, memory, out), device.is_gpu)
 
 
@@ -203,14 +205,15 @@ def _memories(
 
 
 def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Choice:
-    """The schedule of ``kernel``: the one of its family's candidates that was measured or estimated to be the best."""
+    """Chooses the schedule of ``kernel``: the one of its family's candidates that was measured or estimated to be the
+    best."""
     family = registry.family_of(kernel)
     return family.choose(family.problem(kernel, layouts, geometries, device), device)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph lowered for the sizes and strides of one call, and for one route.
+    """Holds a graph lowered for the sizes and strides of one call, and for one route.
 
     Attributes:
         graph: the traced graph, with the guards that partitioning added.
@@ -240,17 +243,17 @@ class Lowered:
 
     @functools.cached_property
     def schedules(self) -> tuple[Any, ...]:
-        """The schedule of each kernel."""
+        """Returns the schedule of each kernel."""
         return tuple(choice.schedule for choice in self.choices)
 
     @functools.cached_property
     def key(self) -> str:
-        """The request key. It is the same on another machine, in another directory and under another user."""
+        """Returns the request key. It is the same on another machine, in another directory and under another user."""
         return digest(self.ingredients)
 
     @functools.cached_property
     def ingredients(self) -> dict[str, Any]:
-        """What the request key is the digest of."""
+        """Returns the facts of which the request key is the digest."""
         device = self.route.device
         debug = {"bounded_waits": True} if self.route.bounded_waits else {}
         return debug | {
@@ -270,12 +273,13 @@ class Lowered:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no kernel has an element to compute: such a call launches no kernel and needs none compiled."""
+        """Returns whether no kernel has an element to compute: such a call launches no kernel and needs none
+        compiled."""
         return not any(self.work(number).elements for number in range(len(self.program.kernels)))
 
     @functools.cached_property
     def settled(self) -> tuple[Any, ...]:
-        """The schedule of each kernel with what the sizes of this call decide; see ``Family.settle``."""
+        """Returns the schedule of each kernel with what the sizes of this call decide; see ``Family.settle``."""
         kernels = zip(self.program.kernels, self.laid_out.geometries, self.schedules, strict=True)
         device = self.route.device
         return tuple(
@@ -283,32 +287,32 @@ class Lowered:
         )
 
     def launch(self, number: int) -> LaunchShape:
-        """Grid, block and the like of a launch of kernel ``number``."""
+        """Returns the grid, block and the like of a launch of kernel ``number``."""
         family, kernel, layouts, geometries, _ = self._kernel(number)
         return family.launch(kernel, layouts, geometries, self.settled[number], self.route.device)
 
     def arguments(self, number: int) -> Arguments:
-        """The arguments of a launch of kernel ``number``."""
+        """Returns the arguments of a launch of kernel ``number``."""
         family, kernel, layouts, geometries, _ = self._kernel(number)
         return family.arguments(kernel, layouts, geometries, self.settled[number], self.route.device)
 
     def work(self, number: int) -> Work:
-        """Elements computed, bytes moved and operations done by a launch of kernel ``number``."""
+        """Counts the elements computed, bytes moved and operations done by a launch of kernel ``number``."""
         family, kernel, _, geometries, schedule = self._kernel(number)
         return family.work(kernel, geometries, schedule)
 
     def render(self, number: int) -> tuple[KernelSource, Rendered]:
-        """The source of kernel ``number``, and the template line that each of its lines came from."""
+        """Renders kernel ``number``; returns its source and the template line that each of its lines came from."""
         family, kernel, layouts, _, schedule = self._kernel(number)
         return family.render(kernel, layouts, schedule, self.route.device, self.route.compiler)
 
     def identity(self, number: int) -> str:
-        """A digest of all that the source of kernel ``number`` follows from; equal kernels of a program have one."""
+        """Digests all that the source of kernel ``number`` follows from; equal kernels of a program have one."""
         _, kernel, layouts, _, schedule = self._kernel(number)
         return digest([kernel.identity, plain(layouts), plain(schedule), plain(self.route)])
 
     def explain(self, number: int) -> list[str]:
-        """Kernel ``number`` in words: a title, then one line for each detail."""
+        """Explains kernel ``number`` in words: a title, then one line for each detail."""
         family, kernel, layouts, _, schedule = self._kernel(number)
         row = self.choices[number].row
         measured = [f"its schedule was measured to be the best: row {row[:12]} of the tuned choices"] if row else []
@@ -325,7 +329,7 @@ class Lowered:
         )
 
     def __str__(self) -> str:
-        """The specialisation in words: inputs, target, guards."""
+        """Describes the specialisation in words: inputs, target, guards."""
         inputs = ", ".join(graphs.described_inputs(self.graph, {}))
         guards = "; ".join(map(str, self.graph.guards))
         return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")

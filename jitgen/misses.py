@@ -1,9 +1,9 @@
-"""Why a request is not in the store: what tells it from the nearest entry that is, and what builds it.
+"""Explains why a request is not in the store: what tells it from the nearest entry that is, and what builds it.
 
 A request key is a digest, which says nothing about what differs. So a plan is stored with the *ingredients* of its key
 (``lowering.Lowered.ingredients``), each as a digest or, where people can read it, as text. ``nearest`` finds the plan
-that shares the most of them with a request, and says which it does not share. Neighbours: ``pipeline.fetch``
-asks on a miss, ``jitgen cache why`` on the command line.
+that shares the most of them with a request, and says which it does not share. Neighbours: ``pipeline.fetch`` asks on a
+miss, ``jitgen cache why`` on the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jitgen.spec import digest
 from jitgen.store import Store
 
 LOOKED_AT = 2000
-"""The most recently used plans among which the nearest is sought."""
+"""How many of the most recently used plans are searched for the nearest."""
 
 _WORDS = {
     "target": "it was built for {theirs}, and this is for {ours}",
@@ -40,7 +40,7 @@ _WORDS = {
     "facts": "the installed torch computes otherwise: {theirs} there, {ours} here",
     "schema": "its format is {theirs}, and this jitgen's {ours}",
 }
-"""Ingredient -> what it means that two plans differ in it. The first rows are the most telling."""
+"""For each ingredient, what it means that two plans differ in it. The first rows are the most telling."""
 
 _IMPLIED = {
     "target": (
@@ -63,12 +63,12 @@ _IMPLIED = {
     "kernels": ("layouts", "schedules", "tuned"),
     "tuned": ("schedules",),
 }
-"""What follows from a difference is not told besides it."""
+"""Differences that follow from another one and are not told with it."""
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The stored plan that is most like a request.
+    """Describes the stored plan that is most like a request.
 
     Attributes:
         key: its request key.
@@ -83,15 +83,16 @@ class Nearest:
 
 
 def ingredients(lowered: Lowered) -> dict[str, str]:
-    """What the key of ``lowered`` is made of, each as text that people can read or as a digest, for its plan."""
+    """Returns what the key of ``lowered`` is made of, each as text that people can read or as a digest, for its
+    plan."""
     ingredients_of = dict(lowered.ingredients)
     ingredients_of.pop("route")
-    found = {
+    parts = {
         name: str(value) if name in ("schema", "facts") else digest(value)[:16]
         for name, value in ingredients_of.items()
     }
     route = lowered.route
-    return found | {
+    return parts | {
         "target": str(route.target),
         "backend": route.backend,
         "compiler": route.compiler,
@@ -102,7 +103,8 @@ def ingredients(lowered: Lowered) -> dict[str, str]:
 
 
 def nearest(lowered: Lowered, store: Store) -> Nearest | None:
-    """The plan of a function of that name which shares the most ingredients with ``lowered``; None if there is none.
+    """Returns the plan, of a function of that name, that shares the most ingredients with ``lowered``; None without
+    one.
 
     Raises:
         CacheError: the store or a layer cannot be listed.
@@ -144,7 +146,8 @@ _described: dict[tuple[str, str], str] = {}
 
 
 def described(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> str:
-    """A miss in words, over several lines: what is missing, how the nearest entry differs, and what builds it.
+    """Describes a miss in words, over several lines: what is missing, how the nearest entry differs, and what builds
+    it.
 
     Args:
         remedy: returns the command that builds it; without one the way to it is described.
@@ -154,13 +157,13 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str | None] |
         if len(_described) >= LOOKED_AT:
             _described.clear()
         try:
-            found: object = nearest(lowered, store)
+            nearest_plan: object = nearest(lowered, store)
         except CacheError as problem:
-            found = f"how it differs from what is stored is not known: {problem}"
+            nearest_plan = f"how it differs from what is stored is not known: {problem}"
         _described[where] = "\n".join(
             (
                 f"{lowered.graph.name}: no kernel in {store.root} for {lowered}{_legend(str(lowered))}",
-                f"  {found or f'the store has no usable entry of a function called {lowered.graph.name}'}",
+                f"  {nearest_plan or f'the store has no usable entry of a function called {lowered.graph.name}'}",
                 f"  to build it: {(remedy and remedy()) or _way(lowered)}",
                 f"  its request key is {lowered.key}",
             )
@@ -169,9 +172,9 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str | None] |
 
 
 def _legend(text: str) -> str:
-    """What a symbolic size in ``text`` stands for."""
-    found = re.search(r"\bs(\d+)_(\d+)\b", text)
-    return f" ({found[0]} is the size of dimension {found[2]} of tensor {found[1]})" if found else ""
+    """Explains what a symbolic size in ``text`` stands for."""
+    match = re.search(r"\bs(\d+)_(\d+)\b", text)
+    return f" ({match[0]} is the size of dimension {match[2]} of tensor {match[1]})" if match else ""
 
 
 def _way(lowered: Lowered) -> str:

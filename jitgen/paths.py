@@ -1,4 +1,4 @@
-"""Paths of files that a user asks to be written, checked before the work that makes them."""
+"""Checks paths of files that a user asks to be written, before the work that makes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jitgen.errors import JitgenError
 
 
 def check_writable(path: object, example: str, error: type[JitgenError]) -> str:
-    """``path`` as text; raises ``error`` where no file can be written to it.
+    """Returns ``path`` as text; raises ``error`` if no file can be written to it.
 
     Args:
         example: the name of such a file, for messages.

@@ -1,4 +1,4 @@
-"""The path of a call: from a traced graph and the sizes of one call to compiled kernels.
+"""Takes a call from a traced graph and its sizes to compiled kernels.
 
 ::
 
@@ -53,7 +53,7 @@ def lower(
     out: Sequence[Memory | None] = (),
     known: Sequence[Partitioned] = (),
 ) -> Lowered:
-    """The kernels of ``graph`` for one call.
+    """Lowers ``graph`` for one call.
 
     Args:
         environment: a value for every symbol (size or numeric argument) of the graph; its guards hold for them.
@@ -68,10 +68,10 @@ def lower(
         return lowered
     if DEQUANTIZE in graphs.kinds_of(graph.results):
         return lowered  # the layout of a quantised weight is that of the route's own backend
-    found = _lower(graph, environment, memory, other, out, known)
+    by_other = _lower(graph, environment, memory, other, out, known)
     for _, question, decision in lowered.program.decisions:
-        if decision.lacks and any(q == question and d.fused for _, q, d in found.program.decisions):
-            return replace(found, partitioned=replace(found.partitioned, preferred=decision.why))
+        if decision.lacks and any(q == question and d.fused for _, q, d in by_other.program.decisions):
+            return replace(by_other, partitioned=replace(by_other.partitioned, preferred=decision.why))
     return lowered
 
 
@@ -83,7 +83,7 @@ def _lower(
     out: Sequence[Memory | None],
     known: Sequence[Partitioned],
 ) -> Lowered:
-    """The same, by ``route`` itself."""
+    """Lowers ``graph`` by ``route`` itself."""
     device, caller_output = route.device, any(memory is not None for memory in out)
     for earlier in known:
         if earlier.applies_to(environment, caller_output, device):
@@ -117,7 +117,7 @@ def _lower_partitioned(
 
 
 def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> tuple[BuiltKernel, ...]:
-    """The compiled kernels of ``lowered``: loaded from the store, or built and stored.
+    """Returns the compiled kernels of ``lowered``: loaded from the store, or built and stored.
 
     Args:
         remedy: returns the command that would have built them, for a message; called where nothing may be compiled.
@@ -128,12 +128,12 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | Non
     """
     console.log(2, f"plan {lowered.key[:12]}: {lowered}")
     console.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
-    found = _from_store(lowered, store)
-    if found is not None:
-        console.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
-        _log_sources(found)
-        _hold(lowered, found, store)
-        return found
+    kernels = _from_store(lowered, store)
+    if kernels is not None:
+        console.log(1, f"from the store: {', '.join(kernel.name for kernel in kernels) or 'nothing to run'}")
+        _log_sources(kernels)
+        _hold(lowered, kernels, store)
+        return kernels
     if settings.is_strict():
         raise CacheMissError(f"{misses.described(lowered, store, remedy)}\n  nothing is compiled in strict mode")
     if settings.frozen():
@@ -142,13 +142,14 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | Non
     with store.single_flight(lowered.key) as flight:
         # Another process may have built the same kernels while this one waited. If that process hangs, what it has
         # begun is its own to publish.
-        found = _from_store(lowered, store) or build(lowered, store, publish=flight.may_publish)
-    _hold(lowered, found, store)
-    return found
+        kernels = _from_store(lowered, store) or build(lowered, store, publish=flight.may_publish)
+    _hold(lowered, kernels, store)
+    return kernels
 
 
 def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | None:
-    """The kernels that the stored plan of ``lowered`` names; None where the plan or one of its artifacts is missing."""
+    """Loads the kernels that the stored plan of ``lowered`` names; None if the plan or one of its artifacts is
+    missing."""
     plan = store.get_plan(lowered.key)
     if plan is None or not _names_kernels(plan, lowered) or not _toolchains_match(plan, lowered.route):
         return None
@@ -162,7 +163,8 @@ def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | Non
 
 
 def _names_kernels(plan: Mapping[str, Any], lowered: Lowered) -> bool:
-    """Whether a plan names an artifact for each kernel of ``lowered``. One that somebody sealed by hand may not."""
+    """Returns whether a plan names an artifact for each kernel of ``lowered``. One that somebody sealed by hand may
+    not."""
     return len(plan["artifacts"]) == len(lowered.program.kernels) and isinstance(plan.get("toolchains"), list)
 
 
@@ -172,12 +174,12 @@ def _log_sources(kernels: Sequence[BuiltKernel]) -> None:
 
 
 def _hold(lowered: Lowered, kernels: Sequence[BuiltKernel], store: Store) -> None:
-    """Keep the store from removing what this process uses."""
+    """Keeps the store from removing what this process uses."""
     store.hold(lowered.key, *(kernel.key for kernel in kernels))
 
 
 def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
-    """Whether the plan's artifacts were built by the toolchain of this machine.
+    """Returns whether the plan's artifacts were built by the toolchain of this machine.
 
     True without a comparison in strict mode and where this machine has no toolchain: neither could compile a kernel
     again, so the stored artifacts are used as they are.
@@ -189,7 +191,7 @@ def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
 
 
 def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[BuiltKernel, ...]:
-    """Render, compile and store every kernel of ``lowered``, equal ones once, and then the plan that names them.
+    """Renders, compiles and stores every kernel of ``lowered``, and then the plan that names them.
 
     Args:
         publish: whether other processes are to find them; the store may be unable to tell them even so.
@@ -239,7 +241,7 @@ def _build_kernel(lowered: Lowered, number: int, store: Store, publish: bool) ->
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A compiled kernel and where it came from.
+    """Describes a compiled kernel and where it came from.
 
     Attributes:
         kernel: the kernel as the program describes it.
@@ -256,33 +258,34 @@ class BuiltKernel:
 
     @property
     def name(self) -> str:
-        """The kernel's name in its function."""
+        """Returns the kernel's name in its function."""
         return self.kernel.name
 
     @property
     def entry(self) -> str:
-        """Its symbol in the binary, which is what profilers show; equal kernels have the same."""
+        """Returns its symbol in the binary, which is what profilers show; equal kernels have the same."""
         return str(self.artifact.meta["entry"])
 
     @property
     def key(self) -> str:
-        """The artifact key."""
+        """Returns the artifact key."""
         return self.artifact.key
 
     @property
     def source(self) -> str:
-        """The generated source, as the store has it."""
+        """Returns the generated source, as the store has it."""
         (name,) = (name for name in self.artifact.files if name in ("kernel.cpp", "kernel.cu", "kernel.py"))
         return self.artifact.text(name)
 
 
 def _known_artifact(source: KernelSource, store: Store) -> StoredArtifact | None:
-    """The stored artifact of exactly this source, if an equal kernel of any plan was compiled."""
+    """Returns the stored artifact of exactly this source, if an equal kernel of any plan was compiled."""
     tools = routes.toolchain_of(source)
     return store.get_artifact(artifact_key(source, tools)) if tools is not None else None
 
 
 def write_failed_source(source: KernelSource) -> str | None:
-    """Write a source that does not compile to a temporary directory, for the user to read; its path, if it can be."""
+    """Writes a source that does not compile to a temporary directory, for the user to read; returns its path, if it
+    could."""
     name = f"kernel{ {'cpp': '.cpp', 'cuda': '.cu', 'triton': '.py'}[source.language] }"
     return scratch.keep(name, source.text)

@@ -1,4 +1,4 @@
-"""One line on a terminal that says what long work is at; nothing where standard error is no terminal.
+"""Shows one line on a terminal that says what long work is at; nothing if standard error is no terminal.
 
 ``with progress.line("quantising") as say: say("3 of 36: layers.0.query")`` shows the last thing said once the work has
 lasted for ``PATIENCE`` seconds, with the seconds it has taken, and wipes the line at the end. Of lines within one
@@ -29,7 +29,7 @@ _lock = Lock()
 
 @contextmanager
 def line(work: str) -> Iterator[Callable[[str], None]]:
-    """A line about ``work``, while the body runs; the function that it gets says how far the work has come."""
+    """Shows a line about ``work`` while the body runs, which gets a function that says how far the work has come."""
     stream = sys.stderr
     if not console.is_terminal(stream):
         yield lambda text: None
@@ -44,7 +44,7 @@ def line(work: str) -> Iterator[Callable[[str], None]]:
 
 
 class _Line:
-    """A line of a terminal, which a thread of its own writes."""
+    """Writes a line of a terminal from a thread of its own."""
 
     def __init__(self, work: str, stream: Any):
         self._work, self._text, self._stream = work, "", stream

@@ -1,4 +1,4 @@
-"""Temporary files, in private directories that go when the work is done, or when a later process finds them.
+"""Makes temporary files, in private directories that go when the work is done, or when a later process meets them.
 
 A process that is killed cannot delete anything. So it keeps a lock on each of its directories, which the system drops
 however the process ends, and another process deletes those that nobody has locked. Nothing else is written below the
@@ -29,7 +29,7 @@ _swept: set[tuple[int, str]] = set()
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A new private directory for as long as the context lasts."""
+    """Makes a new private directory for as long as the context lasts."""
     _sweep_once()
     made = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     descriptor = os.open(made, os.O_RDONLY)
@@ -42,7 +42,7 @@ def directory() -> Iterator[Path]:
 
 
 def keep(name: str, text: str) -> str | None:
-    """Write ``text`` to a file called ``name`` that outlives this process, for a person to read; its path.
+    """Writes ``text`` to a file called ``name`` that outlives this process, for a person to read; returns its path.
 
     None where it cannot be written: whoever keeps a source has a worse error to report.
     """
@@ -63,10 +63,10 @@ def _sweep_once() -> None:
 
 
 def sweep() -> None:
-    """Delete what killed processes of this user left, and files that are old enough."""
+    """Deletes what killed processes of this user left, and files that are old enough."""
     now = time.time()
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
-        for entry in found:
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 age = now - status.st_mtime
@@ -88,7 +88,7 @@ def _delete_if_unlocked(path: str) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether this process now has the lock of an open directory; False where the system has no such locks."""
+    """Returns whether this process now has the lock of an open directory; False where the system has no such locks."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""Every ``JITGEN_*`` environment variable, in one table.
+"""Defines every ``JITGEN_*`` environment variable, in one table.
 
 No other module reads the environment. A variable is read each time ``get`` is called, so that a test or a program can
 set it after ``import jitgen``. A value that does not parse raises a ``SettingError`` that says which would.
@@ -84,7 +84,7 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable: its name, the parser of its text, its default, and a description of its effect."""
+    """Describes one variable: its name, the parser of its text, its default, and its effect."""
 
     name: str
     parse: Callable[[str], Any]
@@ -140,7 +140,7 @@ SETTINGS = {
 
 
 def get(name: str) -> Any:
-    """The parsed value of the variable ``name``, or its default when it is unset or empty."""
+    """Returns the parsed value of the variable ``name``, or its default when it is unset or empty."""
     setting = SETTINGS[name]
     text = os.environ.get(name)
     if not text:
@@ -152,17 +152,17 @@ def get(name: str) -> Any:
 
 
 def host_compiler_name() -> str | None:
-    """The compiler the user asked for: ``JITGEN_CXX``, else ``CXX``."""
+    """Returns the compiler the user asked for: ``JITGEN_CXX``, else ``CXX``."""
     return get("JITGEN_CXX") or os.environ.get("CXX") or None
 
 
 def cuda_home() -> str | None:
-    """The CUDA toolkit that the user names: ``CUDA_HOME``, else ``CUDA_PATH``."""
+    """Returns the CUDA toolkit that the user names: ``CUDA_HOME``, else ``CUDA_PATH``."""
     return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or None
 
 
 def interpreting_triton() -> bool:
-    """Whether Triton kernels are to run under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    """Returns whether Triton kernels are to run under Triton's interpreter (``TRITON_INTERPRET=1``)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -171,7 +171,7 @@ _strict: ContextVar[bool] = ContextVar("jitgen_strict", default=False)
 
 @contextmanager
 def strict():
-    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``. Nor does a
+    """Forbids compiling within this context: a kernel that is not in the store raises ``CacheMissError``. Nor does a
     quantised layer run in torch where no kernel takes its operands: ``UnsupportedError``."""
     token = _strict.set(True)
     try:
@@ -184,7 +184,7 @@ _frozen: str | None = None
 
 
 def freeze(action: str | None = "error") -> None:
-    """Say that everything this process needs is compiled: from now on, in every thread, a compile is a mistake.
+    """Says that everything this process needs is compiled: from now on, in every thread, a compile is a mistake.
 
     Args:
         action: ``"error"``: a kernel that is not in the store raises ``CacheMissError``, as under ``strict``;
@@ -197,10 +197,10 @@ def freeze(action: str | None = "error") -> None:
 
 
 def frozen() -> str | None:
-    """What ``freeze`` was last called with; None before."""
+    """Returns what ``freeze`` was last called with; None before."""
     return _frozen
 
 
 def is_strict() -> bool:
-    """Whether nothing may be compiled."""
+    """Returns whether nothing may be compiled."""
     return _strict.get() or _frozen == "error" or get("JITGEN_STRICT")

@@ -1,4 +1,5 @@
-"""Frozen descriptions that flow between the layers: dtypes, targets, tensor specs, kernel sources and artifacts.
+"""Defines frozen descriptions that flow between the layers: dtypes, targets, tensor specs, kernel sources and
+artifacts.
 
 Everything here is a value: hashable or JSON-serializable, free of tensors, devices and paths. ``compilers/``,
 ``store/`` and ``runtime/`` meet in this module and never import one another.
@@ -21,8 +22,8 @@ from jitgen.errors import FormatError, UnsupportedError
 from jitgen.settings import CPU_LEVELS
 
 SCHEMA = 1
-"""Version of the format of everything jitgen writes to disk. It is part of the request key and of the artifact key, so
-that entries of an older format are never found."""
+"""The version of the format of everything jitgen writes to disk. It is part of the request key and of the artifact key,
+so that entries of an older format are never read."""
 
 # ---------------------------------------------------------------------------------------------------------- dtypes
 
@@ -58,7 +59,7 @@ COMPLEX_REMEDY = (
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"`` for ``torch.float32``; UnsupportedError for a dtype jitgen has no row for."""
+    """Returns ``"float32"`` for ``torch.float32``; UnsupportedError for a dtype that jitgen has no row for."""
     name = DTYPE_NAMES.get(dtype)
     if name is None:
         if not isinstance(dtype, torch.dtype):
@@ -69,7 +70,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """The torch dtype of ``"bfloat16"``, ``"torch.bfloat16"`` or ``"bf16"``."""
+    """Parses ``"bfloat16"``, ``"torch.bfloat16"`` or ``"bf16"``."""
     name = text.removeprefix("torch.")
     name = _SHORT_DTYPES.get(name, name)
     if name not in DTYPES:
@@ -79,7 +80,8 @@ def parse_dtype(text: str) -> torch.dtype:
 
 @functools.cache
 def e4m3fn_saturates() -> bool:
-    """Whether this torch converts what is too large for float8_e4m3fn to 448 (from 2.13 on) rather than to NaN."""
+    """Returns whether this torch converts what is too large for float8_e4m3fn to 448 (from 2.13 on) rather than to
+    NaN."""
     with torch._C.DisableTorchFunction():
         return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
 
@@ -89,7 +91,7 @@ def e4m3fn_saturates() -> bool:
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is compiled for.
+    """Describes what a kernel is compiled for.
 
     Attributes:
         kind: ``"cuda"``, ``"hip"``, ``"cpu"``, or ``"interpreter"`` (Triton's, on CPU tensors, for tests).
@@ -101,7 +103,7 @@ class Target:
 
     @staticmethod
     def parse(text: str | Target) -> Target:
-        """``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
+        """Parses ``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
         if isinstance(text, Target):
             return text
         if not isinstance(text, str):
@@ -132,7 +134,7 @@ class Target:
 
     @property
     def capability(self) -> int:
-        """Compute capability as an integer: 90 for sm_90a. Only for CUDA targets."""
+        """Returns the compute capability as an integer: 90 for sm_90a. Only for CUDA targets."""
         match = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
         if match is None:
             raise UnsupportedError(f"{self.arch} is not an NVIDIA architecture")
@@ -140,7 +142,8 @@ class Target:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that one block may use, in bytes; for a target without any, the most of any NVIDIA target."""
+        """Returns the shared memory that one block may use, in bytes; for a target without any, the most of any NVIDIA
+        target."""
         if self.kind == "hip":
             return _AMD_SHARED_KIB << 10
         if self.kind != "cuda":
@@ -149,12 +152,13 @@ class Target:
 
     @property
     def overlaps_launches(self) -> bool:
-        """Whether a kernel may start before its predecessor in the stream has ended (programmatic dependent launch)."""
+        """Returns whether a kernel may start before its predecessor in the stream has ended (programmatic dependent
+        launch)."""
         return self.kind == "cuda" and self.capability >= 90
 
     @property
     def has_warpgroup_products(self) -> bool:
-        """Whether the tensor cores take ``wgmma`` instructions; only Hopper's do."""
+        """Returns whether the tensor cores take ``wgmma`` instructions; only Hopper's do."""
         return self.kind == "cuda" and self.capability == 90
 
     def __str__(self) -> str:
@@ -162,9 +166,9 @@ class Target:
 
 
 OLDEST_CAPABILITY = 80
-"""Compute capability of the oldest NVIDIA architecture that kernels are made for."""
+"""The compute capability of the oldest NVIDIA architecture that kernels are made for."""
 _CAPABILITIES = (80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
-"""Compute capabilities there are: those of NVRTC 13 (``nvrtcGetSupportedArchs``), and 101, NVRTC 12's name for 110."""
+"""The known compute capabilities: those of NVRTC 13 (``nvrtcGetSupportedArchs``), and 101, NVRTC 12's name for 110."""
 _FEATURES_FROM = {"": 0, "a": 90, "f": 100}
 """The first capability that has features of its own architecture (``sm_90a``) or family (``sm_100f``)."""
 _AMD: tuple[str, ...] = (
@@ -193,7 +197,7 @@ _host_target: Target | None = None
 
 
 def host_target() -> Target:
-    """This machine's CPU target: the highest level whose instruction sets the processor reports."""
+    """Returns this machine's CPU target: the highest level whose instruction sets the processor reports."""
     global _host_target
     chosen = settings.get("JITGEN_CPU_TARGET")
     if chosen:
@@ -204,7 +208,7 @@ def host_target() -> Target:
 
 
 def runs_here(target: Target) -> bool:
-    """Whether this processor has the instruction sets of a CPU ``target``."""
+    """Returns whether this processor has the instruction sets of a CPU ``target``."""
     if target.arch == "generic":
         return True
     levels = [level for level, _ in _LEVEL_FLAGS]
@@ -229,12 +233,12 @@ def _detect_level() -> str:
 # --------------------------------------------------------------------------------------------------- tensor specs
 
 SYMBOL_HINT = 16
-"""Elements. A symbolic size counts as a multiple of this when kernels are planned for it; see ``TensorSpec``."""
+"""A number of elements. A symbolic size counts as a multiple of it when kernels are planned; see ``TensorSpec``."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor described without a device: enough to lower, render and compile.
+    """Describes a tensor without a device: enough to lower, render and compile.
 
     Args:
         shape: for each dimension an int, or a name such as ``"M"`` for a symbolic size. Equal names are equal sizes.
@@ -282,7 +286,7 @@ class TensorSpec:
 
     @staticmethod
     def parse(text: str) -> TensorSpec:
-        """A spec from ``"bf16[M,4096]"``, as the command line writes it.
+        """Parses ``"bf16[M,4096]"``, as the command line writes a spec.
 
         A quantised weight is ``"int4g128[14336,4096]"``, or ``"int4gK[14336,4096]"`` with one scale per row.
         """
@@ -306,7 +310,8 @@ class TensorSpec:
 
 
 def weight_tensors(format: str) -> tuple[str, ...]:
-    """The names of the tensors that a quantised weight of ``format`` consists of: codes, scales and perhaps others."""
+    """Returns the names of the tensors that a quantised weight of ``format`` consists of: codes, scales and perhaps
+    others."""
     from jitgen.quant import formats
 
     return formats.find(format).tensor_names
@@ -317,7 +322,7 @@ def weight_tensors(format: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler and its exact version.
+    """Identifies a compiler and its exact version.
 
     Attributes:
         compiler: ``"nvrtc"``, ``"triton"``, ``"gcc"``, ``"clang"``, ``"nvcc"``, ...
@@ -335,7 +340,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One generated source, with everything else that decides what it compiles to.
+    """Holds one generated source, with everything else that decides what it compiles to.
 
     Attributes:
         name: the kernel's entry symbol, which follows from the text and the options.
@@ -363,7 +368,7 @@ class KernelSource:
 
     @property
     def described(self) -> str:
-        """The kernel as messages name it: its name in its function, and its entry symbol."""
+        """Returns the kernel as messages name it: its name in its function, and its entry symbol."""
         return f"{self.kernel} ({self.name})" if self.kernel else self.name
 
     def option(self, name: str, default: Any = None) -> Any:
@@ -371,7 +376,8 @@ class KernelSource:
 
 
 def register_shortage(pool: Sequence[int], registers: int) -> str | None:
-    """What is wrong with how the warpgroups of a block deal their registers among themselves; None where nothing is.
+    """Explains what is wrong with how the warpgroups of a block deal their registers among themselves; None if nothing
+    is.
 
     Args:
         pool: the registers of a thread of each warpgroup after the deal; empty where none are dealt.
@@ -387,7 +393,8 @@ def register_shortage(pool: Sequence[int], registers: int) -> str | None:
 
 
 def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:
-    """sha256 over the source, its headers, the toolchain's exact versions, the flags, the target and the schema.
+    """Returns the sha256 over the source, its headers, the toolchain's exact versions, the flags, the target and the
+    schema.
 
     No path, time or build order goes into the key, so the same source has the same key on another machine.
     """
@@ -407,14 +414,14 @@ def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a JSON-serializable value, independent of the order of dicts."""
+    """Returns the sha256 of a JSON-serializable value, independent of the order of dicts."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The result of compiling one source: files for the store, and the facts that a launch needs.
+    """Holds the result of compiling one source: files for the store, and the facts that a launch needs.
 
     Attributes:
         key: the artifact key.

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs as quantised weights: ``jitgen.load_quantized``.
+"""Reads checkpoints of other programs as quantised weights: ``jitgen.load_quantized``.
 
 ::
 

@@ -1,5 +1,6 @@
-"""AWQ: ``qweight int32[K, N / 8]`` and ``qzeros int32[G, N / 8]`` along N, ``scales [G, N]``; 4 bits. Its version GEMV:
-``qweight int32[N, K / 8]``, ``qzeros int32[N, W]`` and ``scales [N, 8 W]``, of which the first G columns are in use.
+"""Reads AWQ: ``qweight int32[K, N / 8]`` and ``qzeros int32[G, N / 8]`` along N, ``scales [G, N]``; 4 bits. Its version
+GEMV: ``qweight int32[N, K / 8]``, ``qzeros int32[N, W]`` and ``scales [N, 8 W]``, of which the first G columns are in
+use.
 
 Source: AutoAWQ's ``awq/utils/packing_utils.py`` and ``modules/linear/gemv.py``. The nibbles of a word, lowest first,
 are columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight, and 0 to 7 in GEMV. Zero-points are as they are.
@@ -20,7 +21,7 @@ from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that each of its eight columns is in."""
+"""The nibble of a word in which each of its eight columns is."""
 BITS = 4
 
 
@@ -80,7 +81,7 @@ def _read_gemv(source: Source, prefix: str) -> QTensor:
 
 
 def _tensors(source: Source, prefix: str, version: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """qweight, qzeros and scales, whose version, bits and dtypes are those that the config says."""
+    """Returns qweight, qzeros and scales, whose version, bits and dtypes are those that the config says."""
     name = f"{prefix}.weight"
     qweight, qzeros, scales = (source.read(f"{prefix}.{part}") for part in ("qweight", "qzeros", "scales"))
     if qweight.dtype != torch.int32 or qzeros.dtype != torch.int32 or not scales.is_floating_point():
@@ -103,13 +104,13 @@ def _version(source: Source) -> str:
 
 
 def _group_size(source: Source) -> int | None:
-    """The group size that the config says; AutoAWQ's own file calls it ``q_group_size``."""
+    """Returns the group size that the config says; AutoAWQ's own file calls it ``q_group_size``."""
     told = [source.config.get(key) for key in ("group_size", "q_group_size")]
     return next((size for size in told if type(size) is int and size > 0), None)
 
 
 def unpacked(words: torch.Tensor) -> torch.Tensor:
-    """The codes of ``int32[n, N / 8]``, ``uint8[n, N]``."""
+    """Unpacks the codes of ``int32[n, N / 8]`` as ``uint8[n, N]``."""
     return fields(words, BITS).unflatten(-1, (-1, 8))[..., list(ORDER)].flatten(-2)
 
 

@@ -1,5 +1,5 @@
-"""bitsandbytes: nf4 with ``weight uint8[N K / 2, 1]`` and its quant_state, and LLM.int8 with ``weight int8[N, K]`` and
-``SCB``.
+"""Reads bitsandbytes: nf4 with ``weight uint8[N K / 2, 1]`` and its quant_state, and LLM.int8 with ``weight int8[N,
+K]`` and ``SCB``.
 
 Source: bitsandbytes' ``functional.py`` (``QuantState``, ``int8_vectorwise_dequant``) and ``nn/modules.py``.
 
@@ -77,12 +77,12 @@ def _read_nf4(source: Source, name: str, state_name: str, kind: str) -> QTensor:
 
 def _state(source: Source, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(source.read(name).tolist()))
+        state = json.loads(bytes(source.read(name).tolist()))
     except (ValueError, TypeError) as error:
         raise FormatError(f"{name} is not readable: {error!r}") from None
-    if not isinstance(found, dict):
+    if not isinstance(state, dict):
         raise FormatError(f"{name} is not readable: it is no object")
-    return found
+    return state
 
 
 def _absmax(source: Source, name: str, state: dict[str, Any]) -> torch.Tensor:

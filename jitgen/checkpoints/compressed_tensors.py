@@ -1,4 +1,4 @@
-"""compressed-tensors: pack-quantized (integers of 1 to 8 bits in int32), nvfp4 and mxfp4.
+"""Reads compressed-tensors: pack-quantized (integers of 1 to 8 bits in int32), nvfp4 and mxfp4.
 
 Source: compressed-tensors' ``compressors/pack_quantized`` and ``compressors/nvfp4``. ``weight_packed int32[N, words]``
 has codes plus half their range, lowest bits first; since release 0.18 each row is one sequence of bits, and up to 0.17
@@ -87,7 +87,7 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
 
 
 def _packing(source: Source, words: torch.Tensor, shape: tuple[int, int], label: Label) -> tuple[int, bool]:
-    """The width of a code, and whether rows are one sequence of bits.
+    """Returns the width of a code, and whether rows are one sequence of bits.
 
     Releases up to 0.17 put ``32 // bits`` codes into each word and leave its other bits 0; releases from 0.18 on leave
     none. A row of as many words may be codes of 5 bits in the one way and of 6 in the other, so both are compared with
@@ -95,31 +95,31 @@ def _packing(source: Source, words: torch.Tensor, shape: tuple[int, int], label:
     """
     name = f"{label.prefix}.weight_packed"
     rows, columns = shape
-    found = [(bits, dense) for bits in range(1, 9) for dense in (True, False) if dense or 32 % bits]
-    found = [(bits, dense) for bits, dense in found if _words(columns, bits, dense) == words.shape[1]]
-    if words.shape[0] != rows or not found:
+    packings = [(bits, dense) for bits in range(1, 9) for dense in (True, False) if dense or 32 % bits]
+    packings = [(bits, dense) for bits, dense in packings if _words(columns, bits, dense) == words.shape[1]]
+    if words.shape[0] != rows or not packings:
         raise FormatError(f"{source.described(name)} is no packing of a weight {[rows, columns]}")
-    found = [(bits, dense) for bits, dense in found if dense or not _has_bits_between(words, bits)]
-    allowed = sorted({bits for bits, _ in found})
+    packings = [(bits, dense) for bits, dense in packings if dense or not _has_bits_between(words, bits)]
+    allowed = sorted({bits for bits, _ in packings})
     if label.num_bits and not label.num_bits & set(allowed):
         told = ", ".join(map(str, sorted(label.num_bits)))
         raise FormatError(
             f"{source.described(name)}: the config says {told} bits, and codes of a weight {[rows, columns]} have "
             f"{' or '.join(map(str, allowed))} in so many words; {GO_BY_TENSORS}"
         )
-    found = [(bits, dense) for bits, dense in found if bits in (label.num_bits or allowed)]
+    packings = [(bits, dense) for bits, dense in packings if bits in (label.num_bits or allowed)]
     release = _release(source)
-    if len(found) > 1 and release is not None:
-        found = [(bits, dense) for bits, dense in found if 32 % bits == 0 or dense == (release >= DENSE_SINCE)]
-    if len(found) != 1 and len({bits for bits, _ in found}) == 1 and columns <= 32 // found[0][0]:
-        found = found[:1]  # a row is in one word, where both are the same
-    if len(found) != 1:
-        ways = [f"{bits}{'' if dense else ' in words of their own'}" for bits, dense in found]
+    if len(packings) > 1 and release is not None:
+        packings = [(bits, dense) for bits, dense in packings if 32 % bits == 0 or dense == (release >= DENSE_SINCE)]
+    if len(packings) != 1 and len({bits for bits, _ in packings}) == 1 and columns <= 32 // packings[0][0]:
+        packings = packings[:1]  # a row is in one word, where both are the same
+    if len(packings) != 1:
+        ways = [f"{bits}{'' if dense else ' in words of their own'}" for bits, dense in packings]
         raise FormatError(
             f"{source.described(name)}: codes may have {' or '.join(ways)} bits; pass the config that tells (num_bits "
             "and version)"
         )
-    return found[0]
+    return packings[0]
 
 
 DENSE_SINCE = (0, 18)
@@ -127,23 +127,23 @@ DENSE_SINCE = (0, 18)
 
 
 def _words(count: int, bits: int, dense: bool) -> int:
-    """The words that ``count`` codes take."""
+    """Returns how many words ``count`` codes take."""
     return -(-count * bits // 32) if dense else -(-count // (32 // bits))
 
 
 def _has_bits_between(words: torch.Tensor, bits: int) -> bool:
-    """Whether a word has bits above those of its ``32 // bits`` codes."""
+    """Returns whether a word has bits above those of its ``32 // bits`` codes."""
     return bool((words >> (32 // bits * bits)).any())
 
 
 def _release(source: Source) -> tuple[int, int] | None:
-    """The release of the library that wrote the file, as far as the config says."""
+    """Returns the release of the library that wrote the file, if the config says it."""
     numbers = str(source.config.get("version", "")).split(".")[:2]
     return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else None
 
 
 def _unpacked(words: torch.Tensor, bits: int, dense: bool) -> torch.Tensor:
-    """The codes of rows of words, uint8: at least as many as were packed."""
+    """Unpacks the codes of rows of words, uint8: at least as many as were packed."""
     if not dense:
         shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32)
         return (words.unsqueeze(-1) >> shifts & ((1 << bits) - 1)).flatten(1).to(torch.uint8)
@@ -154,7 +154,7 @@ def _unpacked(words: torch.Tensor, bits: int, dense: bool) -> torch.Tensor:
 def _zero_points(
     source: Source, name: str, bits: int, dense: bool, shape: tuple[int, int], scales: torch.Tensor
 ) -> torch.Tensor:
-    """Zero-points of codes that are unsigned, of the shape of ``scales``."""
+    """Returns the zero-points of unsigned codes, of the shape of ``scales``."""
     rows, groups = shape
     stored, half = source.read(name), 1 << (bits - 1)
     if stored.dtype == torch.int8 and stored.numel() == scales.numel():  # strategies that the library does not pack

@@ -1,4 +1,4 @@
-"""Opening checkpoints: one file, shards with an index, or a directory; safetensors, GGUF, and pickles by name alone.
+"""Opens checkpoints: one file, shards with an index, or a directory; safetensors, GGUF, and pickles by name alone.
 
 A safetensors file is mapped by its library, so that a tensor is read when it is asked for. A config that lies beside
 the weights (``config.json``, ``quantize_config.json``, ``hf_quant_config.json``) is read for what it says of
@@ -46,7 +46,7 @@ _SAFETENSORS_DTYPES = {
 
 
 def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
-    """The checkpoint at ``path``.
+    """Opens the checkpoint at ``path``.
 
     Args:
         pickled: whether pickle files may be read, with ``torch.load(weights_only=True)``.
@@ -84,7 +84,7 @@ def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
 
 
 def quantization_of(origin: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config says of the quantisation; nothing where it says none.
+    """Returns what a config says of the quantisation; empty if it says nothing.
 
     Raises:
         FormatError: it is no object. The message names ``origin``.
@@ -99,7 +99,7 @@ def quantization_of(origin: str, config: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def given(tensors: Mapping[str, Any]) -> Source:
-    """A state dict as a source."""
+    """Wraps a state dict as a source."""
     other = next((name for name in tensors if not isinstance(name, str)), None)
     if other is not None:
         raise FormatError(f"the state dict has the key {other!a:.80}, not a name")
@@ -108,15 +108,15 @@ def given(tensors: Mapping[str, Any]) -> Source:
 
 
 def _files(place: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """The files of a checkpoint, and the tensors that each should have where an index says so."""
+    """Lists the files of a checkpoint, and the tensors that each should have if an index says so."""
     if place.is_dir():
         indices = sorted(place.glob("*.safetensors.index.json"))
         if indices:
             return _of_index(indices[0])
         for ending in (".safetensors", ".gguf", *_PICKLES):
-            found = sorted(place.glob(f"*{ending}"))
-            if found:
-                return found, {}
+            files = sorted(place.glob(f"*{ending}"))
+            if files:
+                return files, {}
         raise FormatError(f"{place} has no checkpoint: neither .safetensors nor .gguf files")
     if place.name.endswith(".json"):
         return _of_index(place)
@@ -134,14 +134,14 @@ def _of_index(path: Path) -> tuple[list[Path], Mapping[str, str]]:
         if Path(shard).name != shard:
             raise FormatError(f"{path}: the shard {shard!r} is not a file beside it")
         if not file.exists():
-            names = sorted(name for name, found in weight_map.items() if found == shard)
+            names = sorted(name for name, shard_ in weight_map.items() if shard_ == shard)
             raise FormatError(f"{path}: the shard {shard} is missing, which has {names[0]} and {len(names) - 1} more")
         files.append(file)
     return files, weight_map
 
 
 def _shards(path: Path) -> list[Path]:
-    """All files of a GGUF checkpoint that is divided into ``name-00001-of-00003.gguf``."""
+    """Lists all files of a GGUF checkpoint that is divided into ``name-00001-of-00003.gguf``."""
     stem, separator, total = path.stem.rpartition("-of-")
     if path.suffix != ".gguf" or not separator or not total.isdigit() or not stem[-5:].isdigit():
         return [path]
@@ -174,19 +174,19 @@ def _storage(path: Path, pickled: bool) -> Storage:
 
 def _unpickled(path: Path) -> Tensors:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
         raise FormatError(f"{path} is not readable by torch.load(weights_only=True): {error}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{path} has a {type(found).__name__}, not a state dict")
-    other = next((name for name in found if not isinstance(name, str)), None)
+    if not isinstance(content, dict):
+        raise FormatError(f"{path} has a {type(content).__name__}, not a state dict")
+    other = next((name for name in content if not isinstance(name, str)), None)
     if other is not None:
         raise FormatError(f"{path} has the key {other!a:.80}, not a name")
-    return Tensors(found)
+    return Tensors(content)
 
 
 class SafetensorsFile(Storage):
-    """A safetensors file, mapped.
+    """Reads a safetensors file, mapped.
 
     Raises:
         FormatError: it is damaged or truncated. UnsupportedError: safetensors is not installed.
@@ -210,11 +210,11 @@ class SafetensorsFile(Storage):
         return self._names
 
     def facts(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        found = self._file.get_slice(name)
-        dtype = _SAFETENSORS_DTYPES.get(found.get_dtype())
+        tensor = self._file.get_slice(name)
+        dtype = _SAFETENSORS_DTYPES.get(tensor.get_dtype())
         if dtype is None:
-            raise UnsupportedError(f"{self._path}: {name} is of {found.get_dtype()}, which jitgen does not read")
-        return tuple(found.get_shape()), dtype
+            raise UnsupportedError(f"{self._path}: {name} is of {tensor.get_dtype()}, which jitgen does not read")
+        return tuple(tensor.get_shape()), dtype
 
     def read(self, name: str) -> torch.Tensor:
         try:
@@ -225,18 +225,18 @@ class SafetensorsFile(Storage):
 
 
 def _configuration(directory: Path) -> dict[str, Any]:
-    """What the config files of a directory say, in one dict; a file with the quantisation alone is under its key."""
-    found: dict[str, Any] = {}
+    """Joins the config files of a directory in one dict; a file about the quantisation alone is under its key."""
+    config: dict[str, Any] = {}
     for name in _CONFIGS:
         if (directory / name).is_file():
             content = _json(directory / name)
             whole = name == "config.json" or "quantization" in content
-            found |= content if whole else {"quantization_config": _labelled(name, content)}
-    return found
+            config |= content if whole else {"quantization_config": _labelled(name, content)}
+    return config
 
 
 def _labelled(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """AutoGPTQ's own file names no method: its name does."""
+    """Adds the method to AutoGPTQ's own file, which does not state it: the file's name does."""
     method = "awq" if name == "quant_config.json" else "gptq"
     return content if "quant_method" in content else {**content, "quant_method": method}
 

@@ -1,4 +1,4 @@
-"""GGUF's quantised tensors: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4.
+"""Reads GGUF's quantised tensors: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4.
 
 Source: llama.cpp's ``ggml/src/ggml-common.h`` (the blocks) and ``gguf-py/gguf/quants.py``. A tensor is a sequence of
 blocks of 32 numbers, or super-blocks of 256 whose groups have scales of 6 or 8 bits that multiply one of the
@@ -30,7 +30,7 @@ from jitgen.quant.qtensor import QTensor
 
 @dataclass(frozen=True)
 class Blocks:
-    """The numbers of ``n`` blocks.
+    """Holds the numbers of ``n`` blocks.
 
     Attributes:
         codes: ``[n, numbers of a block]``.
@@ -51,7 +51,7 @@ def find(source: Source) -> Iterator[Claim]:
 
 
 def _dequantized(source: Source, file: GgufFile, name: str) -> torch.Tensor:
-    """A plain tensor of a type that no format has, by llama.cpp's own package where it is installed."""
+    """Dequantises a tensor of a type that no format has, by llama.cpp's own package if it is installed."""
     kind, shape = file.kind(name).name, file.facts(name)[0]
     problem = f"{name} is of GGUF's type {kind}; jitgen reads {', '.join(TYPES)}"
     try:
@@ -104,7 +104,7 @@ def _weight(source: Source, name: str, type_: Type, bytes_: torch.Tensor, shape:
 
 
 def _halves(bytes_: torch.Tensor) -> torch.Tensor:
-    """``[..., n]`` to ``[..., 2 n]``: all low halves, and then all high ones."""
+    """Splits bytes into halves, ``[..., n]`` to ``[..., 2 n]``: all low halves, and then all high ones."""
     return torch.cat([bytes_ & 15, bytes_ >> 4], -1)
 
 
@@ -113,7 +113,7 @@ def _float16(bytes_: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(bytes_: torch.Tensor) -> torch.Tensor:
-    """``[..., n]`` to ``[..., 8 n]``: the bits of each byte, lowest first."""
+    """Splits bytes into bits, ``[..., n]`` to ``[..., 8 n]``, lowest first."""
     return (bytes_.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
 
 
@@ -143,7 +143,7 @@ def _q8_0(block: torch.Tensor) -> Blocks:
 
 
 def _k_scales(d: torch.Tensor, minimum: torch.Tensor, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and minima ``[n, 8]`` of super-blocks, float32, from twelve bytes of 6-bit numbers."""
+    """Decodes the scales and minima ``[n, 8]`` of super-blocks, float32, from twelve bytes of 6-bit numbers."""
     low, middle, high = packed.split([4, 4, 4], -1)
     scales = torch.cat([low & 63, (high & 15) | (low >> 2 & 48)], -1)
     minima = torch.cat([middle & 63, (high >> 4) | (middle >> 2 & 48)], -1)
@@ -209,7 +209,8 @@ def _q3_k(block: torch.Tensor) -> Blocks:
 
 
 def _pairs(bytes_: torch.Tensor) -> torch.Tensor:
-    """``[..., 64]`` to ``[..., 256]``: of each 32 bytes the lowest two bits, then the next, and so on."""
+    """Splits bytes into pairs of bits, ``[..., 64]`` to ``[..., 256]``: of each 32 bytes the lowest two bits, then the
+    next, and so on."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
     return (bytes_.unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts & 3).flatten(-3)
 
@@ -230,6 +231,7 @@ TYPES: dict[str, Type] = {
     "IQ4_XS": ("int8", 32, _iq4_xs),
     "MXFP4": ("mxfp4", 32, _mxfp4),
 }
-"""By GGUF type: the format, the columns that share a scale, what unpacks ``uint8[n, bytes of a block]``."""
+"""For each GGUF type its format, the columns that share a scale, and the function that unpacks ``uint8[n, bytes of a
+block]``."""
 
 READER = Reader("GGUF", frozenset(), find, ())

@@ -1,4 +1,4 @@
-"""The container of GGUF files, versions 2 and 3, little-endian: metadata, tensor infos, and data that is mapped.
+"""Reads the container of GGUF files, versions 2 and 3, little-endian: metadata, tensor infos, and data that is mapped.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every length that the file states is compared with
 what is left of the file before anything is made of it.
@@ -21,9 +21,9 @@ from jitgen.errors import FormatError
 
 MAGIC = b"GGUF"
 ALIGNMENT = 32
-"""Of tensor data in bytes, where the metadata has no ``general.alignment``."""
+"""The alignment of tensor data, in bytes, if the metadata has no ``general.alignment``."""
 LIMIT = 1 << 20
-"""Tensors and metadata keys that a file may have; llama.cpp's largest models have some thousands."""
+"""The most tensors and metadata keys of a file; llama.cpp's largest models have some thousands."""
 MAX_DIMENSIONS = 4
 _SCALARS = {
     0: "<B",
@@ -43,7 +43,7 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of tensors: how many numbers a block has, and how many bytes."""
+    """Describes a type of tensors: how many numbers a block has, and how many bytes."""
 
     name: str
     numbers: int
@@ -91,7 +91,7 @@ KINDS: dict[int, Kind] = {
 
 @dataclass(frozen=True)
 class Info:
-    """A tensor of the file: its torch shape, its type, and where its bytes are."""
+    """Describes a tensor of the file: its torch shape, its type, and where its bytes are."""
 
     shape: tuple[int, ...]
     kind: Kind
@@ -100,7 +100,7 @@ class Info:
 
 
 class GgufFile(Storage):
-    """A mapped file. Tensors are copied out of it one at a time.
+    """Maps a file. Tensors are copied out of it one at a time.
 
     Attributes:
         metadata: its keys and values; arrays of more than some thousands of entries (vocabularies) are left out.
@@ -117,8 +117,8 @@ class GgufFile(Storage):
                 raise FormatError(f"{path}: {size} bytes are no GGUF file")
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         head = _Head(path, self._bytes)
-        self.metadata, found = head.read()
-        self._infos = found
+        self.metadata, tensors = head.read()
+        self._infos = tensors
 
     def names(self) -> Sequence[str]:
         return list(self._infos)
@@ -127,7 +127,7 @@ class GgufFile(Storage):
         return self._infos[name].kind
 
     def is_plain(self, name: str) -> bool:
-        """Whether torch has a dtype for its numbers."""
+        """Returns whether torch has a dtype for its numbers."""
         return self._infos[name].kind.dtype is not None
 
     def facts(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
@@ -141,7 +141,7 @@ class GgufFile(Storage):
         return self._copied(info).view(info.kind.dtype).view(info.shape)
 
     def blocks(self, name: str) -> torch.Tensor:
-        """The bytes of a tensor, ``uint8[blocks, bytes of a block]``."""
+        """Returns the bytes of a tensor, ``uint8[blocks, bytes of a block]``."""
         info = self._infos[name]
         return self._copied(info).view(-1, info.kind.bytes)
 
@@ -152,7 +152,7 @@ class GgufFile(Storage):
 
 
 class _Head:
-    """The file before its data."""
+    """Reads the file up to its data."""
 
     def __init__(self, path: str, bytes_: mmap.mmap):
         self._path, self._bytes, self._at = path, bytes_, 0
@@ -170,13 +170,13 @@ class _Head:
         for _ in range(keys):
             key = self._string()
             metadata[key] = self._value(self._number("<I"))
-        found = [self._info() for _ in range(tensors)]
+        tensor_infos = [self._info() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise FormatError(f"{self._path}: general.alignment is {alignment!r}, which is no power of two")
         base = -(-self._at // alignment) * alignment
         infos: dict[str, Info] = {}
-        for name, shape, kind, offset, size in found:
+        for name, shape, kind, offset, size in tensor_infos:
             if name in infos:
                 raise FormatError(f"{self._path}: {name} is in it twice")
             if base + offset + size > len(self._bytes):
@@ -223,10 +223,10 @@ class _Head:
         return values if count <= 4096 else None
 
     def _count(self, what: str) -> int:
-        found = self._number("<Q")
-        if found > LIMIT:
-            raise FormatError(f"{self._path}: it says it has {found} {what}; {LIMIT} are the most")
-        return found
+        count = self._number("<Q")
+        if count > LIMIT:
+            raise FormatError(f"{self._path}: it says it has {count} {what}; {LIMIT} are the most")
+        return count
 
     def _string(self) -> str:
         try:
@@ -238,8 +238,8 @@ class _Head:
         return struct.unpack(code, self._take(struct.calcsize(code)))[0]
 
     def _take(self, count: int) -> bytes:
-        found = self._bytes[self._at : self._at + count]
-        if len(found) != count:
+        taken = self._bytes[self._at : self._at + count]
+        if len(taken) != count:
             raise FormatError(f"{self._path}: it ends at byte {len(self._bytes)}, within its head: it is truncated")
         self._at += count
-        return found
+        return taken

@@ -1,4 +1,5 @@
-"""GPTQ: ``qweight int32[K * bits / 32, N]`` along K, ``qzeros int32[G, N * bits / 32]`` along N, ``scales [G, N]``.
+"""Reads GPTQ: ``qweight int32[K * bits / 32, N]`` along K, ``qzeros int32[G, N * bits / 32]`` along N, ``scales [G,
+N]``.
 
 Sources: AutoGPTQ's and GPTQModel's ``nn_modules/qlinear`` (packing), GPTQModel's ``convert_gptq_v1_to_v2_format``. Each
 column of ``qweight`` is one sequence of bits, lowest first, for 3 bits too. ``g_idx int32[K]`` has the group of each
@@ -74,7 +75,8 @@ def _read(source: Source, prefix: str) -> QTensor:
 
 
 def _require_labelled(source: Source, name: str, bits: int, columns: int, groups: int) -> None:
-    """FormatError where the config says other bits or groups, and has no rules (``dynamic``) for single modules."""
+    """Raises FormatError where the config says other bits or groups, and has no rules (``dynamic``) for single
+    modules."""
     told, size = source.config.get("bits"), source.config.get("group_size")
     if source.config.get("dynamic"):
         return
@@ -84,7 +86,7 @@ def _require_labelled(source: Source, name: str, bits: int, columns: int, groups
 
 
 def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[int | None, torch.Tensor | None]:
-    """The group size, None for one group, and the order of the columns, None where groups are in order."""
+    """Returns the group size (None for one group) and the order of the columns (None if groups are in order)."""
     given = source.config.get("group_size")
     size = -(-columns // groups) if groups else 0
     if isinstance(given, int) and given > 0 and -(-columns // given) == groups:
@@ -113,17 +115,17 @@ def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[i
 
 
 def _zero_words(source: Source, prefix: str, qzeros: torch.Tensor, bits: int) -> torch.Tensor:
-    """``qzeros`` as the second version has it."""
+    """Returns ``qzeros`` in the second version's form."""
     half = 1 << (bits - 1)
-    found = fields(qzeros, bits)
-    told = 1 if bool((found == half - 1).all()) else 2 if bool((found == half).all()) else None
+    zeros = fields(qzeros, bits)
+    told = 1 if bool((zeros == half - 1).all()) else 2 if bool((zeros == half).all()) else None
     label = source.config.get("checkpoint_format")
     labelled = _SHARED.get(str(label)) if label is not None else None
     if label is not None and labelled is None:
         raise FormatError(f"{source.origin}: checkpoint_format is {label!r}; expected one of {', '.join(_SHARED)}")
     if told and labelled and told != labelled and source.config.get("sym", True):
         raise FormatError(
-            f"{prefix}.qzeros: all zero-points are {int(found.flatten()[0])}, which is version {told} of a symmetric "
+            f"{prefix}.qzeros: all zero-points are {int(zeros.flatten()[0])}, which is version {told} of a symmetric "
             f"weight, and the config says {label!r}; correct it, or say sym: false"
         )
     version = labelled or told or (1 if source.config.get("quant_method") == "gptq" else None)
@@ -137,7 +139,7 @@ def _zero_words(source: Source, prefix: str, qzeros: torch.Tensor, bits: int) ->
     if bits == 3:  # whose fields are divided between words
         from jitgen.quant.layouts.portable import pack_bits
 
-        return pack_bits((found + 1) & 7, 3)
+        return pack_bits((zeros + 1) & 7, 3)
     one_in_each = sum(1 << shift for shift in range(0, 32, bits))
     return ((qzeros.long() + one_in_each) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
 

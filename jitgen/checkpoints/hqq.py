@@ -1,4 +1,4 @@
-"""HQQ: ``W_q`` with its facts beside it, each of them a tensor in safetensors files and a value in state dicts.
+"""Reads HQQ: ``W_q`` with its facts, each of them a tensor in safetensors files and a value in state dicts.
 
 Source: hqq's ``core/quantize.py`` (``HQQLinear.state_dict``, ``Quantizer.dequantize``) and ``core/bitpack.py``. The
 weight is reshaped to ``[N K / group, group]`` (axis 1) and packed along its first dimension: the first half of its rows
@@ -27,7 +27,7 @@ _FACTS = (
     *("channel_wise", "optimize", "round_zero", "meta"),
 )
 _PACKING = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}
-"""Codes of an element of ``W_q``, by their bits."""
+"""The codes of an element of ``W_q``, by their bits."""
 
 
 def find(source: Source) -> Iterator[Claim]:
@@ -69,30 +69,30 @@ def _read(source: Source, prefix: str) -> QTensor:
     for fact in ("scale", "zero"):
         if not facts[fact].is_floating_point():
             raise FormatError(f"{name}: {prefix}.{fact} is of {facts[fact].dtype}, not floating-point")
-    found = _unpacked(packed.reshape(-1, group), bits)[:groups]
+    codes = _unpacked(packed.reshape(-1, group), bits)[:groups]
     if any(facts[fact].numel() != groups for fact in ("scale", "zero")):
         raise FormatError(f"{name}: {prefix}.scale and {prefix}.zero are not a number for each of {groups} groups")
     scales, zeros = (facts[fact].reshape(rows, -1) for fact in ("scale", "zero"))
     return assembled(
-        name, f"uint{bits}", found.reshape(rows, columns), scales, group_size, _dtype(facts, scales), zeros=zeros
+        name, f"uint{bits}", codes.reshape(rows, columns), scales, group_size, _dtype(facts, scales), zeros=zeros
     )
 
 
 def _require_labelled(source: Source, name: str, facts: dict[str, Any], bits: int | None, group: int | None) -> None:
-    """FormatError where the config, or the name of the packing, says other bits or groups than the facts do."""
+    """Raises FormatError where the config, or the name of the packing, says other bits or groups than the facts do."""
     told = source.config.get("quant_config")
     told = told.get("weight_quant_params", told) if isinstance(told, dict) else {}
-    for key, found in (("nbits", bits), ("group_size", group)):
+    for key, value in (("nbits", bits), ("group_size", group)):
         said = told.get(key) if isinstance(told, dict) else None
-        if type(said) is int and said != found:
-            raise FormatError(f"{name}: the config says {key} {said}, and {found} is beside it; {GO_BY_TENSORS}")
+        if type(said) is int and said != value:
+            raise FormatError(f"{name}: the config says {key} {said}, and {value} is beside it; {GO_BY_TENSORS}")
     packing = facts.get("packing")
     if isinstance(packing, str) and not packing.startswith(f"{bits}bit"):
         raise FormatError(f"{name}: its packing is {packing!r}, which is not of {bits} bits")
 
 
 def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes, uint8: rows in the high bits come first."""
+    """Unpacks the codes, uint8: rows in the high bits come first."""
     if bits == 8:
         return packed
     shifts = range(27, -1, -3) if bits == 3 else range(8 - bits, -1, -bits)

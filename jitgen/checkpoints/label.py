@@ -1,4 +1,4 @@
-"""``Label``: what a config's ``config_groups`` say of one weight, compared with the tensors that the weight has.
+"""Compares what a config's ``config_groups`` say of one weight with the tensors that the weight has.
 
 compressed-tensors writes them, and so does ModelOpt since it follows it. A group names the modules it is for by their
 names, by patterns or by their classes.
@@ -20,7 +20,7 @@ from jitgen.errors import FormatError
 
 @dataclass(frozen=True)
 class Label:
-    """What the config says of a weight: of each fact the values that the groups it may belong to have; empty for none.
+    """Holds what the config says of a weight: for each fact, the values in the groups it may belong to; empty for none.
 
     Attributes:
         prefix: the name of the weight's module.
@@ -62,34 +62,34 @@ class Label:
             actorder=told("actorder", str, bool),
         )
 
-    def require(self, name: str, fact: str, expected: Collection[Any], found: str) -> None:
-        """FormatError where the config says other values of ``fact`` alone than those that the tensors allow."""
+    def require(self, name: str, fact: str, expected: Collection[Any], actual: str) -> None:
+        """Raises FormatError if the config only says values of ``fact`` that the tensors do not allow."""
         told = getattr(self, fact)
         if told and not told & set(expected):
             values = ", ".join(sorted(map(str, told)))
-            raise FormatError(f"{name}: the config says {fact} {values}, and {found}; {GO_BY_TENSORS}")
+            raise FormatError(f"{name}: the config says {fact} {values}, and {actual}; {GO_BY_TENSORS}")
 
     def require_groups(self, name: str, scales: torch.Tensor, shape: tuple[int, int]) -> None:
-        """FormatError where the config says that other columns or rows share a scale than do; ``scales`` of two
-        dimensions, of a weight of ``shape``."""
+        """Raises FormatError if the config lets other columns or rows share a scale than do; ``scales`` has two
+        dimensions, for a weight of ``shape``."""
         rows, columns = shape
         groups = scales.shape[1]
-        found = f"scales are {list(scales.shape)}"
+        actual = f"scales are {list(scales.shape)}"
         if self.strategy and self.strategy <= {"group", "tensor_group"}:
             require_groups(name, self.group_size, columns, groups)
         if groups != 1 or scales.shape[0] != rows:
-            self.require(name, "strategy", {"group", "tensor_group", "tensor", "block"}, found)
+            self.require(name, "strategy", {"group", "tensor_group", "tensor", "block"}, actual)
         if scales.numel() != 1:
-            self.require(name, "strategy", {"group", "tensor_group", "channel", "block"}, found)
+            self.require(name, "strategy", {"group", "tensor_group", "channel", "block"}, actual)
 
 
 def _targets(group: Mapping[str, Any]) -> list[str]:
-    found = group.get("targets")
-    return [target for target in found if isinstance(target, str)] if isinstance(found, list) else []
+    targets = group.get("targets")
+    return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
 
 
 def _names(target: str, prefix: str) -> bool:
-    """Whether a target names this module: by its name, or ``re:`` and a pattern of names."""
+    """Returns whether a target means this module: by its name, or by ``re:`` and a pattern of names."""
     if not target.startswith("re:"):
         return target == prefix
     try:

@@ -1,4 +1,4 @@
-"""``load_quantized``: any checkpoint of quantised weights as a state dict, or in a model.
+"""Loads any checkpoint of quantised weights with ``load_quantized``, as a state dict or into a model.
 
 Everything is read and checked before anything of a model changes.
 """
@@ -25,7 +25,7 @@ from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 
 CODES = (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes that a matrix called ``weight`` has where it is codes of something."""
+"""The dtypes of a matrix called ``weight`` that holds codes."""
 
 
 def load_quantized(
@@ -39,7 +39,7 @@ def load_quantized(
     strict: bool = True,
     pickle: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Read a checkpoint whose weights are quantised, by jitgen or another program.
+    """Reads a checkpoint whose weights are quantised, by jitgen or another program.
 
     Which one is seen by its tensors: GPTQ, AWQ, HQQ, bitsandbytes, compressed-tensors, ModelOpt, Quark, torchao, GGUF,
     8-bit weights beside their scales (docs/checkpoints.md has the table). Weights become ``QTensor``s of the format
@@ -83,20 +83,20 @@ def load_quantized(
 
 
 def _quantization(config: Any) -> Mapping[str, Any]:
-    """What the caller's ``config`` says of the quantisation: it may be a model's whole config, or that alone."""
+    """Returns what the caller's ``config``, a model's whole config or a part, says of the quantisation."""
     if not isinstance(config, Mapping):
         raise FormatError(f"config is {config!a:.80}, not a mapping")
     return files.quantization_of("config=", config) if "quantization_config" in config else config
 
 
 def claims(source: Source) -> list[tuple[Reader, Claim]]:
-    """The weights of a checkpoint, each with the reader that claims it.
+    """Lists the weights of a checkpoint, each with the reader that claims it.
 
     Raises:
         FormatError: a tensor that only one kind of checkpoint has is not claimed, or a label says another kind.
     """
     taken: set[str] = set()
-    found: list[tuple[Reader, Claim]] = []
+    claimed: list[tuple[Reader, Claim]] = []
     label = source.config.get("quant_method")
     for reader in READERS:
         for claim in reader.find(source):
@@ -108,11 +108,11 @@ def claims(source: Source) -> list[tuple[Reader, Claim]]:
                     + GO_BY_TENSORS
                 )
             taken |= set(claim.uses)
-            found.append((reader, claim))
+            claimed.append((reader, claim))
     for name in source:
         if name not in taken:
             _check_unclaimed(source, name)
-    return found
+    return claimed
 
 
 def _check_unclaimed(source: Source, name: str) -> None:
@@ -125,14 +125,14 @@ def _check_unclaimed(source: Source, name: str) -> None:
 
 def _read(source: Source, device: torch.device, strict: bool) -> dict[str, torch.Tensor]:
     with _refusing(f"{source.origin}: its tensors, config or metadata do not fit one another"):
-        found, aliases = claims(source), native.aliases(source)
-    taken = {name for _, claim in found for name in claim.uses}
+        claimed, aliases = claims(source), native.aliases(source)
+    taken = {name for _, claim in claimed for name in claim.uses}
     plain = [name for name in source if name not in taken]
     state: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
-    total = len(found) + len(plain)
+    total = len(claimed) + len(plain)
     with progress.line(f"reading {source.origin}") as say:
-        for _, claim in found:
+        for _, claim in claimed:
             if claim.name in state or claim.name in plain:
                 raise FormatError(f"{source.origin}: {claim.name} is in it twice")
             try:
@@ -167,7 +167,7 @@ def _converted(source: Source, claim: Claim) -> QTensor | torch.Tensor:
 
 @contextmanager
 def _refusing(problem: str) -> Iterator[None]:
-    """FormatError, with ``problem``, for what reading a damaged checkpoint raises."""
+    """Turns what reading a damaged checkpoint raises into FormatError, with ``problem``."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -187,7 +187,7 @@ def _renamed(
 
 
 def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
-    """Put tensors into a model, by name.
+    """Puts tensors into a model, by name.
 
     A parameter that the state lacks and that is another one of the model (a tied weight) becomes that.
 
@@ -195,19 +195,19 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         FormatError: a name or a shape does not fit. The model is then unchanged.
     """
     places = {name: (module, leaf) for name, module, leaf in _places(model)}
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     unexpected = [name for name in state if name not in places]
     for name, tensor in state.items():
         if name in places:
-            found[name] = _fitting(name, *places[name], tensor)
+            tensors[name] = _fitting(name, *places[name], tensor)
     tied: dict[int, list[str]] = {}
     for name, (module, leaf) in places.items():
         tied.setdefault(id(_held(module, leaf)), []).append(name)
     for names in tied.values():
-        loaded = next((found[name] for name in names if name in found), None)
+        loaded = next((tensors[name] for name in names if name in tensors), None)
         if loaded is not None:
-            found |= {name: loaded for name in names if name not in found}
-    missing = [name for name in places if name not in found and name in model.state_dict(keep_vars=True)]
+            tensors |= {name: loaded for name in names if name not in tensors}
+    missing = [name for name in places if name not in tensors and name in model.state_dict(keep_vars=True)]
     if strict and (missing or unexpected):
         raise FormatError(
             "the checkpoint does not fit the model: "
@@ -219,27 +219,27 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
             + "; strict=False leaves these as they are"
         )
     parameters: dict[int, nn.Parameter] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         module, leaf = places[name]
         if leaf not in module._parameters:
             module._buffers[leaf] = tensor
             continue
         old = module._parameters[leaf]
         needs_grad = old is not None and old.requires_grad and tensor.is_floating_point()
-        needs_grad &= not isinstance(tensor, QTensor) and not _has_quantized(found, name)
+        needs_grad &= not isinstance(tensor, QTensor) and not _has_quantized(tensors, name)
         module._parameters[leaf] = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=needs_grad))
         if isinstance(tensor, QTensor):
             QuantizedLinear.convert(module)
 
 
-def _has_quantized(found: Mapping[str, torch.Tensor], name: str) -> bool:
-    """Whether ``name`` is the bias of a quantised weight, which takes no gradients either."""
+def _has_quantized(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
+    """Returns whether ``name`` is the bias of a quantised weight, which takes no gradients either."""
     module, _, leaf = name.rpartition(".")
-    return leaf == "bias" and isinstance(found.get(f"{module}.weight" if module else "weight"), QTensor)
+    return leaf == "bias" and isinstance(tensors.get(f"{module}.weight" if module else "weight"), QTensor)
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(name, module, name in the module) of every parameter and buffer, tied ones under each name."""
+    """Yields (name, module, name in the module) of every parameter and buffer, tied ones under each name."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf in (*module._parameters, *module._buffers):
             if _held(module, leaf) is not None:

@@ -1,4 +1,5 @@
-"""ModelOpt's nvfp4: ``weight uint8[N, K / 2]``, ``weight_scale float8_e4m3fn[N, K / 16]``, ``weight_scale_2 float32``.
+"""Reads ModelOpt's nvfp4: ``weight uint8[N, K / 2]``, ``weight_scale float8_e4m3fn[N, K / 16]``, ``weight_scale_2
+float32``.
 
 Source: NVIDIA ModelOpt's ``torch/quantization/qtensor/nvfp4_tensor.py``. The low half of a byte comes first, and the
 second scale multiplies. Its fp8 checkpoints are read by ``scaled.py``.

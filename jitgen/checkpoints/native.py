@@ -1,4 +1,4 @@
-"""Files that jitgen wrote (``jitgen.save_quantized``): what ``quant/io.py`` says of them, one weight at a time."""
+"""Reads files that jitgen wrote (``jitgen.save_quantized``), one weight at a time; ``quant/io.py`` defines them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find(source: Source) -> Iterator[Claim]:
 
 
 def aliases(source: Source) -> Mapping[str, str]:
-    """Names of tied tensors, and the names under which these are stored."""
+    """Maps names of tied tensors to the names under which these are stored."""
     return io.content(source.origin, source.metadata)[1]
 
 

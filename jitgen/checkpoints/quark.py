@@ -1,4 +1,4 @@
-"""Quark: int4 and uint4 in int32 words, and mxfp4.
+"""Reads Quark: int4 and uint4 in int32 words, and mxfp4.
 
 Source: AMD Quark's ``torch/export/nn/modules/realquantizer.py`` and ``torch/utils/pack.py``. Of integers in groups,
 ``weight int32[K, N / 8]`` and ``weight_zero_point int32[G, N / 8]`` are packed along N, in AWQ's order or, where the
@@ -70,7 +70,8 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
 
 
 def _is_reordered(source: Source, name: str) -> bool:
-    """Whether the nibbles of a word are in AWQ's order: the ``pack_method`` of the config, by default ``reorder``."""
+    """Returns whether the nibbles of a word are in AWQ's order: the ``pack_method`` of the config, by default
+    ``reorder``."""
     export = source.config.get("export")
     method = export.get("pack_method", "reorder") if isinstance(export, dict) else "reorder"
     if method not in ("reorder", "order"):
@@ -95,9 +96,9 @@ def _is_signed(source: Source, name: str, zeros: torch.Tensor | None) -> bool:
 
 
 def _of_weights(config: Any, fact: str) -> Any:
-    """What the config says of all weights."""
-    found = config.get("global_quant_config")
-    weight = found.get("weight") if isinstance(found, dict) else None
+    """Returns what the config says of all weights."""
+    settings = config.get("global_quant_config")
+    weight = settings.get("weight") if isinstance(settings, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight
     return weight.get(fact) if isinstance(weight, dict) else None
 

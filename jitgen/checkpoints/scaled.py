@@ -1,4 +1,4 @@
-"""Weights of 8 bits stored as they are, beside their scales: compressed-tensors' float-quantized and int-quantized, and
+"""Reads 8-bit weights stored as they are, with their scales: compressed-tensors' float-quantized and int-quantized, and
 the fp8 of ModelOpt, Quark, FBGEMM and DeepSeek.
 
 Sources: compressed-tensors' ``compressors/naive_quantized`` and ``quantization/lifecycle/forward.py``; transformers'
@@ -29,7 +29,7 @@ _OTHERS = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "
 
 
 def activation_names(source: Source, prefix: str) -> list[str]:
-    """The tensors beside a weight that describe it or its activations."""
+    """Lists the tensors that describe a weight or its activations."""
     return [f"{prefix}.{name}" for name in _OTHERS if f"{prefix}.{name}" in source]
 
 
@@ -66,7 +66,7 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
 
 
 def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: torch.Tensor, qualifier: str) -> None:
-    """FormatError where the config says other codes, or other rows and columns that share a scale."""
+    """Raises FormatError if the config says other codes, or other rows and columns that share a scale."""
     name, label = f"{prefix}.weight", Label.read(source, prefix)
     label.require(name, "num_bits", {8}, "its codes have 8 bits")
     kind = "float" if codes.dtype in FLOATS else "int"
@@ -89,7 +89,8 @@ def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: 
 
 
 def refuse_pre_scaled(source: Source, prefix: str) -> None:
-    """UnsupportedError for a weight whose activations must be multiplied first (AWQ and SmoothQuant of ModelOpt)."""
+    """Raises UnsupportedError for a weight whose activations must be multiplied first (AWQ and SmoothQuant of
+    ModelOpt)."""
     if f"{prefix}.pre_quant_scale" in source:
         raise UnsupportedError(
             f"{prefix}.weight: {prefix}.pre_quant_scale multiplies activations, which a weight cannot; export it "
@@ -98,7 +99,8 @@ def refuse_pre_scaled(source: Source, prefix: str) -> None:
 
 
 def shared(name: str, shape: torch.Size, scales: torch.Tensor) -> tuple[torch.Tensor, int | None, str]:
-    """``[R, groups]`` scales of a weight of ``shape``, the group size, and the qualifier of rows that share scales."""
+    """Returns ``[R, groups]`` scales of a weight of ``shape``, the group size, and the qualifier of rows that share
+    scales."""
     rows, columns = shape
     if scales.numel() == 1:
         return scales.reshape(1, 1), None, "" if rows == 1 else "tensor"

@@ -1,4 +1,4 @@
-"""``Source``: the tensors of a checkpoint by name, read when they are asked for, and what its labels say.
+"""Defines ``Source``: the tensors of a checkpoint by name, read when they are asked for, and what its labels say.
 
 A reader finds its weights by names, shapes and dtypes (``Source.shape``, ``Source.dtype``), which the head of a file
 has; the numbers of one weight are read when that weight is converted, so that a large file is never in memory whole.
@@ -17,20 +17,20 @@ from jitgen.quant.qtensor import QTensor
 
 
 class Storage(Protocol):
-    """Where tensors are: one file, or a dict of them."""
+    """Reads tensors from one file, or from a dict of them."""
 
     def names(self) -> Sequence[str]: ...
 
     def facts(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype, without reading the tensor."""
+        """Returns shape and dtype, without reading the tensor."""
 
     def read(self, name: str) -> Any:
-        """The tensor, on the CPU; what is no tensor in a state dict is returned as it is."""
+        """Returns the tensor, on the CPU; what is no tensor in a state dict is returned as it is."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The content of a checkpoint.
+    """Holds the content of a checkpoint.
 
     Attributes:
         origin: what messages call it: a path, or "the state dict".
@@ -53,35 +53,35 @@ class Source:
         return iter(self.storages)
 
     def ending(self, suffix: str) -> Iterator[str]:
-        """The prefixes of all names that end in ``suffix``."""
+        """Yields the prefixes of all names that end in ``suffix``."""
         return (name.removesuffix(suffix) for name in self.storages if name.endswith(suffix))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._of(name).facts(name)[0]
 
     def kind(self, name: str) -> torch.dtype:
-        """The dtype of a tensor."""
+        """Returns the dtype of a tensor."""
         return self._of(name).facts(name)[1]
 
     def is_of(self, name: str, *dtypes: torch.dtype) -> bool:
-        """Whether there is such a tensor, and it is of one of ``dtypes``."""
+        """Returns whether there is such a tensor, and it is of one of ``dtypes``."""
         return name in self.storages and self.kind(name) in dtypes
 
     def described(self, name: str) -> str:
-        """A tensor as messages name it: ``x.qweight, int32[512, 4096]``."""
+        """Describes a tensor for messages: ``x.qweight, int32[512, 4096]``."""
         return f"{name}, {str(self.kind(name)).removeprefix('torch.')}{list(self.shape(name))}"
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor.
+        """Reads a tensor.
 
         Raises:
             FormatError: there is none of that name, or its numbers cannot be read.
         """
-        found: torch.Tensor = self._of(name).read(name)
-        return found
+        tensor: torch.Tensor = self._of(name).read(name)
+        return tensor
 
     def value(self, name: str) -> Any:
-        """What a state dict has under that name, which need not be a tensor."""
+        """Returns what a state dict has under that name, which need not be a tensor."""
         return self._of(name).read(name)
 
     def _of(self, name: str) -> Storage:
@@ -92,7 +92,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Claim:
-    """A weight that a reader has found.
+    """Describes a weight that a reader recognised.
 
     Attributes:
         name: the name of the weight in the model's state dict.
@@ -107,7 +107,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Reader:
-    """How one kind of checkpoint is read.
+    """Describes how one kind of checkpoint is read.
 
     Attributes:
         name: of the kind.
@@ -123,7 +123,7 @@ class Reader:
 
 
 class Tensors(Storage):
-    """A state dict as a ``Storage``."""
+    """Reads a state dict as a ``Storage``."""
 
     def __init__(self, tensors: Mapping[str, Any]):
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""The readers, in the order in which they are asked; a tensor belongs to the first that claims it."""
+"""Lists the readers in the order in which they are asked; a tensor belongs to the first that claims it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""torchao's tensors: in a state dict as they are, in safetensors files as its ``flatten_tensor_state_dict`` stores
-them.
+"""Reads torchao's tensors: in a state dict as they are, in safetensors files as its ``flatten_tensor_state_dict``
+stores them.
 
 Source: torchao's ``quantization/quantize_/workflows`` (``Int4Tensor``, ``Int8Tensor``, ``IntxUnpackedToInt8Tensor``,
 ``Float8Tensor``), ``prototype/mx_formats/nvfp4_tensor.py`` and ``prototype/safetensors``. A file has
@@ -42,7 +42,7 @@ def find(source: Source) -> Iterator[Claim]:
 
 
 class _Attributes(dict[str, Any]):
-    """The attributes of an object as a mapping."""
+    """Presents the attributes of an object as a mapping."""
 
     def __init__(self, value: Any):
         names = [*getattr(value, "tensor_data_names", ()), *getattr(value, "tensor_attribute_names", ())]
@@ -58,10 +58,10 @@ def _in_metadata(source: Source) -> Iterator[Claim]:
         return
     try:
         names = [str(name) for name in json.loads(source.metadata["tensor_names"])]
-        found = {name: json.loads(source.metadata[name]) for name in names if name in source.metadata}
+        described = {name: json.loads(source.metadata[name]) for name in names if name in source.metadata}
     except (TypeError, ValueError) as error:
         raise FormatError(f"{source.origin}: its metadata of torchao is not readable: {error!r}") from None
-    for name, facts in found.items():
+    for name, facts in described.items():
         if not isinstance(facts, dict) or facts.get("_type") in (None, "Tensor"):
             continue
         module, _, last = name.rpartition(".")
@@ -145,7 +145,7 @@ def _integers(name: str, facts: Facts) -> QTensor:
 
 
 def _require_blocks(name: str, facts: Facts, shape: torch.Size, scales: torch.Tensor) -> None:
-    """FormatError where ``block_size`` says that other numbers share a scale than the scales have it."""
+    """Raises FormatError if ``block_size`` contradicts which numbers share a scale."""
     block = facts.get("block_size")
     if not isinstance(block, list | tuple) or len(block) != len(shape) or not all(type(size) is int for size in block):
         return

@@ -1,4 +1,4 @@
-"""``assembled``: a ``QTensor`` of the codes, scales and zero-points that a reader has unpacked.
+"""Assembles a ``QTensor`` from the codes, scales and zero-points that a reader has unpacked.
 
 The format is the one whose numbers are the checkpoint's: the kind of scales follows from their dtype, and float32 takes
 the place of a kind that has a limit which the scales exceed, or groups that it does not allow.
@@ -46,7 +46,7 @@ def assembled(
     tensor_scale: torch.Tensor | None = None,
     qualifier: str = "",
 ) -> QTensor:
-    """The weight called ``name``.
+    """Assembles the weight called ``name``.
 
     Args:
         base: the row of ``FORMATS``, such as ``"int4"``.
@@ -98,7 +98,7 @@ def assembled(
 def _format(
     base: str, scales: torch.Tensor, group_size: int | None, zeros: torch.Tensor | None, qualifier: str
 ) -> tuple[Format, torch.Tensor]:
-    """The format, and the scales in the dtype that it stores."""
+    """Returns the format, and the scales in the dtype in which it stores them."""
     if find(base).group_size is not None and scales.dtype in (*_SCALES, torch.uint8):
         return find(base), scales
     if scales.dtype not in _SCALES:
@@ -126,7 +126,8 @@ def _packed(row: Format, codes: torch.Tensor, named: dict[str, torch.Tensor], pa
 
 
 def require_groups(name: str, told: Collection[int], columns: int, groups: int) -> None:
-    """FormatError where ``told``, the group sizes of a config, all give ``columns`` other than ``groups`` groups."""
+    """Raises FormatError if every group size in ``told``, from a config, gives ``columns`` another number of groups
+    than ``groups``."""
     if told and all(-(-columns // size) != groups for size in told):
         sizes = ", ".join(map(str, sorted(told)))
         raise FormatError(
@@ -135,14 +136,15 @@ def require_groups(name: str, told: Collection[int], columns: int, groups: int) 
 
 
 def nominal(source: Source, scales: torch.Tensor) -> torch.dtype:
-    """The dtype of a weight: the config's, else that of floating-point scales of 16 or 32 bits, else float32."""
+    """Returns the dtype of a weight: the config's, else that of floating-point scales of 16 or 32 bits, else
+    float32."""
     if source.dtype is not None:
         return source.dtype
     return scales.dtype if scales.dtype in (torch.float16, torch.bfloat16, torch.float32) else torch.float32
 
 
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The ``bits``-bit fields of integers ``[..., n]``, uint8 ``[..., fields]``: each row is one sequence of bits.
+    """Splits integers ``[..., n]`` into ``bits``-bit fields, uint8 ``[..., fields]``: each row is one sequence of bits.
 
     Raises:
         FormatError: ``words`` are no integers.
@@ -153,5 +155,5 @@ def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def nibbles(bytes_: torch.Tensor) -> torch.Tensor:
-    """Codes of 4 bits, the low half of each byte first: ``uint8[..., 2 n]`` of ``uint8[..., n]``."""
+    """Splits ``uint8[..., n]`` into codes of 4 bits, ``uint8[..., 2 n]``, the low half of each byte first."""
     return portable.unpack_bits(bytes_.contiguous().view(torch.uint8), 4)

@@ -1,4 +1,4 @@
-"""The command line: ``jitgen ...`` and ``python -m jitgen ...``.
+"""Implements the command line: ``jitgen ...`` and ``python -m jitgen ...``.
 
 ``group`` has the table of commands, each of which is a file; ``show`` prints their results, as JSON for programs. This
 package is outermost: it may import everything, and nothing imports it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point; it exits with the status of the command."""
+    """Runs a command and exits with its status."""
     from jitgen.cli.group import jitgen
 
     jitgen(prog_name="jitgen")

@@ -1,4 +1,5 @@
-"""``jitgen bench``, whose benchmarks are the package ``bench`` of a source checkout; a wheel does not have them.
+"""Implements ``jitgen bench``, whose benchmarks are the package ``bench`` of a source checkout; a wheel does not have
+them.
 
 Where jitgen is imported from a checkout, ``bench`` is the command of ``bench/command.py``; elsewhere it says what it
 needs.
@@ -33,8 +34,8 @@ def command() -> click.Command:
         return without_checkout
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
-    found: click.Command = importlib.import_module("bench.command").bench
-    return found
+    bench: click.Command = importlib.import_module("bench.command").bench
+    return bench
 
 
 bench = command()

@@ -1,4 +1,4 @@
-"""``jitgen cache``: ls, show, verify, prune, export, import, unprotect, keygen, clear, path, why.
+"""Implements ``jitgen cache``: ls, show, verify, prune, export, import, unprotect, keygen, clear, path, why.
 
 Each command calls a method of ``jitgen.store.Store``. Like a commit in git, a key may be abbreviated to any unambiguous
 prefix of four or more digits. The exit status is 0, or 1 if an entry is damaged or missing, or 2 if the store cannot be
@@ -28,7 +28,7 @@ _SHORTEST_PREFIX = 4
 
 
 def _open() -> Store:
-    """The store; imported when a command runs, so that ``--help`` does not wait for torch."""
+    """Opens the store, which is imported when a command runs, so that ``--help`` does not wait for torch."""
     from jitgen.store import Store
 
     return Store.open()
@@ -113,7 +113,7 @@ def verify(repair: bool, as_json: bool) -> None:
 
 
 def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """The number of bytes that ``--limit`` gives, such as ``20G``."""
+    """Returns the number of bytes that ``--limit`` gives, such as ``20G``."""
     try:
         return None if text is None else int(settings.SETTINGS["JITGEN_CACHE_LIMIT"].parse(text))
     except ValueError as error:
@@ -269,7 +269,8 @@ def why(subject: str, target: str | None, texts: tuple[str, ...], as_json: bool)
 
 
 def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, ...]) -> tuple[str, str]:
-    """The request key of a call and, unless the store has it, how the nearest entry differs and what builds it."""
+    """Returns the request key of a call and, unless the store has it, how the nearest entry differs and what builds
+    it."""
     import shlex
 
     from jitgen import misses
@@ -285,23 +286,23 @@ def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, 
 
 
 def _find(store: Store, prefix: str) -> Entry:
-    """The one entry whose key starts with ``prefix``."""
+    """Returns the one entry whose key starts with ``prefix``."""
     lowered = prefix.lower()
     if len(lowered) < _SHORTEST_PREFIX or set(lowered) - set("0123456789abcdef"):
         raise click.UsageError(f"{prefix!r} is no key: give {_SHORTEST_PREFIX} or more of its 64 hex digits")
-    found: dict[tuple[str, str], Entry] = {}
+    entries: dict[tuple[str, str], Entry] = {}
     for entry in store.entries(lowered):
-        found.setdefault((entry.kind, entry.key), entry)
-    if not found:
+        entries.setdefault((entry.kind, entry.key), entry)
+    if not entries:
         raise click.ClickException(f"no entry of {store.root} or its layers starts with {prefix}")
-    if len(found) > 1:
-        candidates = "".join(f"\n  {kind} {key}" for kind, key in found)
+    if len(entries) > 1:
+        candidates = "".join(f"\n  {kind} {key}" for kind, key in entries)
         raise click.ClickException(f"{prefix} is ambiguous:{candidates}")
-    return next(iter(found.values()))
+    return next(iter(entries.values()))
 
 
 def _what(store: Store, entry: Entry) -> str:
-    """A short description of an entry: what was compiled, for which target, by which toolchain."""
+    """Describes an entry in a few words: what was compiled, for which target, by which toolchain."""
     content = store.peek(entry)
     if content is None:
         return "damaged"
@@ -312,7 +313,7 @@ def _what(store: Store, entry: Entry) -> str:
 
 
 def _print_facts(facts: Mapping[str, Any], indent: int = 0) -> None:
-    """Print nested facts, one to a line, indented by ``indent`` spaces."""
+    """Prints nested facts, one to a line, indented by ``indent`` spaces."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
             say(f"{' ' * indent}{name}:")

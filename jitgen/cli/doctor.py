@@ -1,4 +1,4 @@
-"""``jitgen doctor`` reports what this machine can run and compile, what is missing, and how to get it.
+"""Reports with ``jitgen doctor`` what this machine can run and compile, what is missing, and how to get it.
 
 Every check is a small function that yields rows. A check that raises becomes a row itself, because people run doctor
 when something is broken.
@@ -27,7 +27,8 @@ OK, MISSING, NOTE = "ok", "missing", "note"
 
 @dataclass(frozen=True)
 class Row:
-    """One finding. ``state`` is ``ok``, ``missing`` (``remedy`` then says how to get it) or ``note`` (information)."""
+    """Reports one finding. ``state`` is ``ok``, ``missing`` (``remedy`` then says how to get it) or ``note``
+    (information)."""
 
     topic: str
     name: str
@@ -54,7 +55,7 @@ def doctor(as_json: bool) -> None:
 
 
 def examine() -> list[Row]:
-    """The rows of all checks, in the order in which they are printed."""
+    """Returns the rows of all checks, in the order in which they are printed."""
     rows: list[Row] = []
     for topic, check in CHECKS:
         try:
@@ -66,7 +67,7 @@ def examine() -> list[Row]:
 
 
 def _able(rows: list[Row], topic: str) -> list[str]:
-    """What this machine is able to do of ``topic``, ``"run"`` or ``"compile"``."""
+    """Lists what this machine is able to do of ``topic``, ``"run"`` or ``"compile"``."""
     return [f"{row.name} ({row.value})" for row in rows if row.topic == topic and row.state == OK]
 
 
@@ -163,12 +164,13 @@ def _load_inline() -> Iterator[Row]:
 
 
 def find_nvcc(home: str | None, usual: Path = Path("/usr/local")) -> str | None:
-    """An ``nvcc``: of ``home``, of CUDA_HOME or CUDA_PATH, on PATH, of a toolkit below ``usual``, or of a package.
+    """Finds an ``nvcc``: of ``home``, of CUDA_HOME or CUDA_PATH, on PATH, of a toolkit below ``usual``, or of a
+    package.
 
     Args:
         home: where torch looks, which is nowhere if it is built without CUDA.
     """
-    homes = [found for found in (home, settings.cuda_home()) if found]
+    homes = [home_ for home_ in (home, settings.cuda_home()) if home_]
     toolkits = [usual / "cuda", *sorted(usual.glob("cuda-*"), key=_version, reverse=True)]
     packages = [Path(entry, "nvidia", name) for entry in sys.path for name in ("cu13", "cuda_nvcc")]
     return (
@@ -179,12 +181,12 @@ def find_nvcc(home: str | None, usual: Path = Path("/usr/local")) -> str | None:
 
 
 def _path_of(*homes: Path) -> str:
-    """A search path of toolkits' programs; one that leads nowhere without any."""
+    """Returns a search path for toolkits' programs; without any, one that leads nowhere."""
     return os.pathsep.join(str(home / "bin") for home in homes) or os.devnull
 
 
 def _version(toolkit: Path) -> list[int]:
-    """The version in the name of a toolkit's directory, such as cuda-13.0."""
+    """Returns the version in the name of a toolkit's directory, such as cuda-13.0."""
     return [int(number) for number in re.findall(r"\d+", toolkit.name)]
 
 
@@ -251,13 +253,13 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
 """The checks, each with the topic of the row that is printed if the check itself fails."""
 
 
-def _found(topic: str, name: str, found: object, remedy: str) -> Row:
-    """A row that is ``ok`` if ``found`` is truthy, and otherwise ``missing``."""
-    return Row(topic, name, OK, str(found)) if found else Row(topic, name, MISSING, "not found", remedy)
+def _found(topic: str, name: str, value: object, remedy: str) -> Row:
+    """Makes a row that is ``ok`` if ``value`` is truthy, and otherwise ``missing``."""
+    return Row(topic, name, OK, str(value)) if value else Row(topic, name, MISSING, "not found", remedy)
 
 
 def _distribution(name: str) -> str | None:
-    """The version of an installed distribution; None if it is not installed."""
+    """Returns the version of an installed distribution; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

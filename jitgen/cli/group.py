@@ -1,4 +1,4 @@
-"""The table of commands. A command is imported when it is run, so that ``jitgen --help`` imports none of them.
+"""Lists the commands. A command is imported when it is run, so that ``jitgen --help`` imports none of them.
 
 To add a command, write ``cli/<name>.py`` with a click command of that name, and add a row to ``COMMANDS``.
 """
@@ -23,17 +23,17 @@ COMMANDS = {
     "prewarm": ("jitgen.cli.prewarm:prewarm", "Compile a manifest's kernels for named targets; needs no GPU."),
     "source": ("jitgen.cli.source:source", "Print the source generated for a function and a target; needs no GPU."),
 }
-"""Name of a command -> (``module:object``, its line in ``jitgen --help``)."""
+"""For each command, its ``module:object`` and its line in ``jitgen --help``."""
 
 
 class Unusable(click.ClickException):
-    """The store or a manifest cannot be used. The exit status is 2, the same as for a wrong argument."""
+    """Reports that the store or a manifest cannot be used. The exit status is 2, the same as for a wrong argument."""
 
     exit_code = 2
 
 
 class SuggestingGroup(click.Group):
-    """A click group that names the commands which one that does not exist may have been meant for."""
+    """Suggests, for a command that does not exist, those that may have been meant."""
 
     def resolve_command(self, context: click.Context, words: list[str]) -> Any:
         try:
@@ -46,7 +46,7 @@ class SuggestingGroup(click.Group):
 
 
 class LazyGroup(SuggestingGroup):
-    """A click group of the commands in ``COMMANDS``, which turns jitgen's errors into a message and an exit status."""
+    """Groups the commands in ``COMMANDS``, and turns jitgen's errors into a message and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted(COMMANDS)

@@ -1,4 +1,4 @@
-"""``jitgen inspect`` writes a page about a function: its IR, kernels, their origin, resources and machine code."""
+"""Writes a page about a function with ``jitgen inspect``: its IR, kernels, their origin, resources and machine code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def inspect(
     """
     from jitgen.cli import page
 
-    found = load_function(function)
-    lowered = [lower(found, texts, target, backend) for target in targets or ("cpu",)]
-    text, problems = page.render(getattr(found.function, "__qualname__", found.name), found.function, lowered, compile)
+    function_ = load_function(function)
+    lowered = [lower(function_, texts, target, backend) for target in targets or ("cpu",)]
+    text, problems = page.render(
+        getattr(function_.function, "__qualname__", function_.name), function_.function, lowered, compile
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     for problem in problems:

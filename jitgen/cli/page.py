@@ -1,4 +1,5 @@
-"""The page of ``jitgen inspect``: what is known of a lowered function, as one HTML file that loads nothing else.
+"""Renders the page of ``jitgen inspect``: what is known of a lowered function, as one HTML file that loads nothing
+else.
 
 ``render`` collects facts and fills ``templates/cli/inspect.html``. Names and sources are the user's text, so that
 template escapes all that it prints; source lines come as HTML from Pygments, which escapes them. Neighbours:
@@ -31,7 +32,8 @@ CODE_KINDS = ("ptx", "sass", "asm", "amdgcn")
 
 @dataclass(frozen=True)
 class File:
-    """A file that lines link to: ``anchor`` precedes the numbers of its lines in their ids. Lines are HTML."""
+    """Represents a file that lines link to: ``anchor`` precedes the numbers of its lines in their ids. Lines are
+    HTML."""
 
     name: str
     anchor: str
@@ -43,7 +45,7 @@ class File:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling found: per kernel the resources, and the code by kind; or why there is none."""
+    """Holds what compiling brought: per kernel the resources, and the code by kind; or why there is none."""
 
     report: tuple[Mapping[str, Any], ...] = ()
     code: tuple[tuple[str, str], ...] = ()
@@ -51,7 +53,7 @@ class Compiled:
 
 
 def render(name: str, function: Any, lowered: Sequence[Lowered], compile: bool = True) -> tuple[str, list[str]]:
-    """The page, and what could not be found out.
+    """Returns the page, and what could not be found out.
 
     Args:
         name: of the function, for the title.
@@ -144,7 +146,7 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
 
 
 def _sizes(lowered: Lowered) -> str:
-    """The tensors that bytes and FLOPs are computed for, where a symbolic size stands for a number."""
+    """Lists the tensors for which bytes and FLOPs are computed, if a symbolic size stands for a number."""
     inputs = lowered.lowered.graph.inputs
     return ", ".join(
         f"{spec.dtype}[{', '.join(map(str, memory.view.sizes))}]"
@@ -160,7 +162,7 @@ _RESOURCES = (
 
 
 def _compiled(lowered: Lowered) -> Compiled:
-    """The resources and code of the kernels, as far as this machine's tools find them."""
+    """Returns the resources and code of the kernels, if this machine has the tools for them."""
     try:
         executable = lowered.compile()
     except JitgenError as error:
@@ -173,8 +175,8 @@ def _compiled(lowered: Lowered) -> Compiled:
     except JitgenError as error:
         problems.append(f"no resources: {error}")
     try:
-        found = executable.asm
-        code = tuple((kind, text) for kind in CODE_KINDS if kind in found and isinstance(text := found[kind], str))
+        asm = executable.asm
+        code = tuple((kind, text) for kind in CODE_KINDS if kind in asm and isinstance(text := asm[kind], str))
     except JitgenError as error:
         problems.append(f"no machine code: {error}")
     return Compiled(report, code, tuple(problems))
@@ -184,7 +186,7 @@ def _compiled(lowered: Lowered) -> Compiled:
 
 
 def _coloured(name: str, lines: Sequence[str]) -> list[Markup]:
-    """Each of ``lines`` as HTML, with the classes of Pygments' tokens, in the language that file ``name`` is in."""
+    """Renders ``lines`` as HTML, with the classes of Pygments' tokens, in the language of the file ``name``."""
     from markupsafe import Markup
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
@@ -196,13 +198,14 @@ def _coloured(name: str, lines: Sequence[str]) -> list[Markup]:
 
 
 def _split(place: str | None) -> tuple[str, int]:
-    """``"model.py:12"`` as file and line; line 0 where ``place`` names none."""
+    """Splits ``"model.py:12"`` into file and line; line 0 if ``place`` names none."""
     file, _, line = (place or "").rpartition(":")
     return (file, int(line)) if line.isdigit() else (place or "", 0)
 
 
 def _user_files(function: Any, places: Sequence[str | None]) -> dict[str, File]:
-    """By name, the function's own text, and of other files (and the rest of its own) the lines that ``places`` name."""
+    """Returns the function's own text, and of other files (and the rest of its own) the lines that ``places`` name, by
+    file name."""
     wanted: dict[str, dict[int, str]] = {}
     try:
         lines, first = inspect.getsourcelines(inspect.unwrap(function))
@@ -218,7 +221,7 @@ def _user_files(function: Any, places: Sequence[str | None]) -> dict[str, File]:
 
 
 def _template_files(places: Sequence[str | None]) -> dict[str, File]:
-    """By name, each of jitgen's templates that ``places`` name; those of a family from outside are not among them."""
+    """Returns jitgen's templates that ``places`` name, by name, without those of families from outside."""
     root = data_directory("templates")
     wanted = {}
     for name in sorted({_split(place)[0] for place in places if place}):
@@ -227,10 +230,10 @@ def _template_files(places: Sequence[str | None]) -> dict[str, File]:
     return _files("template", wanted)
 
 
-def _files(kind: str, found: Mapping[str, Mapping[int, str]]) -> dict[str, File]:
+def _files(kind: str, texts: Mapping[str, Mapping[int, str]]) -> dict[str, File]:
     return {
         name: File(name, f"{kind}-{number}", tuple(zip(sorted(lines), _html(name, lines), strict=True)))
-        for number, (name, lines) in enumerate(found.items())
+        for number, (name, lines) in enumerate(texts.items())
     }
 
 

@@ -1,4 +1,4 @@
-"""A layered drawing of a graph: a node lies one layer below the lowest of its inputs (Sugiyama et al., 1981).
+"""Draws a graph in layers: a node lies one layer below the lowest of its inputs (Sugiyama et al., 1981).
 
 Positions are pixels of an SVG; the page's template draws them. Neighbour: ``page.py``.
 """
@@ -19,7 +19,8 @@ SWEEPS = 4
 
 @dataclass(frozen=True)
 class Drawn:
-    """A node: its number in the list, position of its upper left corner, texts, and numbers of its inputs."""
+    """Represents a node: its number in the list, position of its upper left corner, texts, and numbers of its
+    inputs."""
 
     number: int
     x: float
@@ -34,7 +35,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Nodes in topological order, the paths of the edges, and the size; no paths where it is a list only."""
+    """Holds nodes in topological order, the paths of the edges, and the size; no paths if it is a list only."""
 
     nodes: tuple[Drawn, ...]
     paths: tuple[str, ...]
@@ -44,7 +45,7 @@ class Drawing:
 
 
 def draw(graph: Graph) -> Drawing:
-    """``graph`` as a drawing, or as a list if it has more than ``MOST_NODES`` nodes."""
+    """Draws ``graph``, or lists it if it has more than ``MOST_NODES`` nodes."""
     nodes = topological(graph.results)
     number = {id(node): position for position, node in enumerate(nodes)}
     inputs = [tuple(number[id(one)] for one in node.inputs) for node in nodes]
@@ -55,7 +56,7 @@ def draw(graph: Graph) -> Drawing:
         Drawn(position, x, y, node.op, _kind(node), _attrs(node), node.location, inputs[position], id(node) in results)
         for position, (node, (x, y)) in enumerate(zip(nodes, places, strict=True))
     )
-    paths = tuple(_path(places[source], places[user]) for user, of in enumerate(inputs) for source in of)
+    paths = tuple(_path(places[source], places[user]) for user, sources in enumerate(inputs) for source in sources)
     width = max((x for x, _ in places), default=0.0) + WIDTH + MARGIN
     height = max((y for _, y in places), default=0.0) + HEIGHT + MARGIN
     return Drawing(made, paths if drawn else (), width, height, drawn)
@@ -70,17 +71,17 @@ def _attrs(node: Node) -> str:
 
 
 def _places(inputs: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
-    """The upper left corner of each node."""
+    """Returns the upper left corner of each node."""
     layer: list[int] = []
-    for of in inputs:
-        layer.append(1 + max((layer[source] for source in of), default=-1))
+    for sources in inputs:
+        layer.append(1 + max((layer[source] for source in sources), default=-1))
     users: list[list[int]] = [[] for _ in inputs]
-    for user, of in enumerate(inputs):
-        for source in of:
+    for user, sources in enumerate(inputs):
+        for source in sources:
             users[source].append(user)
     # What has no inputs, such as a constant, lies just above the first of its users.
-    for node, of in enumerate(inputs):
-        if not of and users[node]:
+    for node, sources in enumerate(inputs):
+        if not sources and users[node]:
             layer[node] = min(layer[user] for user in users[node]) - 1
     rows: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
     for node, depth in enumerate(layer):
@@ -106,7 +107,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _spread(row: Sequence[int], across: list[float]) -> None:
-    """Put the nodes of a layer next to one another, about the middle."""
+    """Spreads the nodes of a layer next to one another, about the middle."""
     for position, node in enumerate(row):
         across[node] = position - (len(row) - 1) / 2
 

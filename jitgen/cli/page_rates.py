@@ -1,4 +1,5 @@
-"""What a chip can do at most, and where a kernel stands below it: the roofline model (Williams et al., CACM 2009)."""
+"""Computes what a chip can do at most, and where a kernel stands below it: the roofline model (Williams et al., CACM
+2009)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _LEAST, _MOST = -2, 4
 
 @dataclass(frozen=True)
 class Roof:
-    """A roof in pixels: its label, the position of that label, and its corners as SVG has them."""
+    """Describes a roof in pixels: its label, the position of that label, and its corners as SVG has them."""
 
     label: str
     at: tuple[float, float]
@@ -25,7 +26,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A plot of a chip's two roofs, in pixels, with the ticks of both axes (position, label).
+    """Describes a plot of a chip's two roofs, in pixels, with the ticks of both axes (position, label).
 
     ``mark`` is where a kernel's intensity meets the upper roof; None where it lies outside of the plot.
     """
@@ -38,7 +39,8 @@ class Roofline:
 
 
 def bound(chip: Chip, moved: int, flops: int) -> str:
-    """What limits a kernel on ``chip`` that moves ``moved`` bytes and does ``flops`` operations, and its least time."""
+    """Returns what limits a kernel on ``chip`` that moves ``moved`` bytes and does ``flops`` operations, and its least
+    time."""
     amounts = ((moved, chip.bandwidth), (flops, chip.vector), (flops, chip.matrix))
     memory, vector, matrix = (1e6 * amount / rate for amount, rate in amounts)
     if memory >= vector:
@@ -49,7 +51,8 @@ def bound(chip: Chip, moved: int, flops: int) -> str:
 
 
 def roofline(chip: Chip, moved: int, flops: int) -> Roofline:
-    """The plot for a kernel that moves ``moved`` bytes and does ``flops`` operations; both axes are logarithmic."""
+    """Returns the plot for a kernel that moves ``moved`` bytes and does ``flops`` operations; both axes are
+    logarithmic."""
     top = math.log10(chip.matrix) + 0.2
     low = math.log10(chip.bandwidth) + _LEAST
 

@@ -1,4 +1,4 @@
-"""``jitgen prewarm`` compiles the kernels of a manifest for named targets; the machine needs no such device."""
+"""Compiles the kernels of a manifest for named targets with ``jitgen prewarm``; the machine needs no such device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jitgen.cli.show import json_option, print_json, print_table, say
 
 
 def _shard(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, int]:
-    """``(i, n)`` of the text ``i/n``."""
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    """Parses ``i/n`` as ``(i, n)``."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise click.BadParameter("expected i/n with 1 <= i <= n, such as 2/8")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 @click.command()

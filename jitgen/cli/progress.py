@@ -1,4 +1,4 @@
-"""What ``jitgen prewarm`` shows while it builds: a bar on a terminal, else one line for each entry."""
+"""Shows what ``jitgen prewarm`` builds: a bar on a terminal, else one line for each entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function to tell of every entry that is done. Everything is written to standard error."""
+    """Provides a function that is told of every entry that is done. Everything is written to standard error."""
     if is_terminal(sys.stderr):
         with _bar() as tell:
             yield tell

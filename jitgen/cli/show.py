@@ -1,4 +1,4 @@
-"""How commands print their results: JSON for programs, a table on a terminal, tab-separated columns in a pipe."""
+"""Prints the results of commands: JSON for programs, a table on a terminal, tab-separated columns in a pipe."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=Tr
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` as JSON. What JSON has no type for, such as a path, is printed as a string."""
+    """Prints ``value`` as JSON. What JSON has no type for, such as a path, is printed as a string."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line, or lines, in which a store, a manifest or an archive may be quoted."""
+    """Prints a line, or lines, in which a store, a manifest or an archive may be quoted."""
     click.echo(printable(str(text)), err=err)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, with a header on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
+    """Prints a table, with a header on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
     if not is_terminal(sys.stdout):
         for row in rows:
             say("\t".join(row))
@@ -41,7 +41,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def in_units(size: float) -> str:
-    """``size``, in bytes, in the unit that suits it, such as ``"1.5 MiB"``."""
+    """Returns ``size``, in bytes, in the unit that suits it, such as ``"1.5 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -50,7 +50,7 @@ def in_units(size: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago ``seconds`` is, in the largest unit that fits, such as ``"3 h ago"``."""
+    """Returns how long ago ``seconds`` is, in the largest unit that fits, such as ``"3 h ago"``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -1,4 +1,4 @@
-"""``jitgen source`` prints the kernels of a function for a target; the machine needs no such device.
+"""Prints the kernels of a function for a target with ``jitgen source``; the machine needs no such device.
 
 It calls ``JitFunction.lower``. With ``--asm`` it also compiles the kernels, into the store.
 """
@@ -59,10 +59,10 @@ def source(
     lowered = lower(load_function(function), texts, target, backend)
     code = None
     if asm:
-        found = lowered.compile().asm
-        if asm not in found:
-            raise click.UsageError(f"{lowered.target} has no {asm}; it has {', '.join(found)}")
-        code = str(found[asm])
+        assembly = lowered.compile().asm
+        if asm not in assembly:
+            raise click.UsageError(f"{lowered.target} has no {asm}; it has {', '.join(assembly)}")
+        code = str(assembly[asm])
     if as_json:
         facts: dict[str, Any] = {"function": function, "target": lowered.target, "key": lowered.key}
         facts["kernels"] = [vars(kernel) for kernel in lowered.kernels]
@@ -73,14 +73,14 @@ def source(
 
 
 def lower(function: Any, texts: tuple[str, ...], target: str | None, backend: str | None) -> Any:
-    """``function``, a ``JitFunction``, lowered for the arguments of ``--arg`` options, by default for this host."""
+    """Lowers ``function``, a ``JitFunction``, for the arguments of ``--arg`` options, by default for this host."""
     positional, named = read_arguments(texts)
     _check_arguments(function, positional, named)
     return function.lower(*positional, target=target or "cpu", backend=backend, **named)
 
 
 def load_function(text: str) -> Any:
-    """The jitgen function named ``model.py:gate``, ``package.model:gate`` or ``model.py:Class.method``.
+    """Returns the jitgen function named ``model.py:gate``, ``package.model:gate`` or ``model.py:Class.method``.
 
     A function that is not decorated is decorated here. A file is imported under its own name, with its directory first
     on the path, as for a script; code under ``if __name__ == "__main__"`` does not run.
@@ -91,19 +91,19 @@ def load_function(text: str) -> Any:
     if not separator or not name or not origin:
         raise click.UsageError(f"{text!r}: write the file or module, a colon and the function, such as model.py:gate")
     module = _import_file(Path(origin)) if origin.endswith(".py") else _import_module(origin)
-    found: Any = module
+    value: Any = module
     for attribute in name.split("."):
         try:
-            found = getattr(found, attribute)
+            value = getattr(value, attribute)
         except AttributeError:
             raise click.UsageError(f"{origin} has no {name!r}") from None
-    if not callable(found):
-        raise click.UsageError(f"{text} is a {type(found).__name__}, not a function")
-    return found if isinstance(found, JitFunction) else jit(found)
+    if not callable(value):
+        raise click.UsageError(f"{text} is a {type(value).__name__}, not a function")
+    return value if isinstance(value, JitFunction) else jit(value)
 
 
 def _check_arguments(function: Any, positional: list[Any], named: dict[str, Any]) -> None:
-    """Raises click.UsageError where ``function`` does not take these arguments."""
+    """Raises click.UsageError if ``function`` does not take these arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have none
@@ -139,7 +139,7 @@ def _import_file(path: Path) -> Any:
 
 
 def read_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the named arguments given by ``--arg`` options."""
+    """Returns the positional and the named arguments given by ``--arg`` options."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for text in texts:
@@ -152,7 +152,7 @@ def read_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def read_argument(text: str) -> Any:
-    """One argument: a ``TensorSpec`` if a dtype precedes a bracket, otherwise a Python literal or a dtype.
+    """Returns one argument: a ``TensorSpec`` if a dtype precedes a bracket, otherwise a Python literal or a dtype.
 
     Raises:
         click.UsageError: ``text`` is none of these. UnsupportedError: there can be no such tensor.

@@ -1,4 +1,4 @@
-"""From bodies to source text: the template environment, and the tables of each dialect.
+"""Turns bodies into source text: the template environment, and the tables of each dialect.
 
 ``dialect`` says what a dialect is; ``cpp``, ``cuda`` (both on ``c_like``) and ``triton`` are the dialects; ``printing``
 prints the instructions of a body in one of them; ``text`` makes text safe to print into a source; ``environment``

@@ -1,4 +1,4 @@
-"""What the C++ and the CUDA C++ dialect share: types, literals, casts, and the rows of operations.
+"""Defines what the C++ and the CUDA C++ dialect share: types, literals, casts, and the rows of operations.
 
 An operation without a C++ operator is a function of the same name in ``namespace jitgen``, which the dialect's static
 headers define (``templates/common/include/jitgen/``), overloaded over the compute dtypes.

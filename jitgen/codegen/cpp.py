@@ -1,4 +1,5 @@
-"""The C++ dialect for CPUs: branch-free scalar code, which the host compiler vectorises (``compilers/host.py``)."""
+"""Defines the C++ dialect for CPUs: branch-free scalar code, which the host compiler vectorises
+(``compilers/host.py``)."""
 
 from __future__ import annotations
 

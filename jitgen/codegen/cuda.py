@@ -1,4 +1,4 @@
-"""The CUDA C++ dialect, compiled by NVRTC (``compilers/nvrtc.py``) or nvcc (``compilers/load_inline.py``)."""
+"""Defines the CUDA C++ dialect, compiled by NVRTC (``compilers/nvrtc.py``) or nvcc (``compilers/load_inline.py``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from jitgen.codegen.dialect import Dialect
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
-    """As in C++, except for NaN and infinity: NVRTC has no builtins for them, so they are written as bits."""
+    """Writes a constant as in C++, except for NaN and infinity: NVRTC has no builtins for them, so they are written as
+    bits."""
     if dtype in ("float32", "float64"):
         text = c_like.constant(value, dtype)
         number = float(value)

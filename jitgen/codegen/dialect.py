@@ -1,4 +1,4 @@
-"""What a dialect is: tables from operations and dtypes to text.
+"""Defines what a dialect is: tables from operations and dtypes to text.
 
 A dialect prints each instruction of a body (``ir/body.py``) as one line. It consists of
 
@@ -24,7 +24,7 @@ Row = str | Mapping[str, str]
 
 
 def row_text(rows: Mapping[str, Row], op: str, dtype: str) -> str | None:
-    """The format string of ``op`` for compute dtype ``dtype``, or None."""
+    """Returns the format string of ``op`` for compute dtype ``dtype``, or None."""
     row = rows.get(op)
     if row is None or isinstance(row, str):
         return row
@@ -34,7 +34,7 @@ def row_text(rows: Mapping[str, Row], op: str, dtype: str) -> str | None:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One output language.
+    """Describes one output language.
 
     Attributes:
         name: ``"cpp"``, ``"cuda"`` or ``"triton"``; the backend has the same name.
@@ -71,7 +71,7 @@ class Dialect:
     def expression(
         self, instruction: Instruction, names: Mapping[int, str], dtypes: Mapping[int, str], coarse: bool = False
     ) -> str:
-        """The expression of one instruction. Loads and stores have none; templates write them.
+        """Returns the expression of one instruction. Loads and stores have none; templates write them.
 
         Args:
             names: the name of each value, by the position of its instruction.

@@ -1,7 +1,7 @@
-"""The Jinja environment, and rendering that records which template line each generated line came from.
+"""Provides the Jinja environment, and rendering that records which template line each generated line came from.
 
-Delimiters are chosen so that a template reads, highlights and formats as its own language: ``${x}`` prints, lines
-that start with ``//%`` (``#%`` in Triton) are statements, ``<# #>`` comments. ``{``, ``{%`` and ``{{`` stay plain text,
+Delimiters are chosen so that a template reads, highlights and formats as its own language: ``${x}`` prints, lines that
+start with ``//%`` (``#%`` in Triton) are statements, ``<# #>`` comments. ``{``, ``{%`` and ``{{`` stay plain text,
 which inline PTX and nested braces need. A name that is not defined is an error (StrictUndefined). What a template
 prints into a comment goes through the filter ``comment`` (``codegen/text.py``).
 
@@ -38,7 +38,8 @@ ENTRY_MARK = "\x05"
 
 
 def user_mark(location: str | None) -> str:
-    """A mark for a template to print in a generated line that computes the user's expression at ``location``."""
+    """Returns a mark for a template to print in a generated line that computes the user's expression at
+    ``location``."""
     if not location:
         return ""
     # A file's name may hold anything; a control character would end the mark, and a line feed the line.
@@ -48,7 +49,8 @@ def user_mark(location: str | None) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """The template line and the user's line (as ``file:line``) that a generated line came from; None if unknown."""
+    """Records the template line and the user's line (as ``file:line``) that a generated line came from; None if
+    unknown."""
 
     template: str | None = None
     user: str | None = None
@@ -56,13 +58,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rendered:
-    """Generated text, and the origin of each of its lines."""
+    """Holds generated text, and the origin of each of its lines."""
 
     text: str
     origins: tuple[Origin, ...]
 
     def explain(self, error: CompileError, path: str | None = None) -> CompileError:
-        """``error`` with the template line and the user's line of each failing line.
+        """Adds to ``error`` the template line and the user's line of each failing line.
 
         Args:
             path: the file that the source has been written to, for the user to read.
@@ -76,18 +78,18 @@ class Rendered:
 
 
 def family_folder(name: str) -> Path:
-    """The directory with the templates of jitgen's own family ``name``."""
+    """Returns the directory with the templates of jitgen's own family ``name``."""
     return templates_directory() / name
 
 
 def _common_folder() -> Path:
-    """The directory with the templates and headers that several families use."""
+    """Returns the directory with the templates and headers that several families use."""
     return templates_directory() / "common"
 
 
 @cache
 def environment(language: str, folder: Path) -> jinja2.Environment:
-    """The environment for the templates in ``folder`` and those that all families share."""
+    """Returns the environment for the templates in ``folder`` and those that all families share."""
     import jinja2
     from jinja2.ext import Extension
 
@@ -124,7 +126,7 @@ def environment(language: str, folder: Path) -> jinja2.Environment:
 
 
 def render(language: str, folder: Path, template: str, context: dict[str, Any]) -> Rendered:
-    """Render ``template`` of ``folder``; CompileError names the template and its line."""
+    """Renders ``template`` of ``folder``; CompileError names the template and its line."""
     import jinja2
 
     try:
@@ -144,7 +146,7 @@ def render(language: str, folder: Path, template: str, context: dict[str, Any]) 
 
 
 def _failing_line(error: BaseException, template: str) -> int | str:
-    """The template line an exception was raised at: Jinja rewrites tracebacks to template lines."""
+    """Returns the template line at which an exception was raised: Jinja rewrites tracebacks to template lines."""
     line: int | str = "?"
     trace = error.__traceback__
     while trace is not None:
@@ -155,7 +157,7 @@ def _failing_line(error: BaseException, template: str) -> int | str:
 
 
 def header(name: str, folder: Path | None = None) -> str:
-    """The text of a static header, by its include name: the family's own in ``folder``, else the common one."""
+    """Returns the text of a static header, by its include name: the family's own in ``folder``, else the common one."""
     own = folder / "include" / name if folder is not None else None
     if own is None or not own.is_file():
         return _read_once(_common_folder() / "include" / name)
@@ -163,8 +165,8 @@ def header(name: str, folder: Path | None = None) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether ``path`` is a template or header of jitgen, and so as it was when jitgen was imported. What belongs to
-    a family outside may be edited meanwhile, and that family's fingerprint changes with it."""
+    """Returns whether ``path`` is a template or header of jitgen, and so as it was when jitgen was imported. What
+    belongs to a family outside may be edited meanwhile, and that family's fingerprint changes with it."""
     return path.is_relative_to(templates_directory())
 
 
@@ -178,16 +180,17 @@ _FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)
 
 @cache
 def _functions(header_text: str) -> dict[str, str]:
-    """The text of each decorated function of a Python header, by name.
+    """Returns the text of each decorated function of a Python header, by name.
 
     A regular expression finds them because ``ast`` may raise SystemError while Triton parses in another thread: CPython
     3.11 has one recursion counter for the trees of all threads (github.com/python/cpython/issues/106905).
     """
-    return {found[1]: found[0].rstrip() for found in _FUNCTION.finditer(header_text)}
+    return {match[1]: match[0].rstrip() for match in _FUNCTION.finditer(header_text)}
 
 
 def select_functions(header_text: str, used_in: str) -> str:
-    """The functions of a Python header that the text ``used_in`` calls, directly or not, in the header's order."""
+    """Returns the functions of a Python header that the text ``used_in`` calls, directly or not, in the header's
+    order."""
     texts = _functions(header_text)
     wanted: set[str] = set()
     waiting = [used_in]
@@ -199,31 +202,31 @@ def select_functions(header_text: str, used_in: str) -> str:
 
 
 def _is_static_header(name: str, folder: Path) -> bool:
-    return any((each / "include" / name).is_file() for each in (folder, _common_folder()))
+    return any((directory / "include" / name).is_file() for directory in (folder, _common_folder()))
 
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
-    """(include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order.
+    """Returns (include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order.
 
     Ours are those under ``jitgen/``, and what lies in the ``include`` of ``folder``, a family's, or of the common
     folder, under any name.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     waiting = _INCLUDE.findall(text)
     while waiting:
         name = waiting.pop(0)
-        if name not in found and (name.startswith("jitgen/") or _is_static_header(name, folder)):
-            found[name] = header(name, folder)
-            waiting += _INCLUDE.findall(found[name])
-    return tuple(sorted(found.items()))
+        if name not in texts and (name.startswith("jitgen/") or _is_static_header(name, folder)):
+            texts[name] = header(name, folder)
+            waiting += _INCLUDE.findall(texts[name])
+    return tuple(sorted(texts.items()))
 
 
 def packages(text: str, headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The distributions whose headers ``text``, or one of ``headers``, includes."""
-    included = [name for each in (text, *(text for _, text in headers)) for name in _INCLUDE.findall(each)]
+    """Returns the distributions whose headers ``text``, or one of ``headers``, includes."""
+    included = [name for content in (text, *(text for _, text in headers)) for name in _INCLUDE.findall(content)]
     return ("nvidia-cutlass",) if any(name.startswith(("cute/", "cutlass/")) for name in included) else ()
 
 
@@ -238,7 +241,7 @@ def kernel_source(
     values: dict[str, Any],
     options: dict[str, Any],
 ) -> tuple[KernelSource, Rendered]:
-    """Render ``template`` with ``values``: the source, and the line origins. Every family's ``render`` ends here.
+    """Renders ``template`` with ``values``: the source, and the line origins. Every family's ``render`` ends here.
 
     Args:
         family: the name of the kernel's family, with which its entry symbol begins.
@@ -268,7 +271,7 @@ def kernel_source(
 
 
 def _named(value: Any, name: str) -> Any:
-    """``value``, text or JSON of text, with ``name`` in place of ``ENTRY_MARK``."""
+    """Returns ``value``, text or JSON of text, with ``name`` in place of ``ENTRY_MARK``."""
     if isinstance(value, str):
         return value.replace(ENTRY_MARK, name)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Printing the instructions of a body: a name for every value, and a line for every instruction that computes one.
+"""Prints the instructions of a body: a name for every value, and a line for every instruction that computes one.
 
 It is the same for every family and dialect. The family's template loads operands before these lines and stores results
 after them.
@@ -20,12 +20,12 @@ Built = tuple[dict[str, Any], dict[str, Any]]
 """What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
 _FOUND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", "scalar", "contract")
-"""Operations that no line computes."""
+"""Operations whose value exists before the first line."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a family has for the printing of a gather.
+    """Describes the memory from which a gather is printed.
 
     Attributes:
         pointer: the expression of the memory's address.
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Line:
-    """A printed instruction.
+    """Holds a printed instruction.
 
     Attributes:
         text: the line that defines the value, in the dialect.
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Printed:
-    """The instructions of a body, printed.
+    """Holds the printed instructions of a body.
 
     Attributes:
         lines: the lines, by the positions of their instructions, in order.
@@ -89,44 +89,44 @@ def printed(
     coarse: bool = False,
     sources: Mapping[int, Source] | None = None,
 ) -> Printed:
-    """``instructions`` in ``dialect``.
+    """Prints ``instructions`` in ``dialect``.
 
     Args:
         prefix: what the names of values begin with.
         coarse: whether every result is a float of 16 bits or fewer; see ``Dialect.coarse``.
         sources: of the operands that are gathered, by their numbers.
     """
-    found = Printed({}, {}, {}, {})
+    result = Printed({}, {}, {}, {})
     dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
     for position, instruction in enumerate(instructions):
         op, type_name = instruction.op, dialect.types[instruction.dtype]
         if op in ("store", "scatter"):
             operand = instruction.attr if op == "store" else instruction.attr[0]
-            found.values[operand] = found.names[instruction.args[0]]
+            result.values[operand] = result.names[instruction.args[0]]
             continue
         # Numeric arguments and accumulators of products are there before the lines.
         there = {"scalar": dialect.scalar, "contract": "acc{0}"}.get(op)
         name = there.format(instruction.attr) if there else f"{prefix}{position}"
-        found.names[position] = name
+        result.names[position] = name
         if op in ("load", "iota"):
-            found.values[instruction.attr] = name
+            result.values[instruction.attr] = name
         elif op == "scalar":
-            found.scalars[name] = type_name
+            result.scalars[name] = type_name
         elif op == "gather":
-            found.values[instruction.attr] = name
+            result.values[instruction.attr] = name
         if op not in _FOUND:
             if op == "gather":
-                indices = [found.names[argument] for argument in instruction.args]
+                indices = [result.names[argument] for argument in instruction.args]
                 expression = _gathered((sources or {})[instruction.attr], indices, dialect)
             else:
-                expression = dialect.expression(instruction, found.names, dtypes, coarse)
+                expression = dialect.expression(instruction, result.names, dtypes, coarse)
             text, mark = dialect.assign(type_name, name, expression), user_mark(instruction.location)
-            found.lines[position] = Line(text, mark, name, type_name, instruction.dtype, expression, position)
-    return found
+            result.lines[position] = Line(text, mark, name, type_name, instruction.dtype, expression, position)
+    return result
 
 
 def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:
-    """The expression of the element of ``source`` that ``indices`` choose."""
+    """Prints the element of ``source`` that ``indices`` choose."""
     offset = [source.at] if source.at != "0" else []
     for index, (size, stride) in zip(indices, source.terms, strict=True):
         within = dialect.within.format(index, size)
@@ -135,7 +135,7 @@ def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """The attributes and properties of a context object, as a dict for a template's context."""
+    """Returns the attributes and properties of a context object, as a dict for a template's context."""
     names = [field.name for field in dataclasses.fields(value)]
     names += [name for name, member in inspect.getmembers(type(value)) if isinstance(member, property)]
     return {name: getattr(value, name) for name in names}

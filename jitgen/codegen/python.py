@@ -1,4 +1,4 @@
-"""Python functions whose text jitgen generates: dispatchers, plans, launchers and the like.
+"""Writes Python functions whose text jitgen generates: dispatchers, plans, launchers and the like.
 
 Where a loop over arguments would ask at every call what each of them is, a generated function has the answers in its
 text. What writes one makes lines, and ``PythonFunction`` makes a function of them, whose lines tracebacks show.
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PythonFunction:
-    """The text of one function.
+    """Holds the text of one function.
 
     Attributes:
         name: the function's.
@@ -33,7 +33,7 @@ class PythonFunction:
         return "\n".join([*block(f"def {self.name}({', '.join(self.parameters)}):", self.body), ""])
 
     def define(self, title: str, names: Mapping[str, Any]) -> Any:
-        """The function itself, over the global ``names``.
+        """Compiles the text and returns the function, over the global ``names``.
 
         Args:
             title: what it is, such as ``"launch of add"``. With a checksum of the text it is the file name that
@@ -50,10 +50,10 @@ class PythonFunction:
 
 
 def block(header: str, body: Iterable[str]) -> list[str]:
-    """The lines of a statement such as ``"if x:"`` and of what is within it."""
+    """Returns the lines of a statement such as ``"if x:"`` and of what is within it."""
     return [header, *(f"    {line}" for line in body)]
 
 
 def tuple_text(items: Iterable[str]) -> str:
-    """The tuple of these expressions."""
+    """Writes a tuple of these expressions."""
     return f"({''.join(f'{item}, ' for item in items)})"

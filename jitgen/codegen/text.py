@@ -1,9 +1,9 @@
-"""What may be printed into a generated source besides numbers: identifiers and comments of one line.
+"""Makes text safe to print into a generated source: identifiers and comments of one line.
 
 A template prints names of functions and symbols, and descriptions of kernels. Whatever text these are made of, what is
-printed can neither end its line nor be read as code. ``templates/`` prints every comment through the filter
-``comment`` (a test looks for those that do not); functions' names come from ``function_name``. A source has no name of
-a function in it: its entry symbol is ``entry_name`` of what it says.
+printed can neither end its line nor be read as code. ``templates/`` prints every comment through the filter ``comment``
+(a test looks for those that do not); functions' names come from ``function_name``. A source has no name of a function
+in it: its entry symbol is ``entry_name`` of what it says.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DIGEST = 8
 
 
 def is_function_name(name: object) -> bool:
-    """Whether ``name`` is what ``function_name`` gives: a short ASCII identifier, or ``<lambda>``."""
+    """Returns whether ``name`` is what ``function_name`` gives: a short ASCII identifier, or ``<lambda>``."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def function_name(name: object) -> str:
-    """A function's ``__name__`` as graphs and kernels carry it; one that is no short identifier is made one.
+    """Returns a function's ``__name__`` as graphs and kernels carry it; one that is no short identifier is made one.
 
     What is made ends in a digest of the name, so that functions of different names have different ones.
     """
@@ -38,7 +38,7 @@ def function_name(name: object) -> str:
 
 
 def entry_name(family: str, content: object) -> str:
-    """The entry symbol of a kernel: its family, and a digest of ``content``, which is all that its source says.
+    """Returns the entry symbol of a kernel: its family, and a digest of ``content``, which is all that its source says.
 
     So equal kernels, of one function or of several, have one name, one source and one artifact.
     """
@@ -50,7 +50,7 @@ def _plain(text: str) -> str:
 
 
 def comment(value: object) -> str:
-    """``value`` as text that ends neither a line nor a block of comment, in C++ and in Python.
+    """Returns ``value`` as text that ends neither a line nor a block of comment, in C++ and in Python.
 
     Printable ASCII; no ``*/``, no trigraph, and no backslash at the end, which would continue a ``//`` comment.
     """

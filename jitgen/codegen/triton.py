@@ -1,4 +1,4 @@
-"""The Triton dialect: how operations, dtypes, constants and conversions are written in Triton.
+"""Defines the Triton dialect: how operations, dtypes, constants and conversions are written in Triton.
 
 ``ROWS`` has a row for each operation of ``ir/ops.py``, in the form that ``codegen/dialect.py`` describes. A row calls
 ``tl``, ``libdevice`` or a function of ``templates/common/include/jitgen_triton.py``, so the text compiles for NVIDIA
@@ -180,7 +180,8 @@ _STORES = {
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
-    """A scalar of compute dtype ``dtype``. It has a type, as a bare number would take part in Triton's promotion."""
+    """Writes a scalar of compute dtype ``dtype``. It has a type, as a bare number would take part in Triton's
+    promotion."""
     if dtype == "bool":
         return f"tl.full((), {bool(value)}, {TYPES[dtype]})"
     if not dtype.startswith("float"):
@@ -195,7 +196,7 @@ def constant(value: bool | int | float, dtype: str) -> str:
 
 
 def cast(expression: str, source: str, to: str) -> str:
-    """``expression`` converted from compute dtype ``source`` to compute dtype ``to``, as torch does it.
+    """Converts ``expression`` from compute dtype ``source`` to compute dtype ``to``, as torch does it.
 
     A float is converted to a narrow integer through a wide one, so that it wraps, as on the CPU, and does not saturate.
     """
@@ -212,22 +213,22 @@ def cast(expression: str, source: str, to: str) -> str:
 
 
 def load_cast(expression: str, storage: str) -> str:
-    """A loaded element of ``storage`` in its compute dtype."""
+    """Converts a loaded element of ``storage`` to its compute dtype."""
     return _LOADS.get(storage, "{0}").format(_atom(expression))
 
 
 def store_cast(expression: str, storage: str) -> str:
-    """A value of ``storage``'s compute dtype, rounded to nearest even for storing."""
+    """Rounds a value of ``storage``'s compute dtype to nearest even for storing."""
     return _STORES.get(storage, "{0}").format(_atom(expression))
 
 
 def round_to(expression: str, storage: str) -> str:
-    """A float32 rounded to ``storage`` and back."""
+    """Rounds a float32 to ``storage`` and back."""
     return load_cast(store_cast(expression, storage), storage)
 
 
 def _atom(expression: str) -> str:
-    """``expression``, in parentheses unless a method call may follow it directly."""
+    """Returns ``expression``, in parentheses unless a method call may follow it directly."""
     return expression if expression.isidentifier() else f"({expression})"
 
 
@@ -236,7 +237,7 @@ def gather(pointer: str, offset: str, storage: str, mask: str) -> str:
 
 
 def assign(type_name: str, name: str, expression: str) -> str:
-    """The line that defines a value; Triton infers its type."""
+    """Returns the line that defines a value; Triton infers its type."""
     return f"{name} = {expression}"
 
 

@@ -1,4 +1,5 @@
-"""The SASS of a cubin, and the resources that each of its entries uses. It is for inspection; no launch needs it.
+"""Disassembles a cubin, and reads the resources that each of its entries uses. It is for inspection; no launch needs
+it.
 
 It runs ``cuobjdump``, which runs the ``nvdisasm`` in its own directory, from Triton's wheel or from a CUDA toolkit.
 Neighbours: ``compilers/nvrtc.py`` and ``compilers/triton.py`` make the cubins, ``inspect.py`` shows the result as
@@ -23,7 +24,7 @@ _FIELDS = {"registers": "REG", "spill_bytes": "LOCAL", "shared_bytes": "SHARED",
 
 
 def sass(cubin: bytes) -> str:
-    """The machine code of every entry, as ``cuobjdump -sass`` prints it, without its encoding comments.
+    """Returns the machine code of every entry, as ``cuobjdump -sass`` prints it, without its encoding comments.
 
     Raises:
         CompileError: where no disassembler is installed, or these bytes are no cubin.
@@ -34,7 +35,7 @@ def sass(cubin: bytes) -> str:
 
 
 def resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
-    """The resources that ``entry`` uses.
+    """Returns the resources that ``entry`` uses.
 
     Returns:
         of one thread: registers, spill_bytes (local memory other than the stack) and stack_bytes; of one block:
@@ -47,8 +48,8 @@ def resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
     match = re.search(rf"Function {re.escape(entry)}:\s*\n\s*(\S.*)", text)
     if match is None:
         raise CompileError(f"the cubin has no entry {entry!r}", log=text)
-    found = dict(pair.split(":") for pair in re.findall(r"\w+:\d+", match.group(1)))
-    return {name: int(found.get(label, 0)) for name, label in _FIELDS.items()}
+    usage = dict(pair.split(":") for pair in re.findall(r"\w+:\d+", match.group(1)))
+    return {name: int(usage.get(label, 0)) for name, label in _FIELDS.items()}
 
 
 def _dump(cubin: bytes, option: str) -> str:
@@ -68,7 +69,7 @@ def _dump(cubin: bytes, option: str) -> str:
 
 @functools.cache
 def find_tool() -> str | None:
-    """The ``cuobjdump`` to run: that of Triton's wheel, else of a CUDA toolkit, else on PATH."""
+    """Returns the ``cuobjdump`` to run: that of Triton's wheel, else of a CUDA toolkit, else on PATH."""
     try:
         wheel = importlib.metadata.distribution("triton").locate_file("triton/backends/nvidia/bin")
         candidates = [Path(str(wheel), _TOOL)]
@@ -82,7 +83,7 @@ def find_tool() -> str | None:
 
 
 def _toolkit() -> str | None:
-    """The installed toolkit that CUDA_HOME or CUDA_PATH names, as cuda-python finds it."""
+    """Returns the installed toolkit that CUDA_HOME or CUDA_PATH names, as cuda-python finds it."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:

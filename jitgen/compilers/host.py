@@ -1,4 +1,4 @@
-"""The host C++ compiler: a ``KernelSource`` of language ``cpp`` in, an ``Artifact`` with a shared object out.
+"""Compiles a ``KernelSource`` of language ``cpp`` with the host C++ compiler to an ``Artifact`` with a shared object.
 
 The source is written to a private temporary directory and compiled there under relative names, so no path reaches the
 binary, and the same source gives the same bytes in any directory. Neighbours: ``pipeline.py`` calls ``toolchain``,
@@ -62,7 +62,7 @@ _LIBRARIES = ("-lm", "-lc")
 
 
 def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
-    """The flags for optimisation, floating-point rules, OpenMP and instruction sets of a kernel's C++.
+    """Returns the flags for optimisation, floating-point rules, OpenMP and instruction sets of a kernel's C++.
 
     Two options of the source add flags:
 
@@ -86,12 +86,12 @@ def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
 
 
 def flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
-    """All flags that the compiled code depends on; ``prepare`` makes them part of the artifact key."""
+    """Returns all flags that the compiled code depends on; ``prepare`` makes them part of the artifact key."""
     return (*_PLAIN_FLAGS, *code_flags(source, compiler))
 
 
 def added_flags(source: KernelSource) -> tuple[str, ...]:
-    """The flags after all others: those that ``source`` asks for, then those of ``JITGEN_CXXFLAGS``."""
+    """Returns the flags after all others: those that ``source`` asks for, then those of ``JITGEN_CXXFLAGS``."""
     return (*source.option("flags", ()), *settings.get("JITGEN_CXXFLAGS"))
 
 
@@ -101,7 +101,7 @@ _known: dict[tuple[str, ...], Toolchain | None] = {}
 
 
 def command() -> tuple[str, ...] | None:
-    """The compiler to run, as an argument vector with a resolved program; None if there is none.
+    """Returns the compiler to run, as an argument vector with a resolved program; None if there is none.
 
     ``JITGEN_CXX`` or ``CXX`` may hold several words, such as ``ccache g++``.
     """
@@ -115,10 +115,11 @@ def command() -> tuple[str, ...] | None:
 
 
 def fingerprint() -> tuple[str, ...] | None:
-    """The identity of ``toolchain``'s compiler: file, size, modification time, arguments and ``JITGEN_CXXFLAGS``.
+    """Returns the identity of ``toolchain``'s compiler: file, size, modification time, arguments and
+    ``JITGEN_CXXFLAGS``.
 
-    It costs a few ``stat`` calls, so a caller may remember the answer of ``toolchain`` by it, also across processes.
-    It contains a path and a time, so it must not be part of a key.
+    It costs a few ``stat`` calls, so a caller may remember the answer of ``toolchain`` by it, also across processes. It
+    contains a path and a time, so it must not be part of a key.
     """
     words = command()
     if words is None:
@@ -129,7 +130,7 @@ def fingerprint() -> tuple[str, ...] | None:
 
 
 def toolchain() -> Toolchain | None:
-    """The host compiler and its exact version; None if this machine has none.
+    """Returns the host compiler and its exact version; None if this machine has none.
 
     Flags of ``JITGEN_CXXFLAGS`` are part of the version, so kernels built with others are not used. The compiler is run
     once per process, with ``--version``, in about 2 ms.
@@ -153,7 +154,8 @@ def _ask_version(words: tuple[str, ...]) -> Toolchain | None:
 
 
 def parse_version(text: str) -> Toolchain | None:
-    """The toolchain from the output of ``--version``: ``Toolchain("gcc", "(Debian 12.2.0-14+deb12u1) 12.2.0")``."""
+    """Returns the toolchain from the output of ``--version``: ``Toolchain("gcc", "(Debian 12.2.0-14+deb12u1)
+    12.2.0")``."""
     first = text.partition("\n")[0].strip()
     if "clang version" in first:
         return Toolchain("clang", first.partition("clang version")[2].strip())
@@ -166,7 +168,8 @@ def parse_version(text: str) -> Toolchain | None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with this module's flags among its options, so that the artifact key covers them; idempotent."""
+    """Returns ``source`` with this module's flags among its options, so that the artifact key covers them;
+    idempotent."""
     if source.option("fixed_flags") is not None:
         return source
     tools = toolchain()
@@ -175,7 +178,7 @@ def prepare(source: KernelSource) -> KernelSource:
 
 
 def compile(source: KernelSource) -> Artifact:
-    """Compile ``source`` for its target.
+    """Compiles ``source`` for its target.
 
     Returns:
         files ``kernel.cpp`` and ``kernel.so``; meta with the entry, target, toolchain, flags and header digests.
@@ -205,7 +208,7 @@ def compile(source: KernelSource) -> Artifact:
 
 
 def object_file(source: KernelSource, symbol: str) -> bytes:
-    """The code of ``compile`` as a relocatable object, whose packed entry is called ``<symbol>_packed``."""
+    """Compiles to a relocatable object, whose packed entry is called ``<symbol>_packed``."""
     tools, words = _require(source)
     renamed = f"-D{source.name}_packed={symbol}_packed"
     with _build_directory(source) as directory:
@@ -214,7 +217,7 @@ def object_file(source: KernelSource, symbol: str) -> bytes:
 
 
 def assembly(source: KernelSource) -> str:
-    """The assembly of the binary that ``compile`` would make."""
+    """Compiles to the assembly of the binary that ``compile`` would make."""
     tools, words = _require(source)
     with _build_directory(source) as directory:
         _run(source, directory, [*words, *_arguments(source, tools), "-S", _SOURCE, "-o", _ASSEMBLY])
@@ -245,13 +248,13 @@ def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
 
 
 def _environment(directory: Path | None = None) -> dict[str, str]:
-    """The compiler's environment; its own temporary files are to be in ``directory``."""
+    """Returns the environment of the compiler, whose temporary files go to ``directory``."""
     return {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(directory)} if directory else {})
 
 
 @contextmanager
 def _build_directory(source: KernelSource) -> Iterator[Path]:
-    """A private directory with the source and its headers; CompileError where none can be written."""
+    """Provides a private directory with the source and its headers; CompileError if none can be written."""
     try:
         with scratch.directory() as directory:
             for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
@@ -293,12 +296,13 @@ _MENTION = re.compile(rf"\b{re.escape(_SOURCE)}:(?P<line>\d+)[:,]")
 
 
 def failing_lines(source: KernelSource, log: str) -> tuple[SourceLine, ...]:
-    """The lines of the generated source (``kernel.cpp`` in the log) that a compiler reports errors in, each once.
+    """Lists the lines of the generated source (``kernel.cpp`` in the log) in which a compiler reports errors, each
+    once.
 
     An error in a header is attributed to the line of the source that the log names as leading to it, if any.
     """
     text = source.text.splitlines()
-    found: dict[tuple[int, str], SourceLine] = {}
+    lines: dict[tuple[int, str], SourceLine] = {}
     mention: int | None = None
     for row in log.splitlines():
         match = _DIAGNOSTIC.match(row)
@@ -313,5 +317,5 @@ def failing_lines(source: KernelSource, log: str) -> tuple[SourceLine, ...]:
         )
         mention = None
         if line is not None and 1 <= line <= len(text):
-            found.setdefault((line, message), SourceLine(line, text[line - 1], message))
-    return tuple(found.values())
+            lines.setdefault((line, message), SourceLine(line, text[line - 1], message))
+    return tuple(lines.values())

@@ -1,4 +1,4 @@
-"""``cpp`` and ``cuda`` sources as torch operators, by ``torch.utils.cpp_extension.load_inline``.
+"""Builds ``cpp`` and ``cuda`` sources as torch operators, by ``torch.utils.cpp_extension.load_inline``.
 
 The operator is for programs that need a kernel in torch's dispatcher (``torch.compile``, ``torch.export``, a C++ server
 that only loads a library). The other routes compile and launch faster. Neighbours: ``compilers/host.py`` has the
@@ -43,7 +43,7 @@ _HALF_OPERATORS = tuple(
 
 
 def toolchain(language: str = "cpp") -> Toolchain | None:
-    """The compilers of this route, and the version of torch; None if this machine cannot build ``language``."""
+    """Returns the compilers of this route, and the version of torch; None if this machine cannot build ``language``."""
     import torch
 
     tools = host.toolchain()
@@ -57,7 +57,7 @@ def toolchain(language: str = "cpp") -> Toolchain | None:
 
 
 def missing(language: str = "cpp") -> str | None:
-    """What this machine lacks for the route, with what to do about it; None if it lacks nothing."""
+    """Returns what this machine lacks for the route, with what to do about it; None if it lacks nothing."""
     import torch
 
     if host.toolchain() is None:
@@ -72,13 +72,15 @@ def missing(language: str = "cpp") -> str | None:
 
 
 def operator_name(source: KernelSource) -> str:
-    """The operator's name in ``torch.ops.jitgen``: the entry symbol, and a digest unique to the specialisation."""
+    """Returns the operator's name in ``torch.ops.jitgen``: the entry symbol, and a digest unique to the
+    specialisation."""
     facts = [source.text, [list(header) for header in source.headers], str(source.target)]
     return f"{source.name}_{digest(facts)[:12]}"
 
 
 def with_operator(source: KernelSource) -> KernelSource:
-    """``source`` with the registration appended: the text that this route compiles and that the artifact key covers."""
+    """Appends the operator's registration to ``source``: this route compiles that text, and the artifact key covers
+    it."""
     if any(name == _HEADER for name, _ in source.headers):
         return source
     operator = operator_name(source)
@@ -95,7 +97,7 @@ prepare = with_operator
 
 
 def compile(source: KernelSource) -> Artifact:
-    """Compile ``source`` (language ``cpp`` or ``cuda``) to a library that registers its operator when loaded.
+    """Compiles ``source`` (language ``cpp`` or ``cuda``) to a library that registers its operator when loaded.
 
     Returns:
         files ``kernel.cpp`` or ``kernel.cu``, and ``kernel.so``; meta as for ``compilers/host.py``, and the operator's
@@ -181,7 +183,7 @@ def _language_arguments(source: KernelSource) -> dict[str, Any]:
 
 @contextmanager
 def _variables(source: KernelSource, directory: Path) -> Iterator[None]:
-    """The environment variables that cpp_extension and the compilers read: PATH with ninja, the compiler, the GPU
+    """Sets the environment variables that cpp_extension and the compilers read: PATH with ninja, the compiler, the GPU
     architecture, and where temporary files go."""
     wanted = {"CXX": " ".join(host.command() or ()), "TMPDIR": str(directory)}
     ninja = _ninja()
@@ -203,7 +205,7 @@ def _variables(source: KernelSource, directory: Path) -> Iterator[None]:
 
 
 def _ninja() -> str | None:
-    """ninja on PATH, else the one in the directory of the running Python."""
+    """Returns ninja on PATH, else the one in the directory of the running Python."""
     return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
 
 

@@ -1,4 +1,5 @@
-"""CUDA C++ to cubin by NVRTC: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, no nvcc and writes no file.
+"""Compiles CUDA C++ to a cubin by NVRTC: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, no nvcc and
+writes no file.
 
 jitgen's static headers are passed in memory (``KernelSource.headers``); third-party ones are found by ``find_headers``.
 The program is compiled under the logical name ``jitgen/<key12>/kernel.cu``, so the same source gives the same bytes on
@@ -24,7 +25,7 @@ from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, registe
 INSTALL = "install it with: pip install 'jitgen[cuda]'"
 
 WARPGROUP = 128
-"""Threads."""
+"""The number of threads of a warpgroup."""
 
 _NVRTC_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
@@ -35,14 +36,15 @@ _CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cc
 
 @dataclass(frozen=True)
 class Headers:
-    """A third-party header package on this machine: its include directories, and (distribution, version) pairs."""
+    """Locates a third-party header package on this machine: its include directories, and (distribution, version)
+    pairs."""
 
     directories: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
 
 
 def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
-    """The toolchain that compiles a source with headers of ``packages`` here; None if something is missing.
+    """Returns the toolchain that compiles a source with headers of ``packages`` here; None if something is missing.
 
     Flags of ``JITGEN_NVRTCFLAGS`` are part of the version, so kernels built with others are not used.
     """
@@ -52,11 +54,11 @@ def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
         return None
     added = settings.get("JITGEN_NVRTCFLAGS")
     version = f"{version} {shlex.join(added)}" if added else version
-    return Toolchain("nvrtc", version, tuple(pair for found in headers if found for pair in found.versions))
+    return Toolchain("nvrtc", version, tuple(pair for located in headers if located for pair in located.versions))
 
 
 def missing(packages: tuple[str, ...] = ()) -> str | None:
-    """What is missing for ``toolchain`` on this machine, and how to install it; None if nothing is."""
+    """Returns what is missing for ``toolchain`` on this machine, and how to install it; None if nothing is."""
     if _distribution("cuda-bindings") is None:
         return "cuda-bindings is not installed; pip install cuda-python"
     if _nvrtc_version() is None:
@@ -70,7 +72,7 @@ def missing(packages: tuple[str, ...] = ()) -> str | None:
 
 @functools.cache
 def find_headers(package: str) -> Headers | None:
-    """The headers of ``package``: ``"nvidia-cutlass"``, or ``"cuda"`` for those of the CUDA toolkit.
+    """Returns the headers of ``package``: ``"nvidia-cutlass"``, or ``"cuda"`` for those of the CUDA toolkit.
 
     Raises:
         KeyError: for any other name.
@@ -102,7 +104,8 @@ def _cuda_headers() -> Headers | None:
 
 
 def _toolkit_includes() -> list[Path]:
-    """Include directories of installed toolkits: that of CUDA_HOME, CUDA_PATH or conda, then ``/usr/local/cuda``."""
+    """Returns the include directories of installed toolkits: that of CUDA_HOME, CUDA_PATH or conda, then
+    ``/usr/local/cuda``."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:
@@ -129,7 +132,8 @@ def _toolkit_version(include: Path) -> str:
 
 @functools.cache
 def _nvrtc_version() -> str | None:
-    """The exact version of NVRTC: that of its wheel, without loading the library, else what the library says."""
+    """Returns the exact version of NVRTC: that of its wheel, without loading the library, else what the library
+    says."""
     if _distribution("cuda-bindings") is None:
         return None
     for name in _NVRTC_DISTRIBUTIONS:
@@ -161,14 +165,15 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with this module's flags among its options, so that the artifact key covers them; idempotent."""
+    """Returns ``source`` with this module's flags among its options, so that the artifact key covers them;
+    idempotent."""
     if source.option("fixed_flags") is not None:
         return source
     return replace(source, options=(*source.options, ("fixed_flags", _flags(source))))
 
 
 def compile(source: KernelSource) -> Artifact:
-    """Compile one CUDA source to PTX and a cubin for exactly ``source.target``.
+    """Compiles one CUDA source to PTX and a cubin for exactly ``source.target``.
 
     Options read from the source: ``fmad`` (contract a*b+c, default False), ``lineinfo`` (default False),
     ``maxrregcount`` (int), ``flags`` (further NVRTC flags, a list of strings).
@@ -196,8 +201,8 @@ def compile(source: KernelSource) -> Artifact:
     files = {"kernel.cu": source.text.encode(), "kernel.ptx": ptx, "kernel.cubin": cubin}
     meta = {"entry": source.name, "target": str(source.target), "toolchain": str(tools)}
     resources = {name: parse_resources(log, name) | parse_register_pool(ptx.decode(), name) for name in _entries(log)}
-    for name, found in resources.items():
-        shortage = register_shortage(found.get("register_pool", ()), found["registers"])
+    for name, value in resources.items():
+        shortage = register_shortage(value.get("register_pool", ()), value["registers"])
         if shortage is not None:
             raise CompileError(f"kernel {name} would wait forever: {shortage}; please report this", log=log)
     own = resources.pop(source.name, None) or parse_resources(log, source.name)
@@ -234,12 +239,12 @@ def _flags(source: KernelSource) -> list[str]:
 
 def _include_paths(source: KernelSource) -> list[str]:
     # These are no flags, because a key contains the versions of packages and no paths.
-    found = [headers for headers in map(find_headers, source.packages) if headers]
-    return [f"--include-path={directory}" for headers in found for directory in headers.directories]
+    packages = [headers for headers in map(find_headers, source.packages) if headers]
+    return [f"--include-path={directory}" for headers in packages for directory in headers.directories]
 
 
 def _run(source: KernelSource, name: str, flags: list[str]) -> tuple[str | None, str, bytes, bytes]:
-    """(NVRTC's name of the error or None, log, PTX, cubin)."""
+    """Runs NVRTC; returns its name of the error or None, the log, the PTX and the cubin."""
     from cuda.bindings import nvrtc
 
     texts = [text.encode() for _, text in source.headers]
@@ -278,7 +283,7 @@ _DIAGNOSTIC = re.compile(
 
 
 def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine, ...]:
-    """The lines in which a log of NVRTC or nvcc reports errors.
+    """Returns the lines in which a log of NVRTC or nvcc reports errors.
 
     An error in a header is reported at the line of the source that the log says led to it, or at line 0 where the log
     names none; its message has the header's name and line.
@@ -286,7 +291,7 @@ def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine
     texts = {name: source.text} | dict(source.headers)
     diagnostics = list(_DIAGNOSTIC.finditer(log))
     ends = [diagnostic.start() for diagnostic in diagnostics[1:]] + [len(log)]
-    found = []
+    failing = []
     for diagnostic, end in zip(diagnostics, ends, strict=False):
         file, message = diagnostic["file"] or name, diagnostic["message"]
         lines = texts.get(file, "").splitlines()
@@ -296,10 +301,10 @@ def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine
             caller = re.search(rf"at line (\d+) of {re.escape(name)}", log[diagnostic.end() : end])
             text = _line(lines, number)
             number = int(caller.group(1)) if caller else 0
-            found.append(SourceLine(number, _line(source.text.splitlines(), number) or text, message))
+            failing.append(SourceLine(number, _line(source.text.splitlines(), number) or text, message))
         else:
-            found.append(SourceLine(number, _line(lines, number), message))
-    return tuple(found)
+            failing.append(SourceLine(number, _line(lines, number), message))
+    return tuple(failing)
 
 
 def _line(lines: list[str], number: int) -> str:
@@ -307,13 +312,13 @@ def _line(lines: list[str], number: int) -> str:
 
 
 def _entries(log: str) -> list[str]:
-    """The entries that ``ptxas -v`` has compiled."""
+    """Returns the entries that ``ptxas -v`` has compiled."""
     return re.findall(r"Compiling entry function '(\w+)'", log)
 
 
 def parse_register_pool(ptx: str, entry: str) -> dict[str, list[int]]:
-    """``register_pool``: the registers of a thread of each warpgroup of ``entry`` after they are dealt by setmaxnreg,
-    first of the one that releases some. Nothing where none are dealt."""
+    """Reads ``register_pool`` from PTX: the registers of a thread of each warpgroup of ``entry`` after setmaxnreg,
+    first of the one that releases some; empty without setmaxnreg. Nothing where none are dealt."""
     section = re.split(rf"\.entry {entry}\b", ptx)[-1].partition(".entry ")[0]
     released, requested = (
         [int(number) for number in re.findall(rf"setmaxnreg\.{what}\.sync\.aligned\.u32\s+(\d+)", section)]
@@ -326,7 +331,8 @@ def parse_register_pool(ptx: str, entry: str) -> dict[str, list[int]]:
 
 
 def parse_resources(log: str, entry: str) -> dict[str, Any]:
-    """Registers of a thread, and bytes of spills, static shared memory and stack of ``entry``, from ``ptxas -v``."""
+    """Reads the registers of a thread, and the bytes of spills, static shared memory and stack of ``entry``, from
+    ``ptxas -v``."""
     section = log.split(f"Compiling entry function '{entry}'", 1)[-1].split("Compiling entry function", 1)[0]
 
     def number(pattern: str) -> int:

@@ -1,4 +1,4 @@
-"""The table of compile routes: which compilers a backend has, and which targets it makes code for.
+"""Lists the compile routes: which compilers a backend has, and which targets it makes code for.
 
 Neighbours: ``pipeline.py`` compiles by ``module`` and ``prepare``; ``call/`` chooses backend and compiler here.
 """
@@ -18,7 +18,7 @@ ROUTES = {
     ("cuda", "load_inline"): "jitgen.compilers.load_inline",
     ("triton", "triton"): "jitgen.compilers.triton",
 }
-"""(backend, compiler) -> module of the compiler. The first compiler of a backend is its default."""
+"""The module of the compiler for each (backend, compiler). The first compiler of a backend is its default."""
 
 _KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
 
@@ -28,7 +28,7 @@ def default_compiler(backend: str) -> str:
 
 
 def backend_for(requested: str, kind: str) -> str:
-    """The backend for targets of ``kind``: ``requested``, unless that is ``"auto"``.
+    """Returns the backend for targets of ``kind``: ``requested``, unless that is ``"auto"``.
 
     ``"auto"`` is ``cpp`` for CPUs, ``cuda`` for NVIDIA GPUs, where NVRTC starts faster than Triton and its kernels are
     at least as fast, and ``triton`` for all other targets.
@@ -37,7 +37,7 @@ def backend_for(requested: str, kind: str) -> str:
 
 
 def check(backend: str, compiler: str, target: Target) -> None:
-    """UnsupportedError where ``backend`` cannot make code for ``target``, or has no such compiler."""
+    """Raises UnsupportedError if ``backend`` cannot make code for ``target``, or has no such compiler."""
     if target.kind not in _KINDS[backend]:
         raise UnsupportedError(
             f"backend {backend!r} does not make code for {target}; "
@@ -49,24 +49,25 @@ def check(backend: str, compiler: str, target: Target) -> None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with everything that its compiler adds (flags, a registration), so that the artifact key covers it."""
-    found = module(source.language, source.compiler)
-    return found.prepare(source)
+    """Returns ``source`` with everything that its compiler adds (flags, a registration), so that the artifact key
+    covers it."""
+    compiler = module(source.language, source.compiler)
+    return compiler.prepare(source)
 
 
 def toolchain(backend: str, compiler: str) -> Toolchain | None:
-    """The toolchain of a route on this machine; None if it has none."""
-    found = module(backend, compiler)
-    return found.toolchain(backend) if compiler == "load_inline" else found.toolchain()
+    """Returns the toolchain of a route on this machine; None if it has none."""
+    compiler_module = module(backend, compiler)
+    return compiler_module.toolchain(backend) if compiler == "load_inline" else compiler_module.toolchain()
 
 
 def toolchain_of(source: KernelSource) -> Toolchain | None:
-    """The toolchain that would compile ``source`` here, with its third-party headers; None if there is none."""
+    """Returns the toolchain that would compile ``source`` here, with its third-party headers; None if there is none."""
     if source.compiler == "nvrtc":
         return module(source.language, source.compiler).toolchain(source.packages)
     return toolchain(source.language, source.compiler)
 
 
 def module(backend: str, compiler: str) -> ModuleType:
-    """The module that compiles ``backend``'s sources with ``compiler``."""
+    """Returns the module that compiles ``backend``'s sources with ``compiler``."""
     return importlib.import_module(ROUTES[backend, compiler])

@@ -1,4 +1,5 @@
-"""Triton to cubin or hsaco: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, HOME or cache directory.
+"""Compiles Triton to cubin or hsaco: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, HOME or cache
+directory.
 
 The stages of Triton's compiler are run as ``triton.compile`` runs them (the same in 3.6 to 3.9), but without its disk
 cache. The key of that cache hashes the whole installation, which takes 0.8 s of the 1.0 s of a first compile, and its
@@ -47,7 +48,8 @@ _FIXED = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 """Multiplications and additions are not contracted and subnormals not flushed, so that all dialects compute alike."""
 
 _FORMATS = {"i32": "i", "u32": "i", "i64": "q", "u64": "q", "fp32": "f", "fp64": "d"}
-"""Type of a scalar parameter -> the launcher's format character (``runtime/cuda.py``); that of a pointer is ``P``."""
+"""The launcher's format character (``runtime/cuda.py``) for each type of scalar parameter; that of a pointer is
+``P``."""
 
 _SCRATCH = "PP"
 """Formats of the parameters that Triton appends to every kernel: pointers to global and profiling scratch memory."""
@@ -58,7 +60,7 @@ _lock = Lock()
 
 @functools.cache
 def toolchain() -> Toolchain | None:
-    """The installed Triton, found without importing it; None if there is none.
+    """Returns the installed Triton, found without importing it; None if there is none.
 
     LLVM, ptxas and libdevice are in Triton's wheel, so its version determines theirs.
     """
@@ -69,14 +71,15 @@ def toolchain() -> Toolchain | None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with this module's own settings among its options, which the artifact key so covers; idempotent."""
+    """Returns ``source`` with this module's settings among its options, so that the artifact key covers them;
+    idempotent."""
     if source.option("fixed_options") is not None:
         return source
     return replace(source, options=(*source.options, ("fixed_options", _FIXED)))
 
 
 def compile(source: KernelSource) -> Artifact:
-    """Compile one source for its target.
+    """Compiles one source for its target.
 
     Returns:
         files ``kernel.py``, ``kernel.ttir`` and, for NVIDIA, ``kernel.ptx`` and ``kernel.cubin``, for AMD,
@@ -112,7 +115,8 @@ def compile(source: KernelSource) -> Artifact:
 
 
 def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The output of each stage by name, except ``ttgir`` and ``llir``, and Triton's metadata of the kernel."""
+    """Runs the stages of Triton's compiler; returns their outputs by name, except ``ttgir`` and ``llir``, and the
+    kernel's metadata."""
     from triton._C.libtriton import ir
     from triton.compiler.compiler import make_backend
 
@@ -139,7 +143,7 @@ def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[st
 
 @contextmanager
 def _temporary_files(directory: Path) -> Iterator[None]:
-    """Triton's own temporary files, those of ptxas among them, in ``directory``, where a killed process leaves nothing
+    """Puts the temporary files of Triton, and of its ptxas, into ``directory``, where a killed process leaves nothing
     for long. The modules of its backends use ``tempfile`` for them, and each gets one that knows the directory."""
     importlib.import_module("triton.backends")  # which imports them all
     own = threading.get_ident()
@@ -177,7 +181,8 @@ def _options(source: KernelSource) -> dict[str, Any]:
 
 
 def _ast_source(source: KernelSource, path: str) -> Any:
-    """The entry as Triton's ``ASTSource``. Triton gets a function's text by ``inspect``, which reads linecache."""
+    """Makes Triton's ``ASTSource`` of the entry. Triton gets a function's text by ``inspect``, which reads
+    linecache."""
     from triton.compiler import ASTSource
 
     namespace: dict[str, Any] = {"__name__": "jitgen_kernel"}

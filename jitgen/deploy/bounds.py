@@ -1,4 +1,4 @@
-"""How many worker processes this machine has processors and memory for, containers' limits included."""
+"""Counts the worker processes that this machine has processors and memory for, containers' limits included."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def workers(asked: int | None = None) -> int:
-    """The number of worker processes that fit; no more than were ``asked`` for, and at least 1."""
+    """Returns how many worker processes fit; at most ``asked`` for, and at least 1."""
     fit = min(processors(), available_bytes() // WORKER_BYTES)
     return max(1, fit if asked is None else min(asked, fit))
 
 
 def processors() -> int:
-    """The processors that this process may use."""
+    """Returns how many processors this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
@@ -28,16 +28,16 @@ def processors() -> int:
 
 
 def available_bytes() -> int:
-    """The memory that new processes can have; a great deal where the system does not say."""
-    found = [2**50]
+    """Returns the bytes of memory that new processes can have; a great deal if the system does not say."""
+    limits = [2**50]
     for line in _read(Path("/proc/meminfo")).splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
-            found.append(int(rest.split()[0]) * 1024)
+            limits.append(int(rest.split()[0]) * 1024)
     limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
-        found.append(int(limit) - int(used))
-    return max(0, min(found))
+        limits.append(int(limit) - int(used))
+    return max(0, min(limits))
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Manifests by name: those of known models, which jitgen ships in ``cache/manifests``."""
+"""Knows manifests by name: those of known models, which jitgen ships in ``cache/manifests``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jitgen.errors import CacheError
 
 
 def names() -> list[str]:
-    """The names of the manifests that jitgen ships, such as ``"llama-3-8b"``."""
+    """Returns the names of the manifests that jitgen ships, such as ``"llama-3-8b"``."""
     return sorted(path.stem for path in _data.data_directory("cache/manifests").glob("*.json"))
 
 
 def find(manifest: str | os.PathLike[str]) -> Path:
-    """The file of a manifest: the path ``manifest`` or, if there is no such file, the shipped one of that name.
+    """Returns the file of a manifest: the path ``manifest`` or, if there is no such file, the shipped one of that name.
 
     Raises:
         CacheError: there is neither, or ``manifest`` is no path.

@@ -1,4 +1,4 @@
-"""Executors that the command line names by a URL, one row for each scheme."""
+"""Opens executors that the command line names by a URL, one row for each scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jitgen.errors import JitgenError
 
 @contextmanager
 def _dask(address: str) -> Iterator[Executor]:
-    """The workers of the ``dask.distributed`` scheduler at ``address``; they need jitgen and a compiler."""
+    """Connects to the ``dask.distributed`` scheduler at ``address``, whose workers need jitgen and a compiler."""
     try:
         from distributed import Client
     except ImportError:
@@ -25,11 +25,11 @@ def _dask(address: str) -> Iterator[Executor]:
 
 
 SCHEMES: dict[str, Callable[[str], AbstractContextManager[Executor]]] = {"dask": _dask}
-"""Scheme of a URL -> context manager of the executor at the address after it."""
+"""The context manager for each scheme of a URL: it opens the executor at the address after it."""
 
 
 def at(url: str) -> AbstractContextManager[Executor]:
-    """A context in which the executor at ``url``, such as ``dask://HOST:PORT``, can be used.
+    """Returns a context in which the executor at ``url``, such as ``dask://HOST:PORT``, can be used.
 
     Raises:
         JitgenError: the URL names no executor, or nothing answers there.

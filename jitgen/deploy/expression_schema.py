@@ -1,4 +1,4 @@
-"""Which sizes and scalars a manifest may hold: expressions over known symbols, by the operators of ``ir/symbols.py``.
+"""Checks the sizes and scalars of a manifest: expressions over known symbols, by the operators of ``ir/symbols.py``.
 
 What passes is also evaluated, with the values that the manifest gives its symbols, so that shapes can be compared.
 """
@@ -32,17 +32,17 @@ _HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}|-?inf|nan")
 
 
 def number(field: Field) -> Any:
-    """A constant: an integer, a bool, or a float as ``{"float": hexadecimal text}``."""
+    """Returns a constant: an integer, a bool, or a float as ``{"float": hexadecimal text}``."""
     value = field.value
     if isinstance(value, dict):
         (text,) = field.members("float")
         try:
-            found = float.fromhex(text.text(_HEXADECIMAL, "a float as float.hex writes it"))
+            parsed = float.fromhex(text.text(_HEXADECIMAL, "a float as float.hex writes it"))
         except OverflowError as error:
             text.refuse(str(error))
-        if found.hex() != text.value:
+        if parsed.hex() != text.value:
             text.refuse(f"{shown(text.value)} is not a float as float.hex writes it")
-        return found
+        return parsed
     if type(value) is bool:
         return value
     if type(value) is not int or value.bit_length() > BITS_LIMIT:
@@ -55,34 +55,34 @@ def is_expression(field: Field) -> bool:
 
 
 def scalar(field: Field, environment: Mapping[str, Any]) -> Any:
-    """A constant or an expression: its value in ``environment``, which has one for every symbol."""
+    """Returns a constant or an expression: its value in ``environment``, which has one for every symbol."""
     _check(field, environment, 0)
     try:
-        found = symbols.evaluate(symbols.from_json(field.value), environment)
+        value = symbols.evaluate(symbols.from_json(field.value), environment)
     except (ArithmeticError, TypeError, ValueError) as error:
         field.refuse(f"cannot be evaluated where the symbols are as the environment says: {error}")
-    if type(found) not in (int, float, bool):
-        field.refuse(f"is a {type(found).__name__}, and no real number")
-    return found
+    if type(value) not in (int, float, bool):
+        field.refuse(f"is a {type(value).__name__}, and no real number")
+    return value
 
 
 def size(field: Field, environment: Mapping[str, Any]) -> int:
-    """The value of a size: an integer that is neither negative nor too large for an index."""
-    found = scalar(field, environment)
-    if type(found) is not int or not 0 <= found < SIZE_LIMIT:
-        field.refuse(f"is {shown(found)}; a size is an integer of at least 0 and below {SIZE_LIMIT}")
-    return found
+    """Returns the value of a size: an integer that is neither negative nor too large for an index."""
+    value = scalar(field, environment)
+    if type(value) is not int or not 0 <= value < SIZE_LIMIT:
+        field.refuse(f"is {shown(value)}; a size is an integer of at least 0 and below {SIZE_LIMIT}")
+    return value
 
 
 def shape(field: Field, environment: Mapping[str, Any]) -> tuple[int, ...]:
-    """The values of a tensor's sizes."""
+    """Returns the values of a tensor's sizes."""
     sizes = tuple(size(item, environment) for item in field.items(RANK_LIMIT))
     elements(field, sizes)
     return sizes
 
 
 def elements(field: Field, sizes: tuple[int, ...]) -> int:
-    """The product of ``sizes``, which ``field`` is refused for where it is too large."""
+    """Returns the product of ``sizes``; ``field`` is refused if it is too large."""
     count = 0 if 0 in sizes else 1
     for factor in sizes if count else ():
         count *= factor
@@ -92,7 +92,7 @@ def elements(field: Field, sizes: tuple[int, ...]) -> int:
 
 
 def _check(field: Field, environment: Mapping[str, Any], depth: int) -> str:
-    """The kind of a constant or an expression: ``"int"``, ``"float"`` or ``"bool"``."""
+    """Returns the kind of a constant or an expression: ``"int"``, ``"float"`` or ``"bool"``."""
     if not is_expression(field):
         return type(number(field)).__name__
     if depth == DEPTH_LIMIT:
@@ -116,11 +116,11 @@ def _check(field: Field, environment: Mapping[str, Any], depth: int) -> str:
         for factor in arguments.items(OPERAND_LIMIT, 2):
             _integral(factor, environment, depth)
         return kind.one_of(("int",))
-    found = kind.one_of(OPERATORS[op.one_of(OPERATORS)])
+    result = kind.one_of(OPERATORS[op.one_of(OPERATORS)])
     for operand in arguments.items(2, 2):
-        if _check(operand, environment, depth + 1) == "float" and found == "int":
+        if _check(operand, environment, depth + 1) == "float" and result == "int":
             operand.refuse("is a float in an expression of kind int")
-    return found
+    return result
 
 
 def _integer(field: Field) -> None:
@@ -129,7 +129,7 @@ def _integer(field: Field) -> None:
 
 
 def _integral(field: Field, environment: Mapping[str, Any], depth: int) -> None:
-    """A term or factor: an expression that is no float."""
+    """Checks a term or factor: an expression that is no float."""
     if not is_expression(field):
         field.refuse(f"{shown(field.value)} is not an expression")
     if _check(field, environment, depth + 1) == "float":

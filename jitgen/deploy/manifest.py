@@ -1,4 +1,4 @@
-"""Manifests: which specialisations a program meets, as JSON that needs none of its code.
+"""Writes manifests: which specialisations a program meets, as JSON that needs none of its code.
 
 A manifest is self-contained: each entry holds a function's graph (``ir/graph.py``), the sizes, strides and alignments
 of its tensors, and the backend the user asked for, mostly ``"auto"``. It names no device, no target and no layout of
@@ -40,7 +40,7 @@ def entry_of(
     memory: Sequence[Memory],
     requested: tuple[str, str | None],
 ) -> Entry:
-    """The entry of one specialisation.
+    """Encodes one specialisation as an entry.
 
     Args:
         graph: as it was traced, without what lowering for this machine added.
@@ -65,7 +65,7 @@ def entry_of(
 
 
 def identity_of(entry: Entry) -> str:
-    """What makes two entries one."""
+    """Returns a key that is equal for entries that mean the same."""
     invariant = ["batch invariant"] if entry.get("batch_invariant") else []
     return digest([*(entry[part] for part in ("graph", "variant", "backend", "compiler")), *invariant])
 
@@ -80,12 +80,12 @@ def _memory_from_json(data: Mapping[str, Any]) -> Memory:
 
 
 def encoded(entries: Mapping[str, Entry]) -> str:
-    """The text of the manifest with ``entries``, by identity."""
+    """Returns the text of the manifest with ``entries``, by identity."""
     return json.dumps({"schema": SCHEMA, "entries": [entries[identity] for identity in sorted(entries)]}, indent=1)
 
 
 def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> None:
-    """Write ``entries``, by identity, to ``path``, with those that a manifest already there has.
+    """Writes ``entries``, by identity, to ``path``, with those that a manifest already there has.
 
     Several processes may write the same file at once: each has the lock of ``.<name>.lock`` beside it from reading what
     is there until the file is replaced. A process that is killed leaves the file as it was.
@@ -117,7 +117,7 @@ def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> N
 
 
 def _replace(path: Path, text: str) -> None:
-    """Make ``text`` the content of ``path``, or leave it as it is: at no time is there a part of it."""
+    """Replaces the content of ``path`` by ``text``, or leaves it as it is: a reader never meets half of it."""
     for stale in path.parent.glob(f".{path.name}.*.new"):  # of processes that were killed: this one has the lock
         stale.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -137,8 +137,8 @@ def _replace(path: Path, text: str) -> None:
 
 
 def relower(entry: Entry, route: Route) -> Lowered:
-    """A recorded specialisation, lowered as a process on that target would."""
+    """Lowers a recorded specialisation as a process on that target would."""
     memory = [_memory_from_json(memory) for memory in entry["inputs"]]
     results = [_memory_from_json(memory) for memory in entry["results"]]
-    found = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
-    return pipeline.lower(found.graph, found.environment, found.memory, route, results)
+    rewritten = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
+    return pipeline.lower(rewritten.graph, rewritten.environment, rewritten.memory, route, results)

@@ -1,8 +1,8 @@
-"""Reading a manifest that nobody vouches for: nothing is built from one before all of it has been checked.
+"""Reads a manifest that nobody vouches for: nothing is built from one before all of it has been checked.
 
-What jitgen makes of a manifest is source code, which is compiled and, for Triton, run. So a manifest is data of a
-known form and no more: exact members, known operations, names that are identifiers, numbers within bounds, and shapes
-that agree in the recorded call. Anything else raises CacheError with the way to it, such as
+What jitgen makes of a manifest is source code, which is compiled and, for Triton, run. So a manifest is data of a known
+form and no more: exact members, known operations, names that are identifiers, numbers within bounds, and shapes that
+agree in the recorded call. Anything else raises CacheError with the way to it, such as
 ``entries[3].graph.nodes[7].attrs[0]``. Neighbours: ``node_schema.py`` is the table of node operations,
 ``expression_schema.py`` checks sizes and scalars; ``docs/security.md`` says what is trusted and what is not.
 """
@@ -32,7 +32,7 @@ FILE_LIMIT = 2**28
 ENTRY_LIMIT = 100_000
 NODE_LIMIT = 100_000
 INPUT_LIMIT = 4096
-"""Inputs of a graph, outputs, arguments updated in place, and numeric arguments: of each at most so many."""
+"""The most inputs of a graph, and the most outputs, arguments updated in place, and numeric arguments."""
 GUARD_LIMIT = 10_000
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -41,7 +41,7 @@ _BACKENDS = settings.BACKENDS
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The entries of the manifest ``path``.
+    """Returns the entries of the manifest ``path``.
 
     Raises:
         CacheError: the file cannot be read, or is not what ``jitgen.record`` writes.
@@ -64,12 +64,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting: a FIFO that nobody writes is an empty file, and a pipe is read to its end."""
+    """Opens without waiting: a FIFO that nobody writes is an empty file, and a pipe is read to its end."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def check(content: Any) -> list[dict[str, Any]]:
-    """The entries of a manifest's JSON; CacheError, naming the way to what is wrong, for anything else."""
+    """Checks a manifest's JSON and returns its entries; CacheError with the path to what is wrong, for anything
+    else."""
     schema, entries = Field(content).members("schema", "entries")
     if schema.value != SCHEMA or type(schema.value) is not int:
         schema.refuse(f"is {shown(schema.value)}; this jitgen reads schema {SCHEMA}")
@@ -82,7 +83,7 @@ Result = TypeVar("Result")
 
 
 def contained(name: str, step: Callable[..., Result], *arguments: Any) -> Result:
-    """``step(*arguments)``, which works on a checked entry of a manifest; whatever it raises is a JitgenError.
+    """Returns ``step(*arguments)``, which works on a checked entry of a manifest; whatever it raises is a JitgenError.
 
     A graph of the right form may still be none that a function has, and fail in any pass.
     """
@@ -133,19 +134,19 @@ def _name(field: Field) -> None:
 
 
 def _memory(field: Field) -> tuple[int, ...]:
-    """The sizes of a tensor."""
+    """Returns the sizes of a tensor."""
     sizes, strides, alignment = field.members("sizes", "strides", "alignment")
-    found = tuple(size.size() for size in sizes.items(expressions.RANK_LIMIT))
-    steps = [stride.size() for stride in strides.items(len(found), len(found))]
-    expressions.elements(sizes, found)
-    if sum((size - 1) * step for size, step in zip(found, steps, strict=True) if size) >= SIZE_LIMIT // 8:
+    sizes_read = tuple(size.size() for size in sizes.items(expressions.RANK_LIMIT))
+    steps = [stride.size() for stride in strides.items(len(sizes_read), len(sizes_read))]
+    expressions.elements(sizes, sizes_read)
+    if sum((size - 1) * step for size, step in zip(sizes_read, steps, strict=True) if size) >= SIZE_LIMIT // 8:
         strides.refuse("reaches further than an address can")
     alignment.one_of(_ALIGNMENTS)
-    return found
+    return sizes_read
 
 
 def _environment(field: Field, tensors: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """A value for every symbol: each size of each input, and the numeric arguments ``a0``, ``a1``, ..."""
+    """Returns a value for every symbol: each size of each input, and the numeric arguments ``a0``, ``a1``, ..."""
     if not isinstance(field.value, dict):
         field.refuse(f"{shown(field.value)} is not an object with a value for every symbol")
     sizes = {f"s{index}_{dim}": size for index, sizes in enumerate(tensors) for dim, size in enumerate(sizes)}
@@ -168,7 +169,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list[tuple[int, ...]]:
-    """The sizes of its outputs in the recorded call."""
+    """Returns the sizes of the graph's outputs in the recorded call."""
     names = ("schema", "name", "inputs", "nodes", "outputs", "guards", "mutated")
     schema, name, inputs, nodes, outputs, guards, mutated = field.members(*names)
     schema.one_of((SCHEMA,))
@@ -181,7 +182,7 @@ def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list
     parts = node_schema.weight_tensors(items)
     for guard in guards.items(GUARD_LIMIT):
         _guard(guard, environment)
-    found = [_result(output, values, parts) for output in outputs.items(INPUT_LIMIT)]
+    results = [_result(output, values, parts) for output in outputs.items(INPUT_LIMIT)]
     updated = -1
     for item in mutated.items(INPUT_LIMIT):
         index, value = item.items(2, 2)
@@ -198,11 +199,11 @@ def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list
             )
     if graphs.to_json(graphs.from_json(field.value)) != field.value:
         field.refuse("its nodes are not in the order that record writes them in, each once and each of use")
-    return [output.shape for output in found]
+    return [output.shape for output in results]
 
 
 def _inputs(field: Field, tensors: Field) -> list[tuple[str, Any]]:
-    """Dtype and symbolic shape of every input: a symbol for each size but 1."""
+    """Returns dtype and symbolic shape of every input: a symbol for each size but 1."""
     count = len(tensors.value)
     specs = []
     for index, item in enumerate(field.items(count, count)):
@@ -220,14 +221,16 @@ def _guard(field: Field, environment: Mapping[str, Any]) -> None:
     expression, value = field.items(2, 2)
     if not expressions.is_expression(expression):
         expression.refuse(f"{shown(expression.value)} is not an expression")
-    found, expected = expressions.scalar(expression, environment), expressions.number(value)
-    undefined = isinstance(found, float) and isinstance(expected, float) and math.isnan(found) and math.isnan(expected)
-    if type(found) is not type(expected) or not (found == expected or undefined):
-        field.refuse(f"does not hold in the recorded call: there it is {shown(found)}, not {shown(expected)}")
+    actual, expected = expressions.scalar(expression, environment), expressions.number(value)
+    undefined = (
+        isinstance(actual, float) and isinstance(expected, float) and math.isnan(actual) and math.isnan(expected)
+    )
+    if type(actual) is not type(expected) or not (actual == expected or undefined):
+        field.refuse(f"does not hold in the recorded call: there it is {shown(actual)}, not {shown(expected)}")
 
 
 def _result(field: Field, values: Sequence[node_schema.Value], parts: frozenset[int]) -> node_schema.Value:
-    found = values[field.integer(0, len(values))]
-    if found.weight or field.value in parts:
+    value = values[field.integer(0, len(values))]
+    if value.weight or field.value in parts:
         field.refuse("returns a quantised weight, or a tensor of one")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""Which nodes a manifest's graph may hold: a check for each kind of node in ``ir/nodes.py``.
+"""Checks the nodes of a manifest's graph: a check for each kind of node in ``ir/nodes.py``.
 
 ``CHECKS`` tests a node's attributes, dtype and shape against its operands, with the sizes of the recorded call; the
 kind's row says how many operands there are.
@@ -49,7 +49,7 @@ OPERAND_LIMIT = 4096
 
 @dataclass(frozen=True)
 class Value:
-    """A node that has been checked; ``shape`` is that of the recorded call.
+    """Represents a node that has been checked; ``shape`` is that of the recorded call.
 
     ``index``: of an input. ``weight``: a quantised weight, or a view of one, which only products read.
     """
@@ -63,7 +63,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """A node being checked.
+    """Represents a node that is being checked.
 
     ``inputs`` are the graph's: dtype, and the symbolic shape as it stands in the file.
     """
@@ -93,7 +93,8 @@ class Node:
             self.field.refuse(f"{self.kind}: its dtype is {self.dtype}, not {' or '.join(names)}")
 
     def is_computed_as(self, dtype: str) -> None:
-        """Its dtype has the compute dtype of ``dtype``: it may be stored wider than its operands are, or narrower."""
+        """Checks that the node has the compute dtype of ``dtype``: it may be stored wider than its operands are, or
+        narrower."""
         if compute_dtype(self.dtype) != compute_dtype(dtype):
             self.field.refuse(f"{self.kind}: its dtype is {self.dtype}, not {dtype} or one that is computed as it is")
 
@@ -265,9 +266,9 @@ def _scatter(node: Node) -> None:
         name = attrs.items(4, 1)[0].one_of(VIEWS)
         count, check = VIEWS[name]
         node.require(name not in ("expand", "reshape"), f"it changes a view by {name}")
-        found = expressions.shape(shape, node.environment)
-        check(replace(node, shape=found), attrs.items(1 + count, 1 + count)[1:], sizes)
-        sizes = found
+        shape_ = expressions.shape(shape, node.environment)
+        check(replace(node, shape=shape_), attrs.items(1 + count, 1 + count)[1:], sizes)
+        sizes = shape_
     immediate = value.kind.is_number
     node.require(not immediate, "its value is a number")
     chosen = [item.integer(-len(indices), len(value.shape)) for item in coordinates.items(len(sizes), len(sizes))]
@@ -411,7 +412,7 @@ _MEMBERS = ("op", "inputs", "dtype", "shape", "attrs")
 
 
 def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], inputs: Sequence[Any]) -> Value:
-    """Check one node of a graph.
+    """Checks one node of a graph.
 
     Args:
         before: the nodes before it, which alone can be its operands.
@@ -422,22 +423,22 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
     kind = KINDS.get(op.value) if isinstance(op.value, str) else None
     if kind not in CHECKS:
         op.refuse(f"{shown(op.value)} is no node operation")
-    found, (least, most) = [], kind.operands
+    values, (least, most) = [], kind.operands
     for item in operands.items(min(most, OPERAND_LIMIT), least):
         operand = before[item.integer(0, len(before))]
         if operand.weight and not kind.takes_weights:
             item.refuse(f"{kind} of a quantised weight; only products and views read one")
-        found.append(operand)
+        values.append(operand)
     dtype.one_of(DTYPES)
     sizes = expressions.shape(shape, environment)
-    CHECKS[kind](Node(field, kind, tuple(found), dtype.value, sizes, attrs, environment, inputs))
+    CHECKS[kind](Node(field, kind, tuple(values), dtype.value, sizes, attrs, environment, inputs))
     index = attrs.value[0] if kind is INPUT else None
-    weight = kind is DEQUANTIZE or (kind is VIEW and found[0].weight)
+    weight = kind is DEQUANTIZE or (kind is VIEW and values[0].weight)
     return Value(kind, dtype.value, sizes, index, weight)
 
 
 def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
-    """The inputs, by the numbers of their nodes, that quantised weights consist of.
+    """Returns the inputs, by the numbers of their nodes, that quantised weights consist of.
 
     Nothing else may read one that is in the portable layout: such a weight is laid out anew for every backend, so that
     its tensors get other shapes.

@@ -1,4 +1,4 @@
-"""Building what a manifest holds, for targets that this machine need not have.
+"""Builds what a manifest holds, for targets that this machine need not have.
 
 ::
 
@@ -31,7 +31,7 @@ from jitgen.store.default import default_store
 
 @dataclass(frozen=True)
 class Prewarmed:
-    """One specialisation for one target.
+    """Reports what became of one specialisation for one target.
 
     Attributes:
         name: the function's.
@@ -52,7 +52,7 @@ class Prewarmed:
 
 @dataclass(frozen=True)
 class PrewarmReport:
-    """What ``prewarm`` did.
+    """Reports what ``prewarm`` did.
 
     Attributes:
         entries: one for each specialisation and target.
@@ -81,7 +81,7 @@ def prewarm(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> PrewarmReport:
-    """Put every specialisation of ``manifest`` into the store, for every one of ``targets``. Needs no GPU.
+    """Puts every specialisation of ``manifest`` into the store, for every one of ``targets``. Needs no GPU.
 
     Args:
         manifest: a file that ``record`` wrote, or the name of a manifest that jitgen ships, such as ``"llama-3-8b"``.
@@ -132,7 +132,7 @@ def prewarm(
 
 
 def _parsed(targets: Sequence[str | Target]) -> list[Target]:
-    """``targets`` as the targets that they name.
+    """Parses the names of targets.
 
     Raises:
         UnsupportedError: they are no list of targets, or an empty one.
@@ -148,7 +148,7 @@ def _parsed(targets: Sequence[str | Target]) -> list[Target]:
 
 
 def _failures(failed: Sequence[Prewarmed]) -> list[str]:
-    """What failed and why: where many failed for the same reason, the first of them, and how many others did."""
+    """Lists what failed and why: of many with the same reason the first, and how many others there were."""
     alike: dict[str, list[Prewarmed]] = {}
     for entry in failed:
         alike.setdefault(entry.detail.partition("\n")[0], []).append(entry)
@@ -160,11 +160,11 @@ def _failures(failed: Sequence[Prewarmed]) -> list[str]:
 
 
 Planned = tuple[Prewarmed, work.Task | None]
-"""What is to be built, and how; without a task, it is known already what becomes of it."""
+"""A build and its task; without a task, the result is known already."""
 
 
 def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequence[str]) -> Iterator[Planned]:
-    """Everything that a recorded call stands for, for every target."""
+    """Yields everything that a recorded call stands for, for every target."""
     name = entry["name"]
     for target in targets:
         planned = Prewarmed(name, str(target), "", "")
@@ -200,7 +200,7 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
 def _results(
     planned: Sequence[Planned], jobs: int | None, executor: Executor | None
 ) -> Iterator[tuple[int, Prewarmed]]:
-    """What became of each, with its index, in the order in which they are done."""
+    """Yields the result of each build, with its index, in the order in which they end."""
     tasks = {}
     for index, (entry, task) in enumerate(planned):
         if task is None:
@@ -244,7 +244,7 @@ def _with_outcome(entry: Prewarmed, outcome: work.Outcome) -> Prewarmed:
 
 
 def _verified(entry: Prewarmed, store: Store) -> Prewarmed:
-    """``entry``, failed if it was built and cannot be loaded from ``store``."""
+    """Returns ``entry``, failed if it was built and cannot be loaded from ``store``."""
     if entry.origin in ("compiled", "store"):
         problem = work.why_unusable(store, entry.key)
         if problem is not None:
@@ -253,13 +253,14 @@ def _verified(entry: Prewarmed, store: Store) -> Prewarmed:
 
 
 def signature_of(entry: Entry) -> str:
-    """The function of an entry and its inputs at the recorded sizes."""
+    """Returns the function of an entry and its inputs at the recorded sizes."""
     graph = graphs.from_json(entry["graph"])
     return f"{entry['name']}({', '.join(graphs.described_inputs(graph, entry['environment']))})"
 
 
 def _route(entry: Entry, target: Target) -> Route:
-    """What ``target`` takes of an entry; UnsupportedError where its function's backend does not serve that."""
+    """Returns the route that ``target`` takes for an entry; UnsupportedError if the function's backend does not serve
+    it."""
     backend = routes.backend_for(entry["backend"], target.kind)
     compiler = entry["compiler"] or routes.default_compiler(backend)
     routes.check(backend, compiler, target)

@@ -1,4 +1,4 @@
-"""Recording which specialisations a program meets, into a manifest (``manifest``).
+"""Records which specialisations a program meets, into a manifest (``manifest``).
 
 Calls are events (``events.py``), to which ``listen`` subscribes: what is new is noted where a manifest is being
 recorded, and what may not be compiled in a manifest of the store, which the error of such a call names.
@@ -39,7 +39,7 @@ MISSED_SECONDS = 86400.0
 
 @dataclass(eq=False)
 class Recorder:
-    """What is recorded into one file: entries by identity.
+    """Holds what is recorded into one file: entries by identity.
 
     A thread writes them while the program goes on, which no file that cannot be written disturbs: a warning tells.
     """
@@ -50,7 +50,7 @@ class Recorder:
     _timer: threading.Timer | None = None
 
     def write(self) -> None:
-        """Merge what was recorded into the file; CacheError, which names a copy of it, if that cannot be done."""
+        """Merges what was recorded into the file; CacheError, which names a copy of it, if that cannot be done."""
         from jitgen.deploy import manifest
 
         with _lock:
@@ -63,7 +63,7 @@ class Recorder:
             raise CacheError(f"{problem}{copy}") from problem
 
     def write_soon(self) -> None:
-        """Write in a while, and when this process ends. Called with the lock held."""
+        """Writes in a while, and when this process ends. Called with the lock held."""
         if self._process != os.getpid():  # a child of a fork has neither the thread nor what is to be done at its end
             self._process, self._timer = os.getpid(), None
             _at_end(self._write_or_warn)
@@ -75,7 +75,7 @@ class Recorder:
                 self._timer = timer
 
     def stop(self) -> None:
-        """Write nothing any more by itself."""
+        """Stops writing by itself."""
         self._process = -1
         atexit.unregister(self._write_or_warn)
         if self._timer is not None:
@@ -107,14 +107,14 @@ _recorders: list[Recorder] = []
 
 @cache
 def listen() -> None:
-    """Hear of every call from now on. A second time does nothing."""
+    """Hears of every call from now on. A second time does nothing."""
     events.subscribe(CallEvent, note_call)
     events.subscribe(MissEvent, remedy)
 
 
 def note_call(call: CallEvent) -> None:
-    """Add a call to every manifest being recorded, and what it would be with two rows where it has one: a trace of a
-    size of 1 is for that size alone."""
+    """Adds a call to every manifest being recorded; a call with one row also with two, since a trace of a size of 1
+    serves no other size."""
     if not _is_recording():
         return
     _note(call)
@@ -129,7 +129,7 @@ def note_call(call: CallEvent) -> None:
 
 
 def remedy(miss: MissEvent) -> str:
-    """The command that builds what a call misses. Its manifest has everything that was missed of late."""
+    """Returns the command that builds what a call misses. Its manifest has everything that was missed of late."""
     path, first = settings.get("JITGEN_RECORD"), ""
     if not path:
         try:
@@ -175,7 +175,7 @@ def _entry_of(call: CallEvent) -> Entry:
 
 
 def _note(call: CallEvent) -> None:
-    """Add a call to every manifest being recorded."""
+    """Adds a call to every manifest being recorded."""
     from jitgen.deploy import manifest
 
     try:
@@ -193,7 +193,7 @@ def _note(call: CallEvent) -> None:
 
 @contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within this context every specialisation met is written to the manifest ``path`` (merged with one already there).
+    """Writes every specialisation met within this context to the manifest ``path`` (merged with one already there).
 
     Specialisations bound before the context are met again only when a new signature or layout comes; start recording
     before the first call. What is lowered (``JitFunction.lower``) is recorded as a call is, so that tensors may be

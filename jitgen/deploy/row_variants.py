@@ -1,4 +1,4 @@
-"""The calls of other sizes for which a recorded call is prewarmed.
+"""Derives the calls of other sizes for which a recorded call is prewarmed.
 
 Kernels differ between buckets of sizes that vary from call to call, such as the number of rows or of the matrices of a
 batch. Families name these sizes and buckets (``Family.buckets``). A size of 1 is traced separately. One recorded call
@@ -47,16 +47,19 @@ MOST_COMBINATIONS = 128
 
 
 def variants(entry: Entry, device: Device) -> list[Entry]:
-    """``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they are."""
+    """Returns ``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they
+    are."""
     graph = graphs.from_json(entry["graph"])
-    found = [entry]
+    all_variants = [entry]
     for ties in ((), *_ties(graph, entry["environment"], device)):
-        found += _variants(entry, ties, device)
-    return list({tuple(sorted(each["environment"].items())): each for each in reversed(found)}.values())[::-1]
+        all_variants += _variants(entry, ties, device)
+    return list(
+        {tuple(sorted(variant["environment"].items())): variant for variant in reversed(all_variants)}.values()
+    )[::-1]
 
 
 def _variants(entry: Entry, ties: tuple[Guard, ...], device: Device) -> Iterator[Entry]:
-    """The variants of ``entry`` in which ``ties`` hold too."""
+    """Yields the variants of ``entry`` in which ``ties`` hold too."""
     graph = _tied(entry, ties)
     buckets = _buckets(graph, entry["environment"], device)
     names, together = _sizes_of_rows(buckets), _vary_together(_bounded(buckets))
@@ -76,57 +79,58 @@ def _tied(entry: Entry, ties: tuple[Guard, ...]) -> Graph:
 
 
 def _ties(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[tuple[Guard, ...]]:
-    """For each row size, that all numbers among the arguments which had its value when the call was recorded have it in
-    other calls too: they may be the length of a sequence, which no guard says."""
+    """Returns, for each row size, the guards that all numbers among the arguments that equalled it in the recorded call
+    do so in other calls: they may be the length of a sequence, which no guard says."""
     numbers = [name for name, value in environment.items() if name.startswith("a") and type(value) is int]
     numbers = [name for name in numbers if name not in _equal_sizes(graph)]
-    found = []
+    ties = []
     for size in _sizes_of_rows(_buckets(graph, environment, device)):
         equal = [name for name in numbers if environment[name] == environment[size]]
         if equal:
-            found.append(tuple(Guard(Expr("eq", (symbol(name), symbol(size)), "bool"), True) for name in equal))
-    return found
+            ties.append(tuple(Guard(Expr("eq", (symbol(name), symbol(size)), "bool"), True) for name in equal))
+    return ties
 
 
 def combinations_left_out(entry: Entry, device: Device) -> int:
-    """How many combinations of buckets have no variant, since they are more than ``MOST_COMBINATIONS``."""
+    """Returns how many combinations of buckets have no variant because they exceed ``MOST_COMBINATIONS``."""
     buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
-    return 0 if _vary_together(buckets) else _combinations(buckets) - sum(len(each.ends) for each in buckets) - 1
+    return 0 if _vary_together(buckets) else _combinations(buckets) - sum(len(size.ends) for size in buckets) - 1
 
 
-def fixed_by_numbers(entry: Entry, found: Sequence[Entry], device: Device) -> list[str]:
-    """The sizes, in words, that depend on a number among the arguments and are in one bucket in all variants ``found``:
-    guards tie the number to more than one size."""
+def fixed_by_numbers(entry: Entry, variants: Sequence[Entry], device: Device) -> list[str]:
+    """Returns, in words, the sizes that depend on a number among the arguments and stay in one bucket in all of
+    ``variants``: guards tie the number to more than one size."""
     buckets = _bounded(_buckets(graphs.from_json(entry["graph"]), entry["environment"], device))
-    reached = [{_bucket(each, variant["environment"]) for variant in found} for each in buckets]
+    reached = [{_bucket(size, variant["environment"]) for variant in variants} for size in buckets]
     return [
-        symbols.format_expr(each.size)
-        for each, indices in zip(buckets, reached, strict=True)
-        if len(indices) == 1 and any(name.startswith("a") for name in _names(each.size))
+        symbols.format_expr(size.size)
+        for size, indices in zip(buckets, reached, strict=True)
+        if len(indices) == 1 and any(name.startswith("a") for name in _names(size.size))
     ]
 
 
 def _bucket(buckets: SizeBuckets, environment: Mapping[str, Any]) -> int:
-    """The index of the bucket that the size has."""
+    """Returns the index of the size's bucket."""
     return bisect.bisect_left(buckets.ends, symbols.evaluate(buckets.size, environment))
 
 
 def _combinations(buckets: Sequence[SizeBuckets]) -> int:
-    return math.prod(len(each.ends) + 1 for each in buckets)
+    return math.prod(len(size.ends) + 1 for size in buckets)
 
 
 def _vary_together(buckets: Sequence[SizeBuckets]) -> bool:
-    """Whether every combination of ``buckets`` is built."""
+    """Returns whether every combination of ``buckets`` is built."""
     return _combinations(buckets) <= MOST_COMBINATIONS
 
 
 def _bounded(buckets: Sequence[SizeBuckets]) -> list[SizeBuckets]:
-    """Those of which a call can change the bucket."""
-    return [each for each in buckets if each.ends and _names(each.size)]
+    """Keeps the sizes whose bucket a call can change."""
+    return [size for size in buckets if size.ends and _names(size.size)]
 
 
 def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
-    """The arguments of a recorded call with sizes of 1 replaced by 2, in every combination, as tensors without memory.
+    """Yields the arguments of a recorded call with sizes of 1 replaced by 2, in every combination, as tensors without
+    memory.
 
     Sizes at the same position counted from the right broadcast together, so that they change together. The last
     dimension is never a row size. Tensors of quantised weights are not enlarged.
@@ -150,37 +154,37 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families. Of sizes that guards
-    require to be equal, one stands for all."""
+    """Returns the sizes of ``graph`` that vary, each once, with the ends of the buckets of all families. Of sizes that
+    guards require to be equal, one stands for all."""
     named: list[SizeBuckets] = []
     graph = with_sizes(graph, _equal_sizes(graph)) or graph
     inside: set[int] = set()
     for family in registry.FAMILIES:
-        found = family.buckets(graph, environment, device)
-        named += [each for each in found if id(each.node) not in inside]
-        inside |= {id(node) for each in found for node in each.inside}
-    varying = {name for each in named if each.varies for name in _names(each.size)}
+        of_family = family.buckets(graph, environment, device)
+        named += [varied for varied in of_family if id(varied.node) not in inside]
+        inside |= {id(node) for varied in of_family for node in varied.inside}
+    varying = {name for varied in named if varied.varies for name in _names(varied.size)}
     ends: dict[Scalar, set[int]] = {}
-    for each in named:
-        if each.varies or varying.issuperset(_names(each.size)):
-            ends.setdefault(each.size, set()).update(each.ends)
+    for varied in named:
+        if varied.varies or varying.issuperset(_names(varied.size)):
+            ends.setdefault(varied.size, set()).update(varied.ends)
     return [SizeBuckets(size, tuple(sorted(bounds))) for size, bounds in ends.items()]
 
 
 def _names(size: Scalar) -> list[str]:
-    """The names of the tensor sizes in ``size``, and then those of the numbers."""
+    """Returns the names of the tensor sizes in ``size``, and then those of the numbers."""
     return sorted(set(symbols.symbols_of(size)), key=lambda name: (not name.startswith("s"), name))
 
 
 def _sizes_of_rows(buckets: Sequence[SizeBuckets]) -> list[str]:
-    """The names of the row sizes that are sizes of tensors, ``MAX_ROW_SIZES`` at most: a trace depends on whether these
-    are 1, and not on a number."""
-    names = dict.fromkeys(name for each in buckets for name in _names(each.size) if name.startswith("s"))
+    """Returns the names of at most ``MAX_ROW_SIZES`` row sizes of tensors: a trace depends on whether these are 1, and
+    not on a number."""
+    names = dict.fromkeys(name for size in buckets for name in _names(size.size) if name.startswith("s"))
     return list(names)[:MAX_ROW_SIZES]
 
 
 def _equal_sizes(graph: Graph) -> dict[str, Expr]:
-    """The symbol that stands for each one that guards require to be equal to it: of a tensor's size, where there is one
+    """Maps each symbol to the one that stands for all that guards require to be equal, a tensor's size if there is one
     among them."""
     stands = {name: size for name, size in equal_sizes(graph.guards).items() if isinstance(size, Expr)}
     for number in {size for size in stands.values() if not size.args[0].startswith("s")}:
@@ -193,25 +197,25 @@ def _equal_sizes(graph: Graph) -> dict[str, Expr]:
 
 
 def _with_equal_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """``sizes``, and the same value for every size that guards require to be equal to one of them."""
+    """Returns ``sizes``, with the same value for every size that guards require to be equal to one of them."""
     first = {name: size.args[0] for name, size in _equal_sizes(graph).items()}
     value = {first.get(name, name): size for name, size in sizes.items()}
     return {name: value[first.get(name, name)] for name in (*value, *first) if first.get(name, name) in value}
 
 
 def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entry]:
-    """One variant of ``entry`` for every combination of buckets but its own that row sizes of 2 or more can reach;
-    where these are too many, for every bucket but its own of every size."""
+    """Yields one variant of ``entry`` for every reachable combination of buckets but its own; if these are too many,
+    for every other bucket of every single size."""
     recorded = entry["environment"]
     buckets = _bounded(_buckets(graph, recorded, device))
     # A size such as batch * length is set by the length once the batch is what another size asks for.
-    buckets.sort(key=lambda each: len(_names(each.size)))
+    buckets.sort(key=lambda size: len(_names(size.size)))
 
     def combination(environment: Mapping[str, Any]) -> tuple[int, ...]:
-        return tuple(_bucket(each, environment) for each in buckets)
+        return tuple(_bucket(size, environment) for size in buckets)
 
     seen = {combination(recorded)}
-    groups = [buckets] if _vary_together(buckets) else [[each] for each in buckets]
+    groups = [buckets] if _vary_together(buckets) else [[size] for size in buckets]
     for sizes in itertools.chain.from_iterable(_reaching(group, recorded, frozenset()) for group in groups):
         environment = {**recorded, **_with_equal_sizes(graph, sizes)}
         if combination(environment) not in seen and all(guard.holds(environment) for guard in graph.guards):
@@ -222,8 +226,8 @@ def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entr
 def _reaching(
     buckets: Sequence[SizeBuckets], environment: Mapping[str, Any], fixed: frozenset[str]
 ) -> Iterator[dict[str, int]]:
-    """Row sizes with which the sizes of ``buckets`` are in every combination of buckets; names in ``fixed`` keep the
-    value that they have in ``environment``."""
+    """Yields row sizes with which the sizes of ``buckets`` are in every combination of buckets; names in ``fixed`` keep
+    the value that they have in ``environment``."""
     if not buckets:
         yield {}
         return
@@ -243,8 +247,7 @@ def _reaching(
 
 
 def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | None:
-    """``entry`` as if recorded with the sizes ``names`` equal to 1; None if the guards of ``graph``, those of the entry
-    and others, or strides rule that out."""
+    """Returns ``entry`` as if recorded with the sizes ``names`` equal to 1; None if guards or strides rule that out."""
     ones = _with_equal_sizes(graph, dict.fromkeys(names, 1))
     smaller = with_sizes(
         graphs.from_json(entry["graph"]), {name: size for name, size in ones.items() if name.startswith("s")}
@@ -256,7 +259,7 @@ def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | No
 
 
 def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry:
-    """``entry`` with the sizes of ``environment``."""
+    """Returns ``entry`` with the sizes of ``environment``."""
 
     def resized(memory: Mapping[str, Any], shape: Shape) -> Mapping[str, Any]:
         sizes = [int(symbols.evaluate(size, environment)) for size in shape]
@@ -268,20 +271,21 @@ def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry:
 
 
 def resized_strides(sizes: Sequence[int], strides: Sequence[int], resized: Sequence[int]) -> list[int]:
-    """The strides, in elements, that a tensor of these ``sizes`` and ``strides`` has when its sizes are ``resized``.
+    """Returns the strides, in elements, that a tensor of these ``sizes`` and ``strides`` has when its sizes are
+    ``resized``.
 
     Dimensions keep their order in memory. A dimension that follows the one inside it without a gap still does. The
     stride of one with a gap, such as the rows of ``h[:, :64]``, stays as it is, or becomes the least multiple of it
     that is large enough. Dimensions that overlap, such as expanded ones, keep their strides.
     """
-    found = list(strides)
+    result = list(strides)
     extent = grown = 1  # of the dimensions inside, in elements: as recorded and as resized
     for dim in sorted(range(len(sizes)), key=lambda dim: (strides[dim], -dim)):
         stride = strides[dim]
         if stride == extent:
-            found[dim] = grown
+            result[dim] = grown
         elif stride > extent:
-            found[dim] = stride * -(-grown // stride)
+            result[dim] = stride * -(-grown // stride)
         if stride:
-            extent, grown = stride * max(sizes[dim], 1), found[dim] * max(resized[dim], 1)
-    return found
+            extent, grown = stride * max(sizes[dim], 1), result[dim] * max(resized[dim], 1)
+    return result

@@ -1,4 +1,4 @@
-"""One kernel build of a prewarm, as a function of plain data: what a worker process, or another machine, is given.
+"""Builds one kernel of a prewarm, as a function of plain data: what a worker process, or another machine, is given.
 
 ``build`` takes JSON and returns JSON, so that any ``concurrent.futures.Executor`` can carry it: ``prewarm`` calls it in
 its own process, in worker processes (``workers``), or in those of an executor that the caller has.
@@ -36,19 +36,20 @@ Outcome = Mapping[str, Any]
 of each ``CompileEvent``; ``process``: ``PROCESS`` where it was built."""
 
 PROCESS = uuid.uuid4().hex
-"""This process among those of all machines. Its own subscribers hear of what it compiles without being told again."""
+"""The identity of this process among those of all machines. Its own subscribers hear of what it compiles without being
+told again."""
 
 _ELF = b"\x7fELF"
 
 
 def task_of(entry: Entry, route: Route, location: Mapping[str, Any], families: Sequence[str]) -> Task:
-    """The task that builds ``entry`` by ``route``, in the store at ``location``."""
+    """Returns the task that builds ``entry`` by ``route``, in the store at ``location``."""
     names = [route.backend, route.compiler, str(route.target), route.batch_invariant, route.automatic]
     return {"entry": entry, "route": names, "store": location, "families": list(families)}
 
 
 def location_of(store: Store, *, shared_directory: bool) -> dict[str, Any]:
-    """Where a worker builds, so that ``store`` has it afterwards.
+    """Returns where a worker builds, so that ``store`` has it afterwards.
 
     Args:
         shared_directory: whether the worker sees the directory of ``store`` under the same path. A worker that does
@@ -59,14 +60,14 @@ def location_of(store: Store, *, shared_directory: bool) -> dict[str, Any]:
 
 
 def build(task: Task) -> Outcome:
-    """Put the kernels of one task into its store, unless they are there. Whatever goes wrong is in the outcome."""
+    """Puts the kernels of one task into its store, unless they are there. Whatever goes wrong is in the outcome."""
     started = time.perf_counter()
-    found: dict[str, Any] = {"key": "", "origin": "failed", "detail": "", "events": [], "process": PROCESS}
+    outcome: dict[str, Any] = {"key": "", "origin": "failed", "detail": "", "events": [], "process": PROCESS}
     thread = threading.get_ident()
 
     def note(event: events.CompileEvent) -> None:
         if threading.get_ident() == thread:
-            found["events"].append(dataclasses.asdict(event))
+            outcome["events"].append(dataclasses.asdict(event))
 
     unsubscribe = events.on_compile(note)
     try:
@@ -77,24 +78,24 @@ def build(task: Task) -> Outcome:
         store = _store_at(task["store"])
         name = task["entry"]["name"]
         lowered = manifest_schema.contained(name, manifests.relower, task["entry"], route)
-        found["key"] = lowered.key
+        outcome["key"] = lowered.key
         kernels = manifest_schema.contained(name, pipeline.fetch, lowered, store)
         if store.remote and not store.share(lowered.key):
-            found["detail"] = f"{store.remote} does not have it after it was written"
+            outcome["detail"] = f"{store.remote} does not have it after it was written"
         elif lowered.key in store.memory.plans and not store.remote:
-            found["detail"] = f"the store {store.root} cannot be written"
+            outcome["detail"] = f"the store {store.root} cannot be written"
         else:
-            found["origin"] = "compiled" if any(kernel.origin == "compiled" for kernel in kernels) else "store"
+            outcome["origin"] = "compiled" if any(kernel.origin == "compiled" for kernel in kernels) else "store"
     except Exception as error:
         reason = str(error) if isinstance(error, JitgenError) else f"{type(error).__name__}: {error}"
-        found["detail"] = reason or type(error).__name__
+        outcome["detail"] = reason or type(error).__name__
     finally:
         unsubscribe()
-    return found | {"seconds": time.perf_counter() - started}
+    return outcome | {"seconds": time.perf_counter() - started}
 
 
 def why_unusable(store: Store, key: str) -> str | None:
-    """What keeps the plan ``key`` and its artifacts from being loaded from ``store``; None if nothing does."""
+    """Returns why the plan ``key`` and its artifacts cannot be loaded from ``store``; None if they can."""
     plan = store.get_plan(key)
     if plan is None:
         return "it is not in the store after it was written"
@@ -109,7 +110,7 @@ def why_unusable(store: Store, key: str) -> str | None:
 
 
 def _why_not_loadable(artifact: StoredArtifact, target: Target, compiler: str) -> str | None:
-    """Why a verified artifact cannot be loaded. A binary for another device is only looked at."""
+    """Returns why a verified artifact cannot be loaded. A binary for another device is only looked at."""
     if artifact.binary.endswith(".py"):
         return None
     if not artifact.content.startswith(_ELF):
@@ -123,7 +124,7 @@ def _why_not_loadable(artifact: StoredArtifact, target: Target, compiler: str) -
 
 
 def _store_at(location: Mapping[str, Any]) -> Store:
-    """The store that ``location_of`` described; without a root, this process's own with the remote it names."""
+    """Returns the store that ``location_of`` described; without a root, this process's own with the remote it names."""
     if location["root"] is None:
         own = default_store()
         return dataclasses.replace(own, remote=location["remote"] or own.remote)
@@ -131,12 +132,12 @@ def _store_at(location: Mapping[str, Any]) -> Store:
 
 
 def families_outside() -> list[str]:
-    """The modules of families that were registered from outside jitgen.
+    """Returns the modules of families that were registered from outside jitgen.
 
     Raises:
         UnsupportedError: a worker would not find one of them.
     """
-    found = []
+    modules = []
     for family in registry.FAMILIES:
         module = family.claim.__module__
         if module.partition(".")[0] == "jitgen":
@@ -146,5 +147,5 @@ def families_outside() -> list[str]:
                 f"the family {family.name!r} cannot be found by a worker: export it as FAMILY of the module {module} "
                 "that defines its claim"
             )
-        found.append(module)
-    return found[::-1]
+        modules.append(module)
+    return modules[::-1]

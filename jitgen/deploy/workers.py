@@ -1,4 +1,4 @@
-"""Worker processes as an ``Executor``: they survive one another, and need nothing of the program that starts them.
+"""Runs worker processes as an ``Executor``: they survive one another, and need nothing of the program that starts them.
 
 ``ProcessPoolExecutor`` is not used for two reasons. It imports the program's ``__main__`` again in every worker, where
 a script that calls ``prewarm`` without ``if __name__ == "__main__"`` would call it again. And when one worker dies,
@@ -26,20 +26,20 @@ _START = "import sys; sys.path[:] = {path!r}; from jitgen.deploy.workers import 
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended before it answered."""
+    """Reports that a worker process ended before it answered."""
 
 
 class WorkerProcesses(Executor):
-    """``count`` worker processes, started when there is something for them to do."""
+    """Runs ``count`` worker processes, which are started when there is something for them to do."""
 
     def __init__(self, count: int, bytes_each: int):
-        """``bytes_each``: memory after which a worker is replaced by a new one."""
+        """Replaces a worker by a new one when it takes more than ``bytes_each`` of memory."""
         self._bytes_each = bytes_each
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="jitgen worker")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """``function`` is found by its module and name; what it takes and returns can be pickled."""
+        """Calls ``function``, which is looked up by its module and name; what it takes and returns can be pickled."""
         return self._threads.submit(self._run, function, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -77,7 +77,8 @@ class _Worker:
         )
 
     def call(self, what: Any) -> tuple[bool, Any, int]:
-        """Whether the call returned, what it returned or raised, and the bytes of memory that the worker has."""
+        """Returns whether the call returned, what it returned or raised, and the bytes of memory that the worker
+        has."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -111,7 +112,7 @@ class _Worker:
 
 
 def serve() -> None:
-    """Answer calls from standard input until it ends. What else is printed goes to standard error."""
+    """Answers calls from standard input until it ends. What else is printed goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     calls = os.fdopen(os.dup(0), "rb")
@@ -130,7 +131,7 @@ def serve() -> None:
 
 
 def _resident_bytes() -> int:
-    """The memory of this process, in bytes; 0 where the system does not say."""
+    """Returns the memory of this process, in bytes; 0 where the system does not say."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

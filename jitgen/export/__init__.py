@@ -1,4 +1,4 @@
-"""Packages of AOTInductor that run without Python: ``jitgen.package``.
+"""Makes packages of AOTInductor that run without Python: ``jitgen.package``.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The object file of a package's operators: the generated C++ and every kernel in one relocatable file.
+"""Builds the object file of a package's operators: the generated C++ and every kernel in one relocatable file.
 
 A CPU kernel is compiled by the flags of ``compilers/host.py``, so it computes what a call computes, under a name of its
 own. A GPU kernel is the cubin that the store has of it. Inductor links the object into the model's library.
@@ -66,7 +66,7 @@ class Kernels:
 
 
 def object_of(text: str, kernels: Kernels) -> bytes:
-    """One relocatable object of the generated C++ ``text`` and of ``kernels``.
+    """Builds one relocatable object of the generated C++ ``text`` and of ``kernels``.
 
     Raises:
         CompileError: there is no compiler, or it refuses the text.
@@ -93,7 +93,7 @@ def object_of(text: str, kernels: Kernels) -> bytes:
 
 
 def _binaries(symbols: Iterable[str]) -> str:
-    """Assembly that holds each cubin as an array of bytes."""
+    """Writes assembly that holds each cubin as an array of bytes."""
     lines = [".section .rodata"]
     for symbol in symbols:
         array = f"{symbol}_binary"

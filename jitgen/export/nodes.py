@@ -1,4 +1,4 @@
-"""The nodes of an exported program that jitgen computes, as programs of plain tensors.
+"""Turns the nodes of an exported program that jitgen computes into programs of plain tensors.
 
 ``jitgen::call`` has its graph as text. ``jitgen::linear`` is traced as a decorated function is, with the tensors of its
 weight in the layout that kernels read. Sizes of an exported program may depend on one symbol.
@@ -27,12 +27,12 @@ from jitgen.quant.token import Token, from_text
 
 OPERATORS = ("jitgen::call", "jitgen::call_random", "jitgen::linear")
 MAX_SIZES = 4096
-"""Values of the size that an export left open for which a package may be made."""
+"""The most values, of the size that an export left open, for which a package may be made."""
 
 
 @dataclass(frozen=True)
 class OpenSize:
-    """The size that an exported program leaves open.
+    """Describes the size that an exported program leaves open.
 
     Attributes:
         symbol: torch's; None where all sizes are fixed.
@@ -43,7 +43,7 @@ class OpenSize:
     values: range
 
     def at(self, value: int, size: Any) -> int:
-        """``size`` of the program where this one is ``value``.
+        """Returns ``size`` of the program if the open size is ``value``.
 
         Raises:
             UnsupportedError: it depends on another symbol, such as an integer that is an input.
@@ -58,13 +58,14 @@ class OpenSize:
         return int(expr.subs(self.symbol, value)) if self.symbol is not None and hasattr(expr, "subs") else int(expr)
 
     def tensor(self, value: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor without memory, with the sizes and strides of ``like``."""
+        """Makes a tensor without memory, with the sizes and strides of ``like``."""
         shape, strides = ([self.at(value, size) for size in sizes] for sizes in (like.shape, like.stride()))
         return torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
 
 
 def open_size(program: torch.export.ExportedProgram) -> OpenSize:
-    """The size that ``program`` leaves open. It is at least 2: a graph in which a size may vary is not for 0 and 1.
+    """Returns the size that ``program`` leaves open. It is at least 2: a graph in which a size may vary is not for 0
+    and 1.
 
     Raises:
         UnsupportedError: there are several, or it has no greatest value, or too many.
@@ -94,13 +95,13 @@ def open_size(program: torch.export.ExportedProgram) -> OpenSize:
 
 
 def is_ours(node: fx.Node) -> bool:
-    """Whether ``node`` calls an operator of jitgen's."""
+    """Returns whether ``node`` calls an operator of jitgen's."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.name() in OPERATORS
 
 
 @dataclass(frozen=True)
-class Found:
-    """One node as a program.
+class ConvertedNode:
+    """Describes one node as a program.
 
     Attributes:
         node: of the exported program.
@@ -116,14 +117,14 @@ class Found:
 
     @property
     def weight_nodes(self) -> tuple[fx.Node, ...]:
-        """The tensors of the quantised weight."""
+        """Returns the tensors of the quantised weight."""
         if self.weight is None:
             return ()
         return tuple(self.node.args[1])  # type: ignore[arg-type]
 
 
-def found_in(node: fx.Node, size: OpenSize) -> Found:
-    """``node``, which is ours, as a program.
+def convert(node: fx.Node, size: OpenSize) -> ConvertedNode:
+    """Converts ``node``, which is ours, to a program.
 
     Raises:
         UnsupportedError: a package cannot hold it.
@@ -138,12 +139,12 @@ def found_in(node: fx.Node, size: OpenSize) -> Found:
     numbers = tuple(program.numbers(integers, floats))  # type: ignore[arg-type]
     if not nodes:
         raise UnsupportedError(f"{program.graph.name}: an operator of a package reads at least one tensor")
-    return Found(node, nodes, Use(program, _described(nodes, size), numbers))
+    return ConvertedNode(node, nodes, Use(program, _described(nodes, size), numbers))
 
 
-def _linear_in(node: fx.Node, size: OpenSize) -> Found:
+def _linear_in(node: fx.Node, size: OpenSize) -> ConvertedNode:
     x, parts, bias, text = node.args
-    nodes = tuple(each for each in (x, *parts, bias) if isinstance(each, fx.Node))  # type: ignore[misc]
+    nodes = tuple(argument for argument in (x, *parts, bias) if isinstance(argument, fx.Node))  # type: ignore[misc]
     device = x.meta["val"].device  # type: ignore[union-attr]
     resolver = Resolver(_linear if bias is None else _linear_with_bias, Routing("linear", None, None))
     route = resolver.routing.on_device(device)
@@ -153,7 +154,7 @@ def _linear_in(node: fx.Node, size: OpenSize) -> Found:
     converted = weights.converted(whole, now, wanted.layout)
 
     def tensors(value: int) -> list[torch.Tensor]:
-        ends = [size.tensor(value, each.meta["val"]) for each in (x, bias) if isinstance(each, fx.Node)]
+        ends = [size.tensor(value, argument.meta["val"]) for argument in (x, bias) if isinstance(argument, fx.Node)]
         return [ends[0], *converted, *ends[1:]]
 
     first, *rest = tensors(size.values[-1])
@@ -161,12 +162,12 @@ def _linear_in(node: fx.Node, size: OpenSize) -> Found:
     leaves, tree = pytree.tree_flatten((arguments, {}))
     traced, _, _ = resolver.specialize(Call.unchecked(leaves, tree, device), route, runs=False)
     program = Program(traced.traced.graph, "", *resolver.routing.requested, resolver.routing.is_batch_invariant)
-    return Found(node, nodes, Use(program, tensors, ()), (now, wanted))
+    return ConvertedNode(node, nodes, Use(program, tensors, ()), (now, wanted))
 
 
 def _described(nodes: Sequence[fx.Node], size: OpenSize) -> Any:
     values = [node.meta["val"] for node in nodes]
-    return lambda value: [size.tensor(value, each) for each in values]
+    return lambda value: [size.tensor(value, item) for item in values]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

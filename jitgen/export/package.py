@@ -1,4 +1,4 @@
-"""``jitgen.package``: an exported program as a package of AOTInductor, which runs without Python.
+"""Packages an exported program for AOTInductor, which runs it without Python: ``jitgen.package``.
 
 Each operator of jitgen's becomes a C++ operator of the package's own (``nodes.py``, ``table.py``, ``source.py``,
 ``build.py``). Inductor compiles the rest of the program, and links the operators into the model's library, so that the
@@ -22,7 +22,7 @@ from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
-from jitgen.export.nodes import Found, found_in, is_ours, open_size
+from jitgen.export.nodes import ConvertedNode, convert, is_ours, open_size
 from jitgen.export.table import Table, table_of
 from jitgen.forks import Lock
 from jitgen.paths import check_writable
@@ -34,7 +34,7 @@ _lock = Lock()
 
 
 def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str], **options: Any) -> str:
-    """Write ``program`` to ``path`` as a package that ``torch._inductor.aoti_load_package`` and C++ load.
+    """Writes ``program`` to ``path`` as a package that ``torch._inductor.aoti_load_package`` and C++ load.
 
     Its generated kernels are C++ operators in it; a process that runs it needs neither jitgen nor a compiler. Weights
     of quantised layers are in the layout that kernels read.
@@ -71,20 +71,20 @@ def _check_arguments(program: object, path: object) -> None:
 
 def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str, Any]) -> str:
     size = open_size(plain)
-    found = [found_in(node, size) for node in plain.graph.nodes if is_ours(node)]
+    ours = [convert(node, size) for node in plain.graph.nodes if is_ours(node)]
     _check_inner(plain.graph_module)
-    device = _device(found)
+    device = _device(ours)
     kernels = Kernels()
     indices: dict[Any, int] = {}
     tables: list[Table] = []
-    users: list[tuple[Found, int]] = []
-    for each in found:
-        route = each.use.program.routing.on_device(device)
-        table = table_of(each.use, size.values, route, kernels)
+    users: list[tuple[ConvertedNode, int]] = []
+    for converted_node in ours:
+        route = converted_node.use.program.routing.on_device(device)
+        table = table_of(converted_node.use, size.values, route, kernels)
         if table not in indices:
             indices[table] = len(tables)
             tables.append(table)
-        users.append((each, indices[table]))
+        users.append((converted_node, indices[table]))
     if not tables:
         return _compiled(plain, path, options)
     key = device.type.upper()
@@ -93,7 +93,7 @@ def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str,
     text = source.operators_source(namespace, tables, kernels.refs.values(), key)
     _define(namespace, users)
     with scratch.directory() as directory, _found_by_the_linker(str(directory)):
-        _convert_weights(plain, found)
+        _convert_weights(plain, ours)
         _replace(plain.graph, users, namespace)
         plain.graph_module.recompile()
         name = f"{namespace}.o"
@@ -113,20 +113,24 @@ def _check_inner(module: fx.GraphModule) -> None:
             raise UnsupportedError("a package has no kernels of jitgen within torch.cond and other inner graphs yet")
 
 
-def _device(found: Sequence[Found]) -> torch.device:
-    devices = {node.meta["val"].device for each in found for node in each.tensors}
+def _device(converted: Sequence[ConvertedNode]) -> torch.device:
+    devices = {node.meta["val"].device for program in converted for node in program.tensors}
     if len(devices) > 1:
         raise UnsupportedError(f"a package is for one device, and this program is on {', '.join(map(str, devices))}")
     device = next(iter(devices), torch.device("cpu"))
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-def _convert_weights(program: torch.export.ExportedProgram, found: Sequence[Found]) -> None:
-    """Put quantised weights into the layout that kernels read."""
+def _convert_weights(program: torch.export.ExportedProgram, converted: Sequence[ConvertedNode]) -> None:
+    """Puts quantised weights into the layout that kernels read."""
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    ours = {each.node for each in found}
-    for nodes, (now, wanted) in {each.weight_nodes: each.weight for each in found if each.weight is not None}.items():
+    ours = {converted_node.node for converted_node in converted}
+    for nodes, (now, wanted) in {
+        converted_node.weight_nodes: converted_node.weight
+        for converted_node in converted
+        if converted_node.weight is not None
+    }.items():
         if any(node.name not in names or not ours.issuperset(node.users) for node in nodes):
             raise UnsupportedError(
                 "a package holds quantised weights that are parameters of the model, and that products alone read"
@@ -139,14 +143,14 @@ def _convert_weights(program: torch.export.ExportedProgram, found: Sequence[Foun
             node.meta["val"] = node.meta["val"].fake_mode.from_tensor(tensor, static_shapes=True)
 
 
-def _replace(graph: fx.Graph, users: Sequence[tuple[Found, int]], namespace: str) -> None:
-    """Call the package's operators in ``graph``."""
-    for found, index in users:
-        node = found.node
+def _replace(graph: fx.Graph, users: Sequence[tuple[ConvertedNode, int]], namespace: str) -> None:
+    """Calls the package's operators in ``graph``."""
+    for converted_node, index in users:
+        node = converted_node.node
         operator = getattr(getattr(torch.ops, namespace), f"call{index}").default
         results = node.meta["val"]
         with graph.inserting_before(node):
-            new = graph.call_function(operator, (list(found.tensors),))
+            new = graph.call_function(operator, (list(converted_node.tensors),))
             new.meta["val"] = results if isinstance(results, (list, tuple)) else [results]
             if not isinstance(results, (list, tuple)):
                 new = graph.call_function(operator_module.getitem, (new, 0))
@@ -160,24 +164,24 @@ _defined: dict[str, torch.library.Library] = {}
 loaded at any time, and then has to find either these or its own."""
 
 
-def _define(namespace: str, users: Sequence[tuple[Found, int]]) -> None:
-    """Make torch's tracers know the operators. The package itself defines them where it is loaded, which may have
+def _define(namespace: str, users: Sequence[tuple[ConvertedNode, int]]) -> None:
+    """Makes torch's tracers know the operators. The package itself defines them where it is loaded, which may have
     happened in this process."""
     if namespace in _defined:
         return
     library = _defined[namespace] = torch.library.Library(namespace, "FRAGMENT")
     known = getattr(torch.ops, namespace)
-    for index, found in {index: found for found, index in users}.items():
+    for index, converted_node in {index: node for node, index in users}.items():
         try:
             library.define(source.schema(f"call{index}"))
         except RuntimeError:  # by a package that is loaded, or is being loaded by another thread
             if not hasattr(known, f"call{index}"):
                 raise
-        torch.library.register_fake(f"{namespace}::call{index}", _shapes(found), lib=library)
+        torch.library.register_fake(f"{namespace}::call{index}", _shapes(converted_node), lib=library)
 
 
-def _shapes(found: Found) -> Any:
-    program, numbers = found.use.program, found.use.numbers
+def _shapes(node: ConvertedNode) -> Any:
+    program, numbers = node.use.program, node.use.numbers
 
     def shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return empty_results(program, environment_of(tensors, numbers), tensors[0].device)
@@ -187,7 +191,7 @@ def _shapes(found: Found) -> Any:
 
 @contextmanager
 def _found_by_the_linker(directory: str) -> Iterator[None]:
-    """A context in which ``-l`` finds files in ``directory``."""
+    """Lets ``-l`` find files in ``directory`` within this context."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, (directory, before)))
     try:

@@ -1,4 +1,4 @@
-"""The C++ of a package's operators: their tables as constants, and their registration with torch.
+"""Writes the C++ of a package's operators: their tables as constants, and their registration with torch.
 
 ``operators.hpp`` is the static part. The text is C++20, as torch's headers are.
 """
@@ -34,17 +34,17 @@ STABLE_TORCH_LIBRARY_IMPL({namespace}, {key}, library) {{
 
 
 def header() -> str:
-    """The text of ``operators.hpp``."""
+    """Returns the text of ``operators.hpp``."""
     return Path(__file__).with_name(HEADER).read_text()
 
 
 def schema(name: str) -> str:
-    """The schema of an operator."""
+    """Returns the schema of an operator."""
     return f"{name}(Tensor[] tensors) -> Tensor[]"
 
 
 def operators_source(namespace: str, tables: Sequence[Table], kernels: Iterable[KernelRef], key: str) -> str:
-    """The C++ file.
+    """Writes the C++ file.
 
     Args:
         namespace: of the operators, which are ``call0``, ``call1``, ... in the order of ``tables``.
@@ -110,7 +110,7 @@ class _Writer:
         self.lines.append(f"constexpr Operator {name}{{{facts}, {array}, {len(segments)}, {table.last}}};")
 
     def _segment(self, segment: Segment) -> str:
-        base, slope = (self._array("int64_t", map(_integer, each)) for each in (segment.base, segment.slope))
+        base, slope = (self._array("int64_t", map(_integer, row)) for row in (segment.base, segment.slope))
         return f"{{{segment.first}, &{self._variant(segment.variant)}, {base}, {slope}}}"
 
     def _variant(self, variant: Variant) -> str:
@@ -127,7 +127,7 @@ class _Writer:
         return f'{{&{step.kernel.symbol}, "{step.arguments}", {buffers}, {regions}, {offsets}, {step.bytes}}}'
 
     def _array(self, kind: str, items: Iterable[str]) -> str:
-        """The name of an array of ``items``; the null pointer for none."""
+        """Returns the name of an array of ``items``; the null pointer for none."""
         values = list(items)
         return self._constant(kind, f"{{{', '.join(values)}}}", "[]") if values else "nullptr"
 

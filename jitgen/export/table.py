@@ -1,4 +1,4 @@
-"""The launches of an operator at every size it is for, as tables of integers.
+"""Tabulates the launches of an operator at every size it is for, as tables of integers.
 
 A traced program is lowered at each value of the size that may vary, the *key*. What it launches there is a ``Variant``,
 and the integers that the launches take are one flat list; ``operators.hpp`` says in which order. Neighbouring keys of
@@ -34,7 +34,7 @@ MAX_INTEGERS = 1 << 20
 
 @dataclass(frozen=True)
 class KernelRef:
-    """A compiled kernel by name.
+    """Identifies a compiled kernel.
 
     Attributes:
         symbol: its name in the package.
@@ -55,7 +55,7 @@ class KernelRef:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch; ``regions`` says what each region that checks indices is called in an error, and ``operators.hpp``
+    """Describes one launch; ``regions`` says what an error calls each region that checks indices, ``operators.hpp``
     what the others are."""
 
     kernel: KernelRef
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor: how many dimensions, and torch's name of its dtype."""
+    """Describes a tensor: how many dimensions, and torch's name of its dtype."""
 
     rank: int
     dtype: str
@@ -76,7 +76,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a call allocates, launches and returns."""
+    """Describes what a call allocates, launches and returns."""
 
     allocations: tuple[Buffer, ...]
     steps: tuple[Step, ...]
@@ -85,7 +85,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Segment:
-    """Keys from ``first`` on."""
+    """Describes keys from ``first`` on."""
 
     first: int
     variant: Variant
@@ -98,7 +98,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Table:
-    """One operator.
+    """Describes one operator.
 
     Attributes:
         name: for messages.
@@ -117,7 +117,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Use:
-    """One call of an operator in an exported program.
+    """Describes one call of an operator in an exported program.
 
     Attributes:
         program: what it computes.
@@ -135,7 +135,7 @@ Kernels = Callable[[Lowered, int], KernelRef]
 
 
 def table_of(use: Use, sizes: range, route: Route, kernels: Kernels) -> Table:
-    """The table of ``use`` at each of ``sizes``.
+    """Makes the table of ``use`` at each of ``sizes``.
 
     Raises:
         UnsupportedError: a package cannot hold what it does, or a size is none that its trace is for.
@@ -169,14 +169,14 @@ Row = tuple[int, Variant, tuple[int, ...]]
 
 
 def segments_of(rows: Sequence[Row]) -> Iterator[Segment]:
-    """The fewest segments that have every row; ``rows`` are in the order of their keys."""
+    """Yields the fewest segments that have every row; ``rows`` are in the order of their keys."""
     start = 0
     while start < len(rows):
         key, variant, integers = rows[start]
         slope = (0,) * len(integers)
         if start + 1 < len(rows) and rows[start + 1][1] == variant:
             after, _, others = rows[start + 1]
-            slope = tuple((other - each) // (after - key) for each, other in zip(integers, others, strict=True))
+            slope = tuple((other - value) // (after - key) for value, other in zip(integers, others, strict=True))
         segment = Segment(key, variant, tuple(i - s * key for i, s in zip(integers, slope, strict=True)), slope)
         end = start + 1
         while end < len(rows) and rows[end][1] == variant and rows[end][2] == segment.at(rows[end][0]):
@@ -186,7 +186,7 @@ def segments_of(rows: Sequence[Row]) -> Iterator[Segment]:
 
 
 def _key(use: Use, sizes: range) -> tuple[int, int] | None:
-    """The dimension that tells one of ``sizes`` from the others; None where all are alike to ``use``."""
+    """Returns the dimension that tells ``sizes`` apart; None if all are alike to ``use``."""
     low, high = use.tensors(sizes[0]), use.tensors(sizes[-1])
     varying = [
         (index, dim)
@@ -195,8 +195,8 @@ def _key(use: Use, sizes: range) -> tuple[int, int] | None:
         if first.shape[dim] != other.shape[dim]
     ]
     for index, dim in varying:
-        found = [use.tensors(size)[index].shape[dim] for size in sizes]
-        if all(a < b for a, b in pairwise(found)):
+        values = [use.tensors(size)[index].shape[dim] for size in sizes]
+        if all(a < b for a, b in pairwise(values)):
             return index, dim
     if varying:
         raise UnsupportedError(
@@ -206,13 +206,13 @@ def _key(use: Use, sizes: range) -> tuple[int, int] | None:
 
 
 def _results(program: Program, environment: Mapping[str, Any]) -> list[Memory]:
-    """The memory of the results, which are contiguous."""
+    """Returns the memory of the results, which are contiguous."""
     shapes = [tuple(symbols.evaluate(size, environment) for size in node.shape) for node in program.graph.outputs]
     return [Memory(Strided(shape, contiguous_strides(shape))) for shape in shapes]
 
 
 def _described(lowered: Lowered, environment: Mapping[str, Any], kernels: Kernels) -> tuple[Variant, tuple[int, ...]]:
-    """What a call of ``lowered`` does, and the integers it takes."""
+    """Returns what a call of ``lowered`` does, and the integers it takes."""
     program, inputs = lowered.program, len(lowered.program.inputs)
     first_result = inputs + len(program.temporaries)
     if program.mutated or not all(isinstance(output, int) for output in program.outputs):
@@ -256,7 +256,7 @@ def _gpu_step(
     persistence = shape.persistence
     kept = (0, 0) if persistence is None else (1 if persistence.scope == "clusters" else 2, persistence.blocks)
     integers = [*shape.grid, *shape.block, kernel.shared_bytes(shape), shape.cluster, *kept]
-    buffers = [each.buffer for each in arguments.maps]
+    buffers = [tensor_map.buffer for tensor_map in arguments.maps]
     for described in arguments.maps:
         integers += _map_integers(TensorMap(**vars(described)))
     buffers += [buffer for buffer, _ in arguments.pointers]
@@ -274,7 +274,8 @@ def _gpu_step(
 
 
 def _map_integers(described: TensorMap) -> list[int]:
-    """A tensor map, innermost dimension first, with the driver's numbers of data types and swizzles."""
+    """Returns the integers of a tensor map, innermost dimension first, with the driver's numbers of data types and
+    swizzles."""
     return [
         _MAP_TYPES[described.dtype],
         len(described.sizes),
@@ -290,15 +291,15 @@ _MAP_TYPES = {"uint8": 0, "uint32": 2, "int32": 3, "float16": 6, "float32": 7, "
 
 
 def _scalars(kernel: Kernel, environment: Mapping[str, Any]) -> list[int]:
-    """The run-time scalars of a kernel as the eight bytes that it reads."""
-    found = []
+    """Returns the run-time scalars of a kernel as the eight bytes that it reads."""
+    scalars = []
     for expr, dtype in kernel.scalars:
         if isinstance(expr, Expr) and any(name in symbols.DRAWN for name in symbols.symbols_of(expr)):
             raise UnsupportedError(f"{kernel.name}: a package has no random numbers yet")
         value = symbols.evaluate(expr, environment) if isinstance(expr, Expr) else expr
         packed = struct.pack(_FORMATS[dtype], value)
-        found.append(struct.unpack("<q", packed.ljust(8, b"\0"))[0])
-    return found
+        scalars.append(struct.unpack("<q", packed.ljust(8, b"\0"))[0])
+    return scalars
 
 
 _FORMATS = {"float32": "<f", "float64": "<d", "int64": "<q"}

@@ -1,4 +1,5 @@
-"""Layers for ``kernelize`` of the Hugging Face ``kernels`` package: generated kernels in the place of a model's own.
+"""Provides layers for ``kernelize`` of the Hugging Face ``kernels`` package: generated kernels in place of a model's
+own.
 
 ::
 
@@ -63,7 +64,7 @@ _kernels: dict[Any, JitFunction[..., Any]] = {function: JitFunction(function) fo
 
 
 class RMSNorm(nn.Module):
-    """``RMSNorm`` of Llama and models like it: the module has ``weight`` and ``variance_epsilon``."""
+    """Replaces ``RMSNorm`` of Llama and models like it: the module has ``weight`` and ``variance_epsilon``."""
 
     can_torch_compile = True
     has_backward = True
@@ -75,7 +76,7 @@ class RMSNorm(nn.Module):
 
 
 class SiluAndMul(nn.Module):
-    """``silu`` of the first half of the last dimension times the second half."""
+    """Computes ``silu`` of the first half of the last dimension times the second half."""
 
     can_torch_compile = True
     has_backward = True
@@ -85,7 +86,7 @@ class SiluAndMul(nn.Module):
 
 
 class Rotary(nn.Module):
-    """``rotary_pos_emb``: queries and keys by halves, with ``cos`` and ``sin`` of each position."""
+    """Rotates queries and keys by halves, with ``cos`` and ``sin`` of each position (``rotary_pos_emb``)."""
 
     can_torch_compile = True
     has_backward = True
@@ -107,7 +108,8 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it, after ``register_attention()`` and with ``attn_implementation="jitgen"``.
+    """Computes attention as transformers calls it, after ``register_attention()`` and with
+    ``attn_implementation="jitgen"``.
 
     Args:
         query: (batch, heads, M, D). key, value: (batch, fewer heads, N, D). attention_mask: added to scores, or bool.
@@ -144,8 +146,8 @@ CHANGES_RESULTS = (
 
 
 def _check_needs_no_mask(module: nn.Module, keys: int, window: int | None) -> None:
-    """Without a mask, scores are masked by causality alone. transformers makes no masks for a name that has no mask
-    function: neither for padding nor for earlier chunks nor for windows."""
+    """Raises unless causality alone masks the scores, which is what happens without a mask. transformers makes no masks
+    for a name that has no mask function: neither for padding nor for earlier chunks nor for windows."""
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
     if name is not None:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -160,7 +162,7 @@ def _check_needs_no_mask(module: nn.Module, keys: int, window: int | None) -> No
 
 
 def register_attention(name: str = "jitgen") -> None:
-    """Make ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes.
+    """Makes ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes.
 
     Models that compute attention themselves, such as Bloom and GPT-J, look no function up by name and could do nothing
     with these masks. They keep the attention and the masks that they have by default, and a warning says so.
@@ -180,7 +182,7 @@ _names: set[str] = set()
 
 
 def _choose_by_model() -> None:
-    """Have transformers ask ``attends_by_name`` where a model decides on its attention.
+    """Has transformers ask ``attends_by_name`` where a model decides on its attention.
 
     ``PreTrainedModel`` accepts every registered name there, for every class, and has no hook that could decline one.
     """
@@ -204,7 +206,8 @@ def _choose_by_model() -> None:
 
 
 def attends_by_name(model: Any) -> bool:
-    """Whether models of this class of transformers call a function of ``AttentionInterface`` with the masks of SDPA.
+    """Returns whether models of this class of transformers call a function of ``AttentionInterface`` with the masks of
+    SDPA.
 
     A class that declares neither ``_supports_sdpa`` nor ``_supports_attention_backend`` may call such a function and
     rely on masks that SDPA's leave out, as BigBird-Pegasus does.
@@ -214,12 +217,12 @@ def attends_by_name(model: Any) -> bool:
 
 
 LAYERS: dict[str, type[nn.Module]] = {"RMSNorm": RMSNorm, "SiluAndMul": SiluAndMul, "rotary_pos_emb": Rotary}
-"""Layer name, as models register it with ``kernels``, -> the layer."""
+"""The layer for each name under which models register one with ``kernels``."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """What ``kernels`` calls a repository: where it finds a layer."""
+    """Tells ``kernels`` where to find a layer, as what it calls a repository."""
 
     name: str
 
@@ -231,5 +234,6 @@ class Here:
 
 
 def mapping(*devices: str) -> dict[str, dict[str, Here]]:
-    """A mapping for ``use_kernel_mapping`` and ``register_kernel_mapping``; for ``"cpu"`` and ``"cuda"`` by default."""
+    """Makes a mapping for ``use_kernel_mapping`` and ``register_kernel_mapping``; for ``"cpu"`` and ``"cuda"`` by
+    default."""
     return {name: {device: Here(name) for device in devices or ("cpu", "cuda")} for name in LAYERS}

@@ -1,4 +1,4 @@
-"""``JitgenConfig`` for ``from_pretrained(..., quantization_config=...)``, and the quantiser behind it.
+"""Defines ``JitgenConfig`` for ``from_pretrained(..., quantization_config=...)``, and the quantiser behind it.
 
 A weight is quantised when transformers has loaded it, and before it loads the next, so that memory never holds the
 dense model. ``save_pretrained`` writes the files that ``jitgen.save_quantized`` writes, with the names that parameters
@@ -41,7 +41,7 @@ Formats = str | Mapping[str, "str | tuple[str, int | None] | None"]
 
 @register_quantization_config(METHOD)
 class JitgenConfig(QuantizationConfigMixin):
-    """How a model's weights are quantised: the arguments of ``jitgen.quantize_``.
+    """Says how a model's weights are quantised: the arguments of ``jitgen.quantize_``.
 
     Args:
         format: a format of docs/formats.md, or a mapping from patterns of module names to formats.
@@ -128,8 +128,8 @@ class JitgenQuantizer(HfQuantizer):
         return model
 
     def _quantize_what_is_left(self, model: Any) -> None:
-        """Quantise what should be, and was not while it was loaded: transformers asks only of the first parameter that
-        a tensor of the file is divided into."""
+        """Quantises what should have been quantised on loading: transformers asks only of the first parameter into
+        which a tensor of the file is divided."""
         known = {layer.name for layer in self.skipped}
         left = [
             (name, parameter)
@@ -220,20 +220,20 @@ class JitgenQuantizer(HfQuantizer):
 
 
 def _descriptions(files: Any) -> dict[str, str]:
-    """The weights that files of ``save_pretrained`` describe."""
+    """Returns the weights that files of ``save_pretrained`` describe."""
     from safetensors import safe_open
 
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
-            found |= io.content(str(path), file.metadata() or {})[0]
-    if files and not found:
+            descriptions |= io.content(str(path), file.metadata() or {})[0]
+    if files and not descriptions:
         raise FormatError(f"{files[0]} has no weights of jitgen, which its config says it has")
-    return found
+    return descriptions
 
 
 def _renames(conversion: Any, names: list[str]) -> bool:
-    """Whether a conversion of transformers gives one of ``names`` another name.
+    """Returns whether a conversion of transformers renames one of ``names``.
 
     ``PrefixChange`` is for files of a model with another head or none, and is never said to.
     """
@@ -242,8 +242,8 @@ def _renames(conversion: Any, names: list[str]) -> bool:
 
 
 def _description(descriptions: Mapping[str, str], name: str, prefix: str) -> str | None:
-    """What the file says of a model's weight. The file may be of the model with a head, and the model the one within it
-    that its heads call ``prefix``, or the other way round."""
+    """Returns what the file says of a model's weight. The file may be of the model with a head, and the model the one
+    within it that its heads call ``prefix``, or the other way round."""
     names = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
     return next((descriptions[known] for known in names if known in descriptions), None)
 
@@ -284,13 +284,14 @@ class _Quantize(ConversionOps):
 
 
 def _mark_loaded(module: nn.Module, leaf: str) -> None:
-    """Keep transformers from initialising a module that has no other parameter; some models would write into it."""
+    """Keeps transformers from initialising a module that has no other parameter; some models would write into it."""
     if all(parameter is None for other, parameter in module._parameters.items() if other != leaf):
         module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 class _Alone:
-    """A module of the same class and name with one parameter alone, so that ``quantize_`` sees it by its full name.
+    """Wraps a module in one of the same class and name with one parameter alone, so that ``quantize_`` sees it by its
+    full name.
 
     Attributes:
         root: the model that has nothing else.
@@ -311,8 +312,8 @@ class _Alone:
 
     @property
     def parameter(self) -> torch.Tensor:
-        found: torch.Tensor = self._single._parameters[self._leaf]  # type: ignore[assignment]
-        return found
+        parameter: torch.Tensor = self._single._parameters[self._leaf]  # type: ignore[assignment]
+        return parameter
 
 
 class _Deserialize(ConversionOps):

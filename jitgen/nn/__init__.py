@@ -1,4 +1,4 @@
-"""What a decoder adds to ``torch.nn``: caches of keys and values, and the plain functions that they are made of.
+"""Adds what a decoder needs to ``torch.nn``: caches of keys and values, and the plain functions that they are made of.
 
 The functions of ``jitgen.nn.functional`` are plain PyTorch and compose within ``@jitgen.jit``; ``KVCache`` and
 ``PagedKVCache`` hold the tensors and call generated kernels of these functions.

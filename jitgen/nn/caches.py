@@ -1,4 +1,4 @@
-"""``KVCache`` and ``PagedKVCache``: a decoder's keys and values, whose methods are generated kernels.
+"""Defines ``KVCache`` and ``PagedKVCache``: a decoder's keys and values, whose methods are generated kernels.
 
 A step of a layer is ``append`` and ``attend``; after the last layer, ``advance`` says that the tokens are there. The
 lengths are in memory on the device and no method reads them on the host, so that a captured CUDA graph of a step serves
@@ -44,7 +44,8 @@ def _attend_codes(
 
 
 def _require_same(keys: Any, values: Any, k: Any, v: Any) -> None:
-    """ValueError where keys and values differ in more than the last size. Traced, it is a guard: places are shared."""
+    """Raises ValueError if keys and values differ in more than the last size. Traced, it is a guard: places are
+    shared."""
     if keys.shape[:3] != values.shape[:3] or k.shape[:3] != v.shape[:3]:
         raise ValueError(f"keys {tuple(k.shape)} and values {tuple(v.shape)} are of different tokens")
 
@@ -83,7 +84,7 @@ def _attend_page_codes(
 
 
 class _Cache(torch.nn.Module):
-    """What both caches have.
+    """Provides what both caches have.
 
     Buffers:
         keys, values: in the dtype of the cache.
@@ -121,14 +122,15 @@ class _Cache(torch.nn.Module):
         self._functions: dict[Any, JitFunction] = {}
 
     def _call(self, function: Callable[..., Any], *args: Any, default: str | None = None) -> Any:
-        """``function`` by the backend that the user asked for, else by ``default``; None for that of ``jitgen.jit``."""
+        """Returns ``function`` by the backend that the user asked for, else by ``default``; None means that of
+        ``jitgen.jit``."""
         backend = self._backend or default
         if (function, backend) not in self._functions:
             self._functions[function, backend] = JitFunction(function, backend=backend)
         return self._functions[function, backend](*args)
 
     def _tensors(self) -> tuple[torch.Tensor, ...]:
-        """Keys and values, with their scales where there are any."""
+        """Returns the keys and values, with their scales if there are any."""
         scales = () if self.key_scales is None or self.value_scales is None else (self.key_scales, self.value_scales)
         return (self.keys, self.values, *scales)
 
@@ -149,23 +151,23 @@ class _Cache(torch.nn.Module):
             raise IndexError(f"{k.shape[2]} more tokens do not fit: {self._room()} ({error})") from error
 
     def _require_room(self, tokens: int) -> None:
-        """ValueError where no state of the cache has places for so many tokens at once."""
+        """Raises ValueError if no state of the cache has places for so many tokens at once."""
 
     def _room(self) -> str:
-        """How many tokens there may be, and what makes them more."""
+        """Says how many tokens there may be, and what makes them more."""
         raise NotImplementedError
 
     def advance(self, tokens: int = 1) -> None:
-        """Count ``tokens`` appended ones, after all layers that share ``lengths`` have read them."""
+        """Counts ``tokens`` appended ones, after all layers that share ``lengths`` have read them."""
         self.lengths += tokens
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Forgets all tokens."""
         self.lengths.zero_()
 
 
 class KVCache(_Cache):
-    """Keys and values in places of their own.
+    """Holds keys and values, each sequence in places of its own.
 
     Args:
         batch, heads, length, depth: B, heads of keys, positions and elements of a key.
@@ -196,7 +198,7 @@ class KVCache(_Cache):
         self.window = window
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
+        """Writes ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
 
         Raises:
             ValueError: shapes other than the cache's; more tokens than a ring buffer keeps beside its window.
@@ -217,14 +219,14 @@ class KVCache(_Cache):
         return f"a sequence of the cache has {self.keys.shape[2]} positions; make it with a larger length"
 
     def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
+        """Computes causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
         function = _attend if self.key_scales is None else _attend_codes
         ring = self.window is not None
         return self._call(function, q, *self._tensors(), self.lengths, self.window, ring, scale)
 
 
 class PagedKVCache(_Cache):
-    """Keys and values in pages, which the table gives to sequences.
+    """Holds keys and values in pages, which the table gives to sequences.
 
     Args:
         batch, heads, depth: as of ``KVCache``.
@@ -257,7 +259,7 @@ class PagedKVCache(_Cache):
         self.register_buffer("table", torch.zeros((batch, blocks), dtype=torch.int64, device=device))
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
+        """Writes ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
 
         Raises:
             ValueError, IndexError: as of ``KVCache``.
@@ -273,6 +275,6 @@ class PagedKVCache(_Cache):
         )
 
     def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
+        """Computes causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
         function = _attend_pages if self.key_scales is None else _attend_page_codes
         return self._call(function, q, *self._tensors(), self.table, self.lengths, None, scale)

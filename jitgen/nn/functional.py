@@ -1,8 +1,9 @@
-"""Plain functions for decoders, to compose within ``@jitgen.jit``: rotary embedding, caches, attention over them.
+"""Provides plain functions for decoders, to compose within ``@jitgen.jit``: rotary embedding, caches, attention over
+them.
 
-Shapes: B sequences, H heads of queries and Hkv of keys (H a multiple of it), T new tokens, N positions of a cache,
-D elements of a head. ``start`` (B) says how many tokens each sequence had before these T: integers in memory, so that
-one kernel, and one captured CUDA graph, serves every length up to N.
+Shapes: B sequences, H heads of queries and Hkv of keys (H a multiple of it), T new tokens, N positions of a cache, D
+elements of a head. ``start`` (B) says how many tokens each sequence had before these T: integers in memory, so that one
+kernel, and one captured CUDA graph, serves every length up to N.
 
 Every update is in place. With B sequences whose tokens are at consecutive positions, no two of them have one place, and
 an append is one pointwise kernel beside whatever else the function stores, such as rotated queries.
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """``x`` (..., D) with its first R elements rotated by angles, and the others as they are (Su et al., "RoFormer").
+    """Rotates the first R elements of ``x`` (..., D) by angles, and keeps the others (Su et al., "RoFormer").
 
     Args:
         cos, sin: of the angles, (..., R / 2), broadcast to ``x``.
@@ -30,12 +31,12 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     else:
         first, second = turned[..., :half], turned[..., half:]
     pair = (first * cos - second * sin, first * sin + second * cos)
-    found = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((found.to(x.dtype), rest), -1) if rest.shape[-1] else found.to(x.dtype)
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((rotated.to(x.dtype), rest), -1) if rest.shape[-1] else rotated.to(x.dtype)
 
 
 def append(cache: torch.Tensor, new: torch.Tensor, start: torch.Tensor, ring: bool = False) -> None:
-    """Write ``new`` (B, Hkv, T, ...) to ``cache`` (B, Hkv, N, ...) at the positions from ``start`` (B) on.
+    """Writes ``new`` (B, Hkv, T, ...) to ``cache`` (B, Hkv, N, ...) at the positions from ``start`` (B) on.
 
     Args:
         ring: whether position p is in place p % N.
@@ -50,7 +51,7 @@ def append(cache: torch.Tensor, new: torch.Tensor, start: torch.Tensor, ring: bo
 def places_in_pages(
     table: torch.Tensor, start: torch.Tensor, tokens: int, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page and the place in it, (B, T) each, of the T ``tokens`` from ``start`` (B) on.
+    """Locates the T ``tokens`` from ``start`` (B) on: their page and their place in it, (B, T) each.
 
     Args:
         table: (B, blocks), the page of the positions from ``page_size`` times the block's number on.
@@ -60,12 +61,12 @@ def places_in_pages(
 
 
 def append_pages(pages: torch.Tensor, new: torch.Tensor, page: torch.Tensor, place: torch.Tensor) -> None:
-    """Write ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at ``place`` of ``page``, (B, T) each."""
+    """Writes ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at ``place`` of ``page``, (B, T) each."""
     pages[page, :, place] = new.transpose(1, 2)
 
 
 def paged(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The cache (B, Hkv, blocks * P, ...) that ``table`` (B, blocks) makes of ``pages`` (pages, Hkv, P, ...).
+    """Gathers the cache (B, Hkv, blocks * P, ...) that ``table`` (B, blocks) makes of ``pages`` (pages, Hkv, P, ...).
 
     Within a kernel of attention it is not copied: the kernel looks up the page of each key.
     """
@@ -73,7 +74,8 @@ def paged(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of ``dtype`` (int8 or a float8) and float32 scales (...) of ``x`` (..., D), one scale for each row.
+    """Quantises ``x`` (..., D) to codes of ``dtype`` (int8 or a float8) and float32 scales (...), one scale for each
+    row.
 
     A code times its scale is off by half a scale (int8), or by half a unit in the last place of the code (float8).
     """
@@ -88,7 +90,8 @@ def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 
 def dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of ``quantized``, in ``dtype``. A kernel of attention computes them of each tile that it reads."""
+    """Dequantises what ``quantized`` returned, to ``dtype``. A kernel of attention computes them of each tile that it
+    reads."""
     return (codes.float() * scale[..., None]).to(dtype)
 
 
@@ -102,7 +105,7 @@ def attend(
     ring: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention (B, H, T, E) of the T newest tokens over a cache that holds them already.
+    """Computes causal attention (B, H, T, E) of the T newest tokens over a cache that holds them already.
 
     Args:
         q: (B, H, T, D); row i is at position ``start + i``.
@@ -137,10 +140,10 @@ def attend_varlen(
     causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Attention (total_q, H, E) of sequences that are packed one after another, each over its own keys.
+    """Computes attention (total_q, H, E) of sequences that are packed one after another, each over its own keys.
 
-    A causal row sees the keys up to its own place from the end, as in FlashAttention: the last row sees all keys.
-    A row that sees no key is zero.
+    A causal row sees the keys up to its own place from the end, as in FlashAttention: the last row sees all keys. A row
+    that sees no key is zero.
 
     Args:
         q: (total_q, H, D). k, v: (total_k, Hkv, D) and (total_k, Hkv, E).

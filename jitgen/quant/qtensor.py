@@ -42,7 +42,7 @@ _INNER_TENSOR = "export.access_subclass_inner_tensor.default"
 
 
 class LayoutName(str):
-    """Represents the name of a layout. It equals ``torch.strided`` too, by which other programs tell that a tensor is not sparse:
+    """Represents the name of a layout. It equals ``torch.strided``, by which programs tell that a tensor is not sparse:
     safetensors then asks for its memory, and meets the error that says how a weight is written."""
 
     __slots__ = ()

@@ -107,7 +107,7 @@ class Function:
 
     @property
     def described(self) -> str:
-        """The kernel as messages name it."""
+        """Returns the kernel as messages name it."""
         return f"{self.kernel} ({self.entry})" if self.kernel else self.entry
 
     @contextlib.contextmanager

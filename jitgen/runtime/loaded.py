@@ -1,4 +1,4 @@
-"""The functions of artifacts that this process has loaded: each is loaded once, whichever programs launch it.
+"""Keeps the functions of artifacts that this process has loaded: each is loaded once, whichever programs launch it.
 
 Equal kernels have one artifact, and nothing that is loaded is ever unloaded.
 """
@@ -16,7 +16,7 @@ _functions: dict[Key, object] = {}
 
 
 def once(key: Key, load: Callable[[], Loaded]) -> Loaded:
-    """What ``load`` returned for ``key`` the first time."""
+    """Returns what ``load`` returned for ``key`` the first time."""
     if key not in _functions:
         _functions.setdefault(key, load())
     return _functions[key]  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What is known of each chip: its multiprocessors, memories and rates, with the source of every number.
+"""Records what is known of each chip: its multiprocessors, memories and rates, with the source of every number.
 
 Code that chooses schedules has no numbers of a chip; it reads them here, from ``Device.chip`` and ``Device.model``
 (``device.py``). Three kinds of numbers are told apart:
@@ -23,7 +23,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU. A number of None has not been measured or published.
+    """Records one GPU. A number of None has not been measured or published.
 
     Attributes:
         name: the vendor's, as it begins in the driver's name of the device.
@@ -67,28 +67,29 @@ class Chip:
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of the numbers; a part of request keys. The name and the sources are left out."""
+        """Returns the sha256 of the numbers, which is part of request keys. The name and the sources are left out."""
         left_out = ("name", "targets", "modelled_as", "sources")
         return digest({field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out})
 
     @functools.cached_property
     def resident_clusters(self) -> dict[int, int]:
-        """Clusters that are resident at once, by the blocks of a cluster (see ``clusters``)."""
+        """Maps the blocks of a cluster to the clusters that are resident at once (see ``clusters``)."""
         return dict(self.clusters)
 
     def rows_that_occupy(self, share: float) -> int:
-        """The largest power of two that is at most ``share`` of the multiprocessors: rows, with a block for each, that
-        leave the others idle."""
+        """Returns the largest power of two that is at most ``share`` of the multiprocessors: so many rows, one to a
+        block, leave the others idle."""
         return 1 << (int(self.multiprocessors * share).bit_length() - 1)
 
     @property
     def reads(self) -> float:
-        """Bytes/s that a kernel reads at most, as far as is known: measured, or the bandwidth of the memory."""
+        """Returns the bytes/s that a kernel reads at most, as far as is known: measured, or the bandwidth of the
+        memory."""
         return self.read_rate or self.bandwidth
 
     @property
     def microsecond_cycles(self) -> float:
-        """Cycles of the multiprocessors in a microsecond; ValueError where the clock is not known."""
+        """Returns the cycles of the multiprocessors in a microsecond; ValueError if the clock is not known."""
         if self.clock is None:
             raise ValueError(f"the clock of {self.name} is not known")
         return self.clock / 1e6
@@ -96,7 +97,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class CpuLevel:
-    """A level of the x86-64 psABI, or any other processor. It says nothing of a CPU's cores, clock and memory.
+    """Records a level of the x86-64 psABI, or any other processor. It says nothing of a CPU's cores, clock and memory.
 
     Attributes:
         name: as ``Target.arch``.
@@ -112,7 +113,7 @@ class CpuLevel:
 
     @property
     def floats(self) -> int:
-        """Elements of float32 in a vector."""
+        """Returns how many float32 elements a vector has."""
         return self.vector_bytes // 4
 
 
@@ -123,7 +124,7 @@ _ADA = "NVIDIA Ada GPU Architecture"
 
 
 def _nvidia(sheet: str, paper: str, l2: str = "") -> tuple[tuple[str, str], ...]:
-    """Sources of the numbers that every record of an NVIDIA chip has."""
+    """Lists the sources of the numbers that every record of an NVIDIA chip has."""
     rates = tuple((name, sheet) for name in ("bandwidth", "vector", "matrix"))
     shared = tuple((name, _GUIDE) for name in ("shared_bytes", "multiprocessor_shared_bytes"))
     return (("multiprocessors", paper), *shared, ("l2_bytes", l2 or paper), *rates)
@@ -250,7 +251,7 @@ CPU_LEVELS = {
 
 
 def named(name: str) -> Chip:
-    """The chip called ``name``; KeyError where there is none."""
+    """Returns the chip called ``name``; KeyError where there is none."""
     for chip in CHIPS:
         if chip.name == name:
             return chip
@@ -258,18 +259,18 @@ def named(name: str) -> Chip:
 
 
 def chips(target: Target) -> tuple[Chip, ...]:
-    """The chips that run ``target``, its default first."""
+    """Returns the chips that run ``target``, its default first."""
     return tuple(chip for chip in CHIPS if target.arch in chip.targets)
 
 
 def default(target: Target) -> Chip | None:
-    """The chip that ``target`` stands for where no device says otherwise; None where none has a record."""
+    """Returns the chip that ``target`` stands for where no device says otherwise; None where none has a record."""
     return next(iter(chips(target)), None)
 
 
 def of_device(target: Target, name: str, multiprocessors: int) -> Chip | None:
-    """The chip of a device of this target, driver's name and number of multiprocessors; the target's default where no
-    record agrees, such as for an H100 PCIe, which has fewer multiprocessors than an H100 SXM."""
+    """Returns the chip of a device by target, driver's name and number of multiprocessors; the target's default if no
+    record agrees, as for an H100 PCIe, which has fewer multiprocessors than an H100 SXM."""
     for chip in chips(target):
         if name.startswith(chip.name) and chip.multiprocessors == multiprocessors:
             return chip

@@ -1,4 +1,4 @@
-"""The choice of a schedule: candidates, what they cost, and measured rows that come before a model of the cost."""
+"""Chooses a schedule: candidates, what they cost, and measured rows that come before a model of the cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule, and the digest of the measured row that says so; empty where the model does."""
+    """Holds a schedule, and the digest of the measured row that chose it; empty if the model did."""
 
     schedule: Any
     row: str = ""
@@ -29,7 +29,7 @@ def choose(
     facts: Callable[[], Mapping[str, Any] | None],
     device: Device,
 ) -> Choice:
-    """Returns the candidate that was measured to be the best; where none was, the cheapest, of equals the first.
+    """Returns the candidate that was measured to be the best; without a measurement the cheapest, of equals the first.
 
     Args:
         family: the name of the family whose measured rows are read.

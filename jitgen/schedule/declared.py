@@ -1,4 +1,4 @@
-"""A schedule is declared once: a frozen dataclass, whose metadata says what a number is called in words and in C++.
+"""Declares a schedule once: a frozen dataclass whose metadata says what a number is called in words and in C++.
 
 ::
 
@@ -35,7 +35,7 @@ _ABOUT = "about"
 
 @dataclass(frozen=True)
 class About:
-    """What is said of a field, or of a number that follows from fields.
+    """Says what a field is called, or a number that follows from fields.
 
     Attributes:
         words: of the sentence, ``{}`` being the number, and ``{:row}`` or ``{:access|accesses}`` the number of such;
@@ -55,7 +55,7 @@ def about(words: str = "", *, least: int = 2, member: str = "") -> Mapping[str, 
 
 
 class Derived(Generic[T]):
-    """A property that has an ``About``; see ``derived``."""
+    """Marks a property that has an ``About``; see ``derived``."""
 
     def __init__(self, compute: Callable[[Any], T], about: About):
         self.compute, self.about, self.__doc__ = compute, about, compute.__doc__
@@ -76,7 +76,7 @@ def derived(words: str = "", *, least: int = 2, member: str = "") -> Callable[[C
 
 
 class _Count(int):
-    """A number that is formatted with what it counts: ``row`` or, where the plural is another, ``access|accesses``."""
+    """Formats a number with what it counts: ``row`` or, if the plural is another, ``access|accesses``."""
 
     def __format__(self, noun: str) -> str:
         one, _, several = noun.partition("|")
@@ -84,7 +84,7 @@ class _Count(int):
 
 
 class Member(NamedTuple):
-    """A member of a ``struct Config``: ``static constexpr <type> <name> = <value>;``."""
+    """Describes a member of a ``struct Config``: ``static constexpr <type> <name> = <value>;``."""
 
     type: str
     name: str
@@ -92,7 +92,7 @@ class Member(NamedTuple):
 
 
 class DeclaredSchedule:
-    """The base of schedules, which are frozen dataclasses.
+    """Provides the base of schedules, which are frozen dataclasses.
 
     Attributes:
         sentence: what is said, in order: the name of a field or property with words, or words that always are, with
@@ -105,7 +105,7 @@ class DeclaredSchedule:
     config: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        """Returns the schedule in words, for people; ``repr`` tells any two schedules apart."""
         return ", ".join(filter(None, map(self._said, self.sentence)))
 
     @property
@@ -150,8 +150,8 @@ def _member(name: str, value: bool | int | str) -> Member:
 
 @functools.cache
 def declared(schedule: type) -> Mapping[str, About]:
-    """What is said of the fields of a class, in their order, and then of its properties."""
-    found = {field.name: field.metadata[_ABOUT] for field in dataclasses.fields(schedule) if _ABOUT in field.metadata}
+    """Returns what is said of a class's fields, in their order, and then of its properties."""
+    named = {field.name: field.metadata[_ABOUT] for field in dataclasses.fields(schedule) if _ABOUT in field.metadata}
     for base in reversed(schedule.__mro__):
-        found |= {name: value.about for name, value in vars(base).items() if isinstance(value, Derived)}
-    return found
+        named |= {name: value.about for name, value in vars(base).items() if isinstance(value, Derived)}
+    return named

@@ -1,4 +1,5 @@
-"""Measured choices: rows of ``cache/tuned/<target>/<family>.json``, which a choice of a schedule reads before a model.
+"""Reads measured choices: rows of ``cache/tuned/<target>/<family>.json``, which a choice of a schedule reads before a
+model.
 
 A row says that on a chip, for one problem of a family, one of the family's own candidates was measured to be the best.
 It names the problem by the facts that the family tells problems apart by (``Family.facts``), and the candidate by its
@@ -43,7 +44,7 @@ _TEXT = re.compile(r"[ -~]{0,200}")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured choice.
+    """Records one measured choice.
 
     Attributes:
         chip: on which it was measured, as ``jitgen/schedule/chips.py`` names it.
@@ -61,11 +62,12 @@ class Row:
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of all but the source."""
+        """Returns the sha256 of all but the source."""
         return digest({name: value for name, value in asdict(self).items() if name != "source"})
 
     def selects(self, candidate: Any) -> bool:
-        """Whether ``candidate`` is the row's schedule, or consists of the row's two in any order (``tilings``)."""
+        """Returns whether ``candidate`` is the row's schedule, or consists of the row's two in any order
+        (``tilings``)."""
         tilings = getattr(candidate, "tilings", (candidate,))
         orders = itertools.permutations(self.schedules)
         return len(tilings) == len(self.schedules) and any(
@@ -78,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Selection:
-    """One schedule among a family's candidates.
+    """Selects one schedule among a family's candidates.
 
     Attributes:
         mainloop: its class.
@@ -89,7 +91,7 @@ class Selection:
     fields: Mapping[str, Any]
 
     def selects(self, candidate: Any) -> bool:
-        """Whether ``candidate`` is this schedule."""
+        """Returns whether ``candidate`` is this schedule."""
         if type(candidate).__name__ != self.mainloop:
             return False
         return all(_equal(getattr(candidate, name, None), value) for name, value in self.fields.items())
@@ -99,7 +101,7 @@ class Selection:
 
 
 def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str, Any]) -> Row | None:
-    """The row for ``problem``: from the user's directory, else from what jitgen ships; None where there is none."""
+    """Returns the row for ``problem`` from the user's directory, else from what jitgen ships; None without one."""
     place = _place(chip, dialect, problem)
     for directory in _directories():
         row = _table(directory, target, family).get(place)
@@ -109,7 +111,7 @@ def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str
 
 
 def read(path: str | os.PathLike[str], target: str, family: str) -> tuple[Row, ...]:
-    """The rows of a file.
+    """Returns the rows of a file.
 
     Raises:
         CacheError: it cannot be read, or is not what ``cache/tuned/README.md`` describes; it names the way to the first
@@ -135,8 +137,8 @@ def _directories() -> Sequence[Path]:
 
 @functools.lru_cache(maxsize=64)
 def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
-    """The rows of one file by their place, as they were when this process first asked; none where there is no file, or
-    one that is not of the known form."""
+    """Returns the rows of one file by their problem, as they were when this process first asked; none if there is no
+    such file, or its form is unknown."""
     path = directory / target / f"{family}.json"
     if not path.is_file():
         return {}
@@ -153,7 +155,7 @@ def _place(chip: str, dialect: str, problem: Mapping[str, Any]) -> str:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Equality in which True is not 1."""
+    """Compares two values without taking True for 1."""
     return type(left) is type(right) and left == right
 
 
@@ -165,12 +167,12 @@ def _check(content: Any, target: str, family: str) -> tuple[Row, ...]:
     schema.one_of((SCHEMA,))
     of_target.one_of((target,))
     of_family.one_of((family,))
-    found: dict[str, Row] = {}
+    by_problem: dict[str, Row] = {}
     for item in rows.items(ROW_LIMIT):
         row = _row(item)
-        if found.setdefault(_place(row.chip, row.dialect, row.problem), row) is not row:
+        if by_problem.setdefault(_place(row.chip, row.dialect, row.problem), row) is not row:
             item.refuse("is the second row for its chip, dialect and problem")
-    return tuple(found.values())
+    return tuple(by_problem.values())
 
 
 def _row(field: Field) -> Row:
@@ -194,7 +196,7 @@ def _selection(field: Field) -> Selection:
 
 
 def _measurement(field: Field) -> None:
-    """What was measured, for people: not a part of the row."""
+    """Checks what was measured, which is for people and no part of the row."""
     seconds, model, source = field.members("seconds", "seconds_of_the_model", "source")
     source.text(_TEXT, "at most 200 printable ASCII characters")
     for number in (seconds, model):
@@ -204,7 +206,7 @@ def _measurement(field: Field) -> None:
 
 
 def _object_of_values(field: Field) -> dict[str, Any]:
-    """An object whose members are integers, booleans, text, null, or arrays of these."""
+    """Reads an object whose members are integers, booleans, text, null, or arrays of these."""
     if not isinstance(field.value, dict) or len(field.value) > MEMBER_LIMIT:
         field.refuse(f"{shown(field.value)} is not an object of at most {MEMBER_LIMIT} members")
     for name, value in field.value.items():

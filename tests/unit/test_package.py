@@ -22,7 +22,7 @@ from jitgen.compilers import host, nvrtc
 from jitgen.errors import UnsupportedError
 from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
-from jitgen.export.nodes import found_in, is_ours, open_size
+from jitgen.export.nodes import convert, is_ours, open_size
 from jitgen.export.table import Row, Variant, segments_of, table_of
 from jitgen.lowering import Route
 from jitgen.spec import Target
@@ -218,7 +218,7 @@ def test_operators_of_a_gpu_compile(backend: str) -> None:
         size = open_size(program)
         [call] = [node for node in program.graph.nodes if is_ours(node) and "call" in node.target.name()]
         sizes = range(2, 301, 13)
-        tables.append(table_of(found_in(call, size).use, sizes, route, kernels))
+        tables.append(table_of(convert(call, size).use, sizes, route, kernels))
     letters = {step.arguments[0] for each in tables for segment in each.segments for step in segment.variant.steps}
     assert letters == ({"T", "P"} if backend == "cuda" else {"P"})
     text = source.operators_source("jitgen_test", tables, kernels.refs.values(), "CUDA")
