@@ -17,7 +17,17 @@ from jitgen.spec import e4m3fn_saturates
 _NOT_CODE = (
     *("api.py", "call/", "checkpoints/", "dynamo/", "export/", "gradients/", "huggingface/", "nn/", "trace/"),
     *("bench/", "cli/", "deploy/", "inspect.py", "paths.py", "store/"),
-    *("_data", "__init__.py", "__main__.py", "console.py", "events.py", "forks.py", "misses.py", "progress.py"),
+    *(
+        "_data",
+        "__init__.py",
+        "__main__.py",
+        "balance.py",
+        "console.py",
+        "events.py",
+        "forks.py",
+        "misses.py",
+        "progress.py",
+    ),
 )
 """Files and folders of the package that have no say in what a graph becomes. Some make graphs, and the graph is in the
 key; some read and write files; some are what people use."""

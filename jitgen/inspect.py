@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen import lowering, pipeline
+from jitgen.balance import Balance
 from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.ir.program import Kernel
@@ -87,9 +88,14 @@ class Lowered:
     def target(self) -> str:
         return str(self._lowered.route.target)
 
+    @property
+    def balance(self) -> Balance:
+        """The kernels that a call launches, and what they move and compute beside the least that the function needs."""
+        return self._lowered.balance
+
     def explain(self) -> str:
-        """Explains in words how many kernels there are and why, what each reads and writes, and what the specialisation
-        assumes."""
+        """Explains in words how many kernels there are and why, what each reads and writes, what the specialisation
+        assumes, and the balance against the least that the function needs."""
         lowered = self._lowered
         program = lowered.program
         count, temporaries = len(program.kernels), len(program.temporaries)
@@ -123,6 +129,7 @@ class Lowered:
         if not count:
             lines.append("  every output is an argument or a view of one: nothing is computed")
         lines.extend(f"  assumes {guard}" for guard in lowered.graph.guards)
+        lines.append(f"balance: {self.balance}")
         return "\n".join(lines)
 
     def compile(self, store: Store | None = None) -> Executable:

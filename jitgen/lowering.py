@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from jitgen.balance import Balance
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
@@ -23,6 +24,7 @@ from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Guard
+from jitgen.ir.least import least
 from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
@@ -222,6 +224,7 @@ class Lowered:
         route: backend, compiler and target.
         laid_out: strides and alignment of the buffers of this call.
         choices: the schedule of each kernel. Graph, kernels, layouts, choices and route make the request key.
+        environment: a value for every symbol of the graph.
         caller_output: whether the caller passes ``out=`` for some result.
     """
 
@@ -231,6 +234,7 @@ class Lowered:
     route: Route
     laid_out: LaidOut
     choices: tuple[Choice, ...]
+    environment: Mapping[str, Any] = field(repr=False, compare=False)
     caller_output: bool = False
 
     @property
@@ -305,6 +309,14 @@ class Lowered:
         """Renders kernel ``number``; returns its source and the template line that each of its lines came from."""
         family, kernel, layouts, _, schedule = self._kernel(number)
         return family.render(kernel, layouts, schedule, self.route.device, self.route.compiler)
+
+    @functools.cached_property
+    def balance(self) -> Balance:
+        """What the kernels of this call amount to, beside the least that the graph needs."""
+        launched = [work for number in range(len(self.program.kernels)) if (work := self.work(number)).elements]
+        moved, flops = sum(work.moved for work in launched), sum(work.flops for work in launched)
+        needed = least(self.graph, self.environment)
+        return Balance(len(launched), moved, flops, needed.moved, needed.flops)
 
     def identity(self, number: int) -> str:
         """Digests all that the source of kernel ``number`` follows from; equal kernels of a program have one."""

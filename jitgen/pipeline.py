@@ -113,7 +113,7 @@ def _lower_partitioned(
     )
     guarded = replace(graph, guards=partitioned.guards)
     caller_output = any(memory is not None for memory in out)
-    return Lowered(guarded, partitioned, program, route, laid_out, choices, caller_output)
+    return Lowered(guarded, partitioned, program, route, laid_out, choices, environment, caller_output)
 
 
 def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> tuple[BuiltKernel, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from jitgen.balance import Balance
 from jitgen.call.specialization import Specialization
 from jitgen.dynamo import backend
 from jitgen.dynamo.flops import flops
@@ -73,6 +74,25 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class ProgramReport:
+    """What a call of one program amounts to.
+
+    Attributes:
+        program: named after the class of a layer; that of a backward ends in ``_backward``.
+        layers: the numbered layers of the model that are this program; empty for what belongs to none.
+        balance: of one call, at the sizes of one that was made; programs of several sizes are listed for each.
+    """
+
+    program: str
+    layers: tuple[str, ...]
+    balance: Balance
+
+    def __str__(self) -> str:
+        times = f", {len(self.layers)} layers" if len(self.layers) > 1 else ""
+        return f"{self.program}{times}: {self.balance}"
+
+
+@dataclass(frozen=True)
 class Report:
     """What became of a model; ``str`` of it is a summary.
 
@@ -81,6 +101,7 @@ class Report:
         nodes: of all of them, those of checkpointed regions among them; arithmetic of sizes and the views that torch
             makes of results are not.
         kernels: that its calls and their backwards have launched so far, each once, by the order of the programs.
+        programs: what a call of each program amounts to, beside the least that it needs.
         explanations: of these kernels, in words: how many each program has and why, what each reads and writes.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
     """
@@ -91,6 +112,12 @@ class Report:
     seconds_in_torch: float | None = None
     kernels: tuple[KernelReport, ...] = ()
     explanations: tuple[str, ...] = ()
+    programs: tuple[ProgramReport, ...] = ()
+
+    @property
+    def balance(self) -> Balance:
+        """Of all programs together, each as often as the model has layers of it."""
+        return sum((each.balance * max(len(each.layers), 1) for each in self.programs), Balance())
 
     @property
     def share_of_nodes(self) -> float:
@@ -121,6 +148,9 @@ class Report:
         ]
         if self.share_of_time is not None:
             lines.append(f"time in generated kernels: {self.share_of_time:.1%}")
+        lines += [f"balance of {program}" for program in self.programs]
+        if len(self.programs) > 1 or any(len(program.layers) > 1 for program in self.programs):
+            lines.append(f"balance of all: {self.balance}")
         reasons = Counter((node.function, node.reason) for node in self.nodes if node.reason is not None)
         lines += [f"in torch: {count} x {name}: {reason}" for (name, reason), count in reasons.most_common()]
         return "\n".join(lines)
@@ -167,7 +197,10 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         for kernel in found.kernels
     ]
     explanations = [lowered.explain() for found, _ in programs for lowered in found.lowered]
-    return Report(len(graphs), tuple(nodes), *seconds, tuple(kernels), tuple(explanations))
+    balances = [
+        ProgramReport(found.name, layers, lowered.balance) for found, layers in programs for lowered in found.lowered
+    ]
+    return Report(len(graphs), tuple(nodes), *seconds, tuple(kernels), tuple(explanations), tuple(balances))
 
 
 def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jitgen.ir import batching, moves
+from jitgen.ir import batching, moves, symbols
 from jitgen.ir.attributes import (
     AlongAttrs,
     ContractAttrs,
@@ -36,6 +36,7 @@ from jitgen.ir.attributes import (
 )
 from jitgen.ir.gathers import move_gather
 from jitgen.ir.ops import OPS, Op
+from jitgen.ir.symbols import Size
 
 if TYPE_CHECKING:
     from jitgen.ir.graph import Node, Shape
@@ -63,6 +64,22 @@ class Reads(enum.Enum):
     ANYWHERE = enum.auto()
 
 
+def _no_flops(node: Node) -> Size:
+    return 0
+
+
+def _reduced(node: Node) -> Size:
+    return symbols.product(node.inputs[0].shape[dim] for dim in node.attrs.dims)
+
+
+def _summed_products(node: Node) -> Size:
+    return symbols.mul(2, node.inputs[0].shape[-1])  # type: ignore[return-value]
+
+
+def _one(node: Node) -> Size:
+    return 1
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Kind:
     """One kind of node. Kinds are compared by identity.
@@ -75,6 +92,7 @@ class Kind:
         attributes: takes a node's attributes by position and names them (``ir/attributes.py``).
         move: moves a view of a node to its operands; None where every view stays, or where ``commutes``.
         batch: computes a node over a batch; None where no operand can be batched.
+        flops: the operations that one element of a node takes, by the weights of ``ir/ops.py``; a multiply-add is two.
         is_number: whether it is one number, without dimensions.
         takes_weights: whether an operand may be a quantised weight, or a view of one.
         read_whole: whether its value is read as one tensor, whatever it is computed from.
@@ -88,6 +106,7 @@ class Kind:
     attributes: Callable[..., Any] = NothingAttrs
     move: Move | None = None
     batch: BatchRule | None = None
+    flops: Callable[[Node], Size] = _no_flops
     is_number: bool = False
     takes_weights: bool = False
     read_whole: bool = False
@@ -154,6 +173,7 @@ REDUCE = Kind(
     ReduceAttrs,
     moves.move_reduce,
     batching.batch_reduce,
+    _reduced,
     is_saved=True,
 )
 CONTRACT = Kind(
@@ -164,6 +184,7 @@ CONTRACT = Kind(
     ContractAttrs,
     moves.move_contract,
     batching.batch_contract,
+    _summed_products,
     takes_weights=True,
     read_whole=True,
     is_saved=True,
@@ -196,6 +217,7 @@ SCAN = Kind(
     ScanAttrs,
     moves.move_scan,
     batching.batch_along,
+    _one,
     read_whole=True,
     is_saved=True,
 )
@@ -241,7 +263,7 @@ STRUCTURED = (*_LEAVES, *_COMPUTED)
 
 def _pointwise(op: Op) -> Kind:
     doc, operands, batch = op.doc or op.name, (op.arity, op.arity), batching.batch_pointwise
-    return Kind(op.name, doc, operands, Reads.OWN, batch=batch, is_saved=op.name == "philox")
+    return Kind(op.name, doc, operands, Reads.OWN, batch=batch, flops=lambda _: op.flops, is_saved=op.name == "philox")
 
 
 KINDS: dict[str, Kind] = {

@@ -50,6 +50,21 @@ def test_names_are_the_vocabulary_of_graphs() -> None:
     assert all(kind.doc for kind in KINDS.values())
 
 
+def test_arithmetic_has_operations_and_movement_has_none() -> None:
+    """Decoding a weight, sorting and casts count none, as in the work of a kernel."""
+    x, one = Builder().make("input", (), "float32", (6, 5), (0,)), (1,)
+    nodes = Builder()
+    assert nodes.make("exp", (x,), "float32", x.shape).kind.flops(x) == OPS["exp"].flops
+    for node, count in (
+        (nodes.make("reduce", (x,), "float32", (6, 1), ("sum", one)), 5),
+        (nodes.make("contract", (x, x), "float32", (6, 6), ("mk,nk->mn", "float32", "ieee")), 10),
+        (nodes.make("scan", (x,), "float32", x.shape, ("sum", 1, False)), 1),
+        (nodes.make("view", (x,), "float32", (5, 6), ("permute", (1, 0))), 0),
+        (nodes.make("cast", (x,), "float16", x.shape), 0),
+    ):
+        assert node.kind.flops(node) == count, node.kind
+
+
 def test_a_manifest_holds_every_kind_but_marks_for_gradients() -> None:
     """``test_manifest_schema.test_marks_for_gradients_are_not_recorded`` shows that none is recorded."""
     assert set(node_schema.CHECKS) == set(KINDS.values()) - {CUSTOM_GRADIENT}

@@ -1,0 +1,66 @@
+"""The balance of a plan: its kernels, the bytes they move and the operations they do, beside the least that the
+function needs (``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What the kernels of one call amount to.
+
+    Attributes:
+        kernels: launched.
+        moved: bytes that they read and write, each operand of each kernel once.
+        flops: operations that they do.
+        least_moved: bytes that the function needs: each input read once, each result written once.
+        least_flops: operations that it needs: each value computed once.
+    """
+
+    kernels: int = 0
+    moved: int = 0
+    flops: int = 0
+    least_moved: int = 0
+    least_flops: int = 0
+
+    @property
+    def bytes_ratio(self) -> float:
+        """Bytes moved, in units of the least; 1 where nothing is needed."""
+        return self.moved / self.least_moved if self.least_moved else 1.0
+
+    @property
+    def operations_ratio(self) -> float:
+        """Operations, in units of the least; 1 where none is needed."""
+        return self.flops / self.least_flops if self.least_flops else 1.0
+
+    def __add__(self, other: Balance) -> Balance:
+        return Balance(
+            self.kernels + other.kernels,
+            self.moved + other.moved,
+            self.flops + other.flops,
+            self.least_moved + other.least_moved,
+            self.least_flops + other.least_flops,
+        )
+
+    def __mul__(self, count: int) -> Balance:
+        """The balance of ``count`` such calls."""
+        numbers = (self.kernels, self.moved, self.flops, self.least_moved, self.least_flops)
+        return Balance(*(count * number for number in numbers))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernels} kernel{'s' * (self.kernels != 1)}; "
+            f"{_in_units(self.moved)}B moved, {self.bytes_ratio:.2f} of the least; "
+            f"{_in_units(self.flops)}FLOP, {self.operations_ratio:.2f} of the least"
+        )
+
+
+def _in_units(number: int) -> str:
+    """``number`` with three digits and the prefix of its unit: ``"34.4 G"``."""
+    scaled, prefix = float(number), ""
+    for larger in "kMGTPE":
+        if scaled < 999.5:
+            break
+        scaled, prefix = scaled / 1000, larger
+    return f"{scaled:.3g} {prefix}"

@@ -1,0 +1,287 @@
+"""What plans amount to beside the least that a function needs: a table that planners tighten, and the numbers of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.balance import Balance
+from jitgen.inspect import Lowered
+
+half, single = torch.bfloat16, torch.float32
+
+
+def spec(*shape: int, dtype: torch.dtype = half, **options: Any) -> Any:
+    return jitgen.TensorSpec(shape, dtype, **options)
+
+
+HIDDEN, HEADS, GROUPS, WIDTH, INNER = 1024, 8, 2, 128, 2816
+
+
+def decoder_layer(x, first, wq, wk, wv, wo, second, gate, up, down):  # type: ignore[no-untyped-def]
+    def heads(h: Any, weight: Any, count: int) -> Any:
+        return F.linear(h, weight).view(h.shape[0], h.shape[1], count, WIDTH).transpose(1, 2)
+
+    h = F.rms_norm(x, (HIDDEN,), first, 1e-5)
+    q, k, v = heads(h, wq, HEADS), heads(h, wk, GROUPS), heads(h, wv, GROUPS)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    x = x + F.linear(o.transpose(1, 2).flatten(2), wo)
+    h = F.rms_norm(x, (HIDDEN,), second, 1e-5)
+    return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+
+def decoder_arguments(rows: int, **weights: Any) -> tuple[Any, ...]:
+    q, kv = HEADS * WIDTH, GROUPS * WIDTH
+    products = [spec(q, HIDDEN, **weights), *2 * [spec(kv, HIDDEN, **weights)], spec(HIDDEN, q, **weights)]
+    mlp = [*2 * [spec(INNER, HIDDEN, **weights)], spec(HIDDEN, INNER, **weights)]
+    return spec(1, rows, HIDDEN), spec(HIDDEN), *products, spec(HIDDEN), *mlp
+
+
+def residual_blocks(x, *weights):  # type: ignore[no-untyped-def]
+    for w1, w2 in zip(weights[::2], weights[1::2], strict=True):
+        x = x + F.linear(F.silu(F.linear(x, w1)), w2)
+    return x
+
+
+def normed_blocks(x, *weights):  # type: ignore[no-untyped-def]
+    for w1, w2 in zip(weights[::2], weights[1::2], strict=True):
+        x = x + F.linear(F.silu(F.linear(F.rms_norm(x, x.shape[-1:]), w1)), w2)
+    return x
+
+
+def adamw(p, g, m, v):  # type: ignore[no-untyped-def]
+    p.mul_(1 - 1e-5)
+    m.lerp_(g, 0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.addcdiv_(m / 0.1, (v / 0.001).sqrt().add_(1e-8), value=-1e-3)
+
+
+def momentum(p, g, m):  # type: ignore[no-untyped-def]
+    m.mul_(0.9).add_(g)
+    p.sub_(0.1 * m)
+
+
+def momenta(p1, p2, p3, g1, g2, g3, m1, m2, m3):  # type: ignore[no-untyped-def]
+    for p, g, m in ((p1, g1, m1), (p2, g2, m2), (p3, g3, m3)):
+        momentum(p, g, m)
+
+
+def two_views_of_a_scan(x):  # type: ignore[no-untyped-def]
+    left, right = x.cumsum(-1).chunk(2, -1)
+    return left.relu(), right * 2
+
+
+def best_eight(x):  # type: ignore[no-untyped-def]
+    values, indices = x.topk(8)
+    return values.softmax(-1), indices
+
+
+def three_views_of_a_softmax(x):  # type: ignore[no-untyped-def]
+    p = x.softmax(-1)
+    return p, p[0] * 2, p.T.contiguous()
+
+
+def three_views_of_a_product(x, w):  # type: ignore[no-untyped-def]
+    y = F.linear(x, w)
+    half_way = y.shape[1] // 2
+    return y[:, :half_way].relu(), y[:, half_way:].sigmoid(), y.T.contiguous()
+
+
+def rope(x, cos, sin):  # type: ignore[no-untyped-def]
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def norm_rope_gate(x, weight, cos, sin, gate):  # type: ignore[no-untyped-def]
+    return rope(F.rms_norm(x, x.shape[-1:], weight), cos, sin) * torch.sigmoid(gate)
+
+
+def qkv_of_one_activation(x, q, k, v):  # type: ignore[no-untyped-def]
+    return F.linear(x, q), F.linear(x, k), F.linear(x, v)
+
+
+def append(cache, k):  # type: ignore[no-untyped-def]
+    cache[:, 100:101].copy_(k * 2)
+
+
+def scan_steps(x, decay):  # type: ignore[no-untyped-def]
+    h, results = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device), []
+    for step in range(8):
+        h = h * decay[:, step] + x[:, step]
+        results.append(h.tanh())
+    return torch.stack(results, 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function, and what its plan amounts to at most.
+
+    Attributes:
+        operations, bytes: in units of the least.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    kernels: int
+    operations: float
+    bytes: float
+
+
+square = spec(1024, 1024)
+head = [spec(2, 8, 512, 64)] * 3
+ROWS = {
+    "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 16, 1.1, 1.1),
+    "decoder layer, 64 rows": Row(decoder_layer, decoder_arguments(64), 14, 1.19, 1.36),
+    "decoder layer, 512 rows": Row(decoder_layer, decoder_arguments(512), 14, 1.17, 2.47),
+    "decoder layer, int4, 1 row": Row(
+        decoder_layer, decoder_arguments(1, format="int4", group_size=128), 16, 1.1, 1.11
+    ),
+    "decoder layer, int4, 512 rows": Row(
+        decoder_layer, decoder_arguments(512, format="int4", group_size=128), 14, 1.17, 5.18
+    ),
+    "residual blocks": Row(residual_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 11, 1.38, 3.0),
+    "residual blocks with norms": Row(normed_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 15, 1.38, 3.45),
+    "gelu": Row(F.gelu, (square,), 1, 1.0, 1.0),
+    "softmax": Row(lambda x: torch.softmax(x, -1), (square,), 1, 1.09, 1.0),
+    "softmax of columns": Row(lambda x: torch.softmax(x, 0), (square,), 1, 1.09, 1.0),
+    "log_softmax": Row(lambda x: torch.log_softmax(x, -1), (spec(64, 32000),), 1, 1.67, 1.0),
+    "cross entropy": Row(F.cross_entropy, (spec(64, 32000), spec(64, dtype=torch.int64)), 2, 2.43, 1.0),
+    "layer norm": Row(
+        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), (square, spec(1024), spec(1024)), 1, 1.58, 1.0
+    ),
+    "mean and variance": Row(lambda x: (x.mean(-1), x.var(-1)), (square,), 1, 1.5, 1.0),
+    "sum of all": Row(lambda x: x.sum(), (square,), 2, 1.01, 1.01),
+    "rope": Row(rope, (spec(1, 512, 8, 128), spec(512, 1, 128), spec(512, 1, 128)), 1, 1.0, 1.0),
+    "norm, rope and gate": Row(
+        norm_rope_gate,
+        (spec(512, 8, 128), spec(128), spec(512, 1, 128), spec(512, 1, 128), spec(512, 8, 128)),
+        3,
+        1.46,
+        2.24,
+    ),
+    "linear": Row(F.linear, (square, square), 1, 1.0, 1.0),
+    "linear, few rows": Row(F.linear, (spec(4, 1024), square), 1, 1.0, 1.0),
+    "linear, bias and gelu": Row(lambda x, w, b: F.gelu(F.linear(x, w, b)), (square, square, spec(1024)), 1, 1.0, 1.0),
+    "swiglu": Row(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), (square, square, square), 1, 1.0, 1.0),
+    "q, k and v": Row(qkv_of_one_activation, (square, square, spec(256, 1024), spec(256, 1024)), 1, 1.0, 1.0),
+    "attention": Row(F.scaled_dot_product_attention, (*head,), 1, 0.97, 1.0),
+    "attention, one row": Row(F.scaled_dot_product_attention, (spec(2, 8, 1, 64), *head[1:]), 1, 0.97, 1.0),
+    "adamw": Row(adamw, tuple(4 * [spec(1024, 1024, dtype=single)]), 1, 1.12, 1.0),
+    "momentum": Row(momentum, tuple(3 * [spec(1024, 1024, dtype=single)]), 1, 1.0, 1.0),
+    "momentum of three": Row(momenta, tuple(9 * [spec(1024, 1024, dtype=single)]), 1, 1.0, 1.0),
+    "two views of a scan": Row(two_views_of_a_scan, (spec(256, 4096, dtype=single),), 2, 1.0, 2.0),
+    "best eight": Row(best_eight, (spec(256, 1024, dtype=single),), 3, 1.08, 2.0),
+    "three views of a softmax": Row(three_views_of_a_softmax, (square,), 3, 2.17, 1.34),
+    "three views of a product": Row(three_views_of_a_product, (square, square), 3, 2.0, 2.0),
+    "embedding": Row(F.embedding, (spec(64, dtype=torch.int64), spec(32000, 1024)), 1, 1.0, 1.0),
+    "cat": Row(lambda x, y: torch.cat([x, y * 2], 1), (square, square), 1, 1.0, 1.0),
+    "appending to a cache": Row(append, (spec(2, 4096, 128), spec(2, 1, 128)), 1, 1.0, 1.0),
+    "eight steps of a recurrence": Row(
+        scan_steps, (spec(4096, 8, dtype=single), spec(4096, 8, dtype=single)), 1, 1.0, 1.0
+    ),
+}
+
+
+def lowered(function: Callable[..., Any], *arguments: Any) -> Lowered:
+    return jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_plan_wastes_no_more_than_it_did(name: str) -> None:
+    row = ROWS[name]
+    balance = lowered(row.function, *row.arguments).balance
+    assert balance.kernels <= row.kernels, f"{name}: {balance}"
+    assert balance.operations_ratio <= row.operations + 0.005, f"{name}: {balance}"
+    assert balance.bytes_ratio <= row.bytes + 0.005, f"{name}: {balance}"
+
+
+def least(function: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
+    """Bytes and operations that a function needs at least."""
+    balance = lowered(function, *arguments).balance
+    return balance.least_moved, balance.least_flops
+
+
+def test_each_input_is_read_and_each_result_written_once() -> None:
+    x, w = spec(30, 40), spec(20, 40)
+    assert least(lambda x: x * 2, x) == (2 * 1200 * 2, 1200)
+    assert least(F.linear, x, w) == (2 * (1200 + 800 + 600), 2 * 30 * 20 * 40)
+    assert least(lambda x, w: (F.linear(x, w), F.linear(x, w) + 1), x, w) == (2 * (2000 + 1200), 2 * 24000 + 600)
+    assert least(lambda x: x.sum(-1), x) == (2 * (1200 + 30), 1200)
+    assert least(lambda x: x.cumsum(-1), x) == (2 * 2 * 1200, 1200)
+    assert least(lambda x: x + x.t().contiguous().t(), x)[0] == 2 * 2400
+
+
+def test_only_what_is_needed_counts() -> None:
+    x = spec(30, 40)
+    assert least(lambda x: (x * 2)[:, :10], x) == (2 * 2 * 300, 300)
+    assert least(lambda x: (x * 2, (x * 2)[0]), x) == (2 * 2400, 1200)
+    assert least(lambda x, w: F.linear(x, w)[:, :10], x, spec(20, 40))[1] == 2 * 30 * 10 * 40
+    assert least(lambda x: x.sort(-1)[0][:, :4], x)[0] == 2 * (1200 + 120)
+    assert least(lambda x, i: x[i] * 2, x, spec(3, dtype=torch.int64)) == (2 * 2 * 120 + 24, 120 + 3 * 3)
+    assert least(lambda x: x[:, :4], x) == (0, 0)
+    assert least(lambda x: (x[:, :4], x[:, 1:5] + 1), x) == (2 * 2 * 120, 120)
+
+
+def test_an_update_writes_what_it_changes() -> None:
+    def decay(x: Any) -> Any:
+        return x.mul_(0.5)
+
+    assert least(decay, spec(30, 40)) == (2 * 2400, 1200)
+    assert least(append, spec(2, 4096, 128), spec(2, 1, 128)) == (2 * 512, 256)
+    assert least(lambda x, y: x.copy_(y), spec(30, 40), spec(30, 40)) == (2 * 2400, 0)
+    assert least(lambda x, y: x.copy_(y) * 2, spec(30, 40), spec(30, 40)) == (3 * 2400, 1200)
+
+
+def test_explanations_end_with_the_balance() -> None:
+    low = lowered(three_views_of_a_product, square, square)
+    last = low.explain().splitlines()[-1]
+    assert last == f"balance: {low.balance}"
+    assert re.fullmatch(
+        r"balance: \d kernels; [\d.]+ MB moved, \d\.\d\d of the least; [\d.]+ GFLOP, \d\.\d\d of the least", last
+    )
+
+
+def test_balances_add_up() -> None:
+    one = Balance(3, 200, 3000, 100, 2000)
+    assert one + one == one * 2 == Balance(6, 400, 6000, 200, 4000)
+    assert (one.bytes_ratio, one.operations_ratio) == (2.0, 1.5)
+    assert str(one) == "3 kernels; 200 B moved, 2.00 of the least; 3 kFLOP, 1.50 of the least"
+    assert str(Balance()) == "0 kernels; 0 B moved, 1.00 of the least; 0 FLOP, 1.00 of the least"
+
+
+def test_a_report_sums_the_layers() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(16, 40), torch.nn.Linear(40, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(F.silu(self.up(x)))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer() for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model()
+    with torch.no_grad():
+        torch.compile(model, backend="jitgen")(torch.randn(5, 16))
+    report = jitgen.report(model)
+    (program,) = report.programs
+    assert len(program.layers) == 3
+    assert program.balance.least_flops >= 2 * 2 * 5 * 16 * 40
+    assert report.balance == program.balance * 3
+    assert f"balance of {program.program}, 3 layers: {program.balance}" in str(report)
+    assert f"balance of all: {report.balance}" in str(report)
