@@ -3,19 +3,20 @@
 A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which
 exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 
-1. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
-2. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
+1. ``plan``: which values of the whole graph shall be in memory, because several kernels read them? (Residual sums.)
+2. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
+3. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
    the order of the registry, each about what the ones before it left.
-3. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands and results need a copy, and
+4. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands and results need a copy, and
    which regions may share a kernel.
-4. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
-5. ``layout``: the strides of a call, split into what decides the source and what a launch passes; ``parameters``: the
+5. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
+6. ``layout``: the strides of a call, split into what decides the source and what a launch passes; ``parameters``: the
    parameters of the kernel, declared, from which follows what a launch passes and how sources name it.
-6. ``problem``, ``candidates``, ``facts``, ``cost``: the schedules that would do, whether one of them was measured to be
+7. ``problem``, ``candidates``, ``facts``, ``cost``: the schedules that would do, whether one of them was measured to be
    the best for such a problem, and what each is estimated to take.
-7. ``render``: the source. Imported only where one is needed: a process that finds its kernels in the store renders
+8. ``render``: the source. Imported only where one is needed: a process that finds its kernels in the store renders
    nothing.
-8. ``launch``, ``tensor_maps``, ``work``: how a call launches the kernel, what it copies by tensor maps, and what all of
+9. ``launch``, ``tensor_maps``, ``work``: how a call launches the kernel, what it copies by tensor maps, and what all of
    that amounts to.
 
 ``explain`` says what a kernel does, ``buckets`` at which sizes its schedules change. A kernel's layouts and
@@ -72,6 +73,9 @@ class Partition(Protocol):
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """The same for several nodes, which are partitioned as one, so that a region may compute all of them."""
+
+    def compute_together(self, temporaries: Sequence[Node]) -> None:
+        """Partition the values of ``temporaries``, ``input`` nodes or views of them, as one."""
 
     def without(self, kind: Kind, root: Node) -> Node:
         """``root`` with every node of ``kind`` materialized."""
@@ -239,6 +243,8 @@ class Family:
             text and arrays of these, by name. None where the family takes no measured choices.
         settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
             schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
+        plan: ``(values, partition) -> values`` of the whole graph, in which what several kernels would compute again is
+            read from temporaries.
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
             where they stay two.
@@ -272,6 +278,7 @@ class Family:
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
     tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _no_maps
     settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
+    plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region

@@ -1,10 +1,11 @@
 """From a traced graph to a program of kernels, whose bodies a dialect can print. The passes are:
 
 1. ``_move``: every view is moved to the inputs (``ir/views.py``).
-2. ``_regions``: each family in turn may rewrite results, and claims some of them for its regions. A value that a region
+2. ``_planned``: what several kernels read and would compute again becomes a temporary (``Family.plan``).
+3. ``_regions``: each family in turn may rewrite results, and claims some of them for its regions. A value that a region
    needs in memory is *materialized*: it becomes a temporary, which is partitioned in the same manner.
-3. ``Steps``: temporaries, and changes of arguments, are put in order (``families/steps.py``).
-4. ``kernels_of``: regions become kernels of instructions in compute dtypes (``families/kernels.py``).
+4. ``Steps``: temporaries, and changes of arguments, are put in order (``families/steps.py``).
+5. ``kernels_of``: regions become kernels of instructions in compute dtypes (``families/kernels.py``).
 
 No family is named here. They are called in the order of ``families/registry.py``.
 """
@@ -96,7 +97,7 @@ class Partitioner:
         self.returned: frozenset[int] = frozenset()
 
     def program(self) -> Program:
-        moved = self._moved()
+        moved = self._planned(self._moved())
         updates = list(zip((i for i, _ in self.graph.mutated), moved[len(self.graph.outputs) :], strict=True))
         outputs: list[int | Alias] = []
         results: list[Node] = []
@@ -110,7 +111,7 @@ class Partitioner:
                 alias = None
             if alias is not None and alias.input >= len(self.graph.inputs):  # a temporary, of which one result is made
                 owner = owners.setdefault(alias.input, node)
-                alias = alias if owner is node else None
+                alias = alias if owner is node and not any(self.out) else None
             if alias is None and not any(node is result for result in results):
                 results.append(node)
             index = next((i for i, result in enumerate(results) if result is node), -1)
@@ -311,6 +312,19 @@ class Partitioner:
         self.early = [(index, [moved[id(node)] for node in chain]) for index, chain in early.items()]
         return found
 
+    def _planned(self, moved: Sequence[Node]) -> list[Node]:
+        """``moved``, the graph's results, and all else that is computed, with what families want in memory there."""
+        values = [*moved, *(node for _, chain in self.early for node in chain), *self.values]
+        count = len(self.values)
+        planned = list(values)
+        for family in registry.FAMILIES:
+            planned = list(family.plan(planned, self))
+        rest = iter(planned[len(moved) :])
+        self.early = [(index, [next(rest) for _ in chain]) for index, chain in self.early]
+        self.values[:count] = rest
+        self.stored |= zip(self.values[:count], self.temporaries, strict=False)
+        return planned[: len(moved)]
+
     def _updates_of(self, index: int, node: Node, order: Sequence[Node]) -> list[Node]:
         """The scatters, in their order, that make ``node`` of input ``index``; none where anything else of the nodes
         ``order`` reads a value that the input had before."""
@@ -393,8 +407,8 @@ class Partitioner:
 
     def materialize(self, node: Node) -> Node:
         """The ``input`` node of a temporary with the value of ``node``; one temporary for each node."""
-        if node in self.stored:
-            return self.stored[node]
+        if node in self.stored or (node.kind is INPUT and node.attrs.number >= len(self.graph.inputs)):
+            return self.stored.get(node, node)
         flat = self.as_matrix(node)
         if flat in self.flat:
             return self.mover.move(self.flat[flat], ("reshape",), node.shape)
@@ -450,9 +464,14 @@ class Partitioner:
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""
         found = [self.materialize(node) for node in nodes]
-        first = len(self.graph.inputs)
-        self.joined.append(tuple(dict.fromkeys(temporary.under_views.attrs.number - first for temporary in found)))
+        self.compute_together(found)
         return found
+
+    def compute_together(self, temporaries: Sequence[Node]) -> None:
+        """Partition the values of ``temporaries``, ``input`` nodes or views of them, as one."""
+        first = len(self.graph.inputs)
+        numbers = sorted({temporary.under_views.attrs.number - first for temporary in temporaries})
+        self.joined.append(tuple(numbers))
 
     def decide(self, family: str, question: Any) -> Decision:
         """The answer of ``family.decide`` to ``question`` at this call's sizes, recorded for the program."""

@@ -9,6 +9,7 @@ activation, they are the *prologue*.
 The modules, in the order in which a call needs them:
 
 * ``integer_products``: products that a dialect has no mainloop for.
+* ``stored``: which values of a graph are in memory so that no product is computed twice.
 * ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
 * ``split_k``: the rewrite of one kernel to two that split K over a temporary.
 * ``layout``: strides of the operands.
@@ -29,6 +30,7 @@ from jitgen.families.gemm.claim import claim, joins
 FAMILY = Family(
     name="gemm",
     claim=claim,
+    plan=deferred(__name__, "stored.with_stored_values"),
     rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
     decide=deferred(__name__, "schedule.prologue"),
     joins=joins,

@@ -121,12 +121,17 @@ def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
 
 
 def _add(regions: list[Region], store: Store) -> None:
-    """Add ``store`` to the region that computes one of its products, or to a new region."""
-    for index, region in enumerate(regions):
-        if _shares_product(region, store):
-            regions[index] = replace(region, stores=(*region.stores, store))
-            return
-    regions.append(_region(store, products_of(store.value)[0].inputs[0].shape[-1]))
+    """Add ``store`` to the region that computes one of its products, or to a new region. Several regions of which it
+    has products become one."""
+    sharing = [region for region in regions if _shares_product(region, store)]
+    if not sharing:
+        regions.append(_region(store, products_of(store.value)[0].inputs[0].shape[-1]))
+        return
+    first, *others = sharing
+    stores = (*first.stores, *(other for region in others for other in region.stores), store)
+    regions[regions.index(first)] = replace(first, stores=stores)
+    for region in others:
+        regions.remove(region)
 
 
 def _shares_product(region: Region, store: Store) -> bool:

@@ -66,6 +66,11 @@ def keeps_columns(store: Store, result: Node) -> bool:
     return True
 
 
+def keeps_last_dimension(store: Store) -> bool:
+    """Whether the last dimension of what ``store`` was flattened from is of neighbouring columns of its matrix."""
+    return all(attrs[0] != "permute" or attrs[1][-1] == len(attrs[1]) - 1 for attrs, _ in store.movements)
+
+
 def restored(store: Store, node: Node, mover: Mover) -> Node:
     """The value of ``store`` in the shape of ``node``, the result it was flattened from."""
     value = store.value

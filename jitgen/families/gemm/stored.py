@@ -1,0 +1,244 @@
+"""Which values of a graph are in memory so that no product is computed twice.
+
+A kernel computes products and the pointwise work after them, its *epilogue*. A value that is computed from a product
+and that other kernels read would make each of them compute the product again; so it is stored, once, by the kernel
+that completes it. The sum of a residual stream is such a value: the norm after it reads it, and so does the next sum.
+
+``with_stored_values`` decides that for a whole graph, in one walk:
+
+1. Every node has an *owner*, the kernel that computes it. A product's is that of all products of its activation that
+   have its shape and format of weights. What is computed pointwise has the latest owner of its operands; anything else
+   (a reduction, a concatenation, a slice) is an owner of its own. What has no product and nothing else behind it has
+   none: whoever reads it computes it.
+2. Where an operand has another owner than the node that reads it, and its owner computes products, it *leaves* its
+   kernel. Operands of products and results that leave are stored as they are, since they have to be in memory anyway.
+3. What reads others can compute what it needs from any value on the way: the one with the fewest bytes that all of them
+   are computed from is stored, of equals the last, so that most of the work is in the epilogue. Where they have none in
+   common, either they are stored or the products are, whichever has fewer bytes.
+
+What attention and its gradients compute in a kernel of their own is left to their families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jitgen.families.family import Partition
+from jitgen.families.gemm.matrices import flattened, inverse_attrs, keeps_last_dimension, restored
+from jitgen.ir.graph import Node, kinds_of
+from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.regions import Store
+from jitgen.ir.views import Mover
+from jitgen.kernel.operands import item_size
+
+
+@dataclass(eq=False)
+class Owner:
+    """A kernel, of which only is known what it begins with.
+
+    Attributes:
+        number: of this owner, in the order in which they were met.
+        depth: the greatest number of kernels that have to come before it, one after another.
+        products: those that it computes; none for what computes no products.
+        nodes: all that it computes, in order.
+        is_fused: whether some product is computed inside the kernel of another family.
+    """
+
+    number: int
+    depth: int
+    products: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    is_fused: bool = False
+
+
+def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """``values`` that read temporaries where another kernel would compute a product again."""
+    if CONTRACT not in kinds_of(values):
+        return values
+    index = Index(values)
+    owners = _owners(index)
+    roots = set(values)
+    groups = [
+        group
+        for owner in dict.fromkeys(owners.values())
+        if owner.products and not owner.is_fused and (group := _stored(owner, owners, index, roots))
+    ]
+    if not groups:
+        return values
+    kept = {node for group in groups for node in group}
+    inside: dict[Node, Node] = {}  # what a node becomes for its own kernel, and for what else reads it
+    read: dict[Node, Node] = {}
+    for node in index.order:
+        own = [
+            (inside if child in owners and owners[child] is owners.get(node) else read)[child] for child in node.inputs
+        ]
+        inside[node] = _rebuilt(node, own, partition.mover)
+        others = [read[child] for child in node.inputs]
+        read[node] = _in_memory(inside[node], partition) if node in kept else _rebuilt(node, others, partition.mover)
+    for group in groups:
+        if len(group) > 1:
+            partition.compute_together([read[node] for node in group])
+    return [read[value] for value in values]
+
+
+def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
+    """``node`` over ``children``."""
+    if all(a is b for a, b in zip(children, node.inputs, strict=True)):
+        return node
+    if node.kind is VIEW:
+        return mover.move(children[0], node.attrs, node.shape)
+    return mover.builder.like(node, children)
+
+
+def _in_memory(node: Node, partition: Partition) -> Node:
+    """``node`` read from a temporary. That has the rows and columns of its products, so that their kernel writes it,
+    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is a temporary of its own,
+    because operands of products are contiguous along K there (``claim.py``)."""
+    store = flattened(0, node, partition.mover)
+    if not store.movements or (partition.device.is_gpu and not keeps_last_dimension(store)):
+        return partition.materialize(node)
+    matrix = partition.materialize(store.value)
+    return restored(Store(0, matrix, store.movements), node, partition.mover)
+
+
+# ------------------------------------------------------------------------------------------------------------ owners
+
+
+def _owners(index: Index) -> dict[Node, Owner]:
+    """The owner of each node of ``index`` that has one."""
+    fused = _fused_products(index)
+    owners: dict[Node, Owner] = {}
+    groups: dict[object, Owner] = {}
+    for number, node in enumerate(index.order):
+        before = [owners[child] for child in node.inputs if child in owners]
+        latest = max(before, key=lambda owner: (owner.depth, owner.number), default=None)
+        depth = 1 if latest is None else 1 + latest.depth
+        if node.kind is CONTRACT:
+            key = node if node in fused else _group(node)
+            owner = groups[key] = groups.get(key) or Owner(number, depth)
+            owner.depth = max(depth, owner.depth)
+            owner.is_fused = node in fused
+            owner.products.append(node)
+        elif latest is not None and passes(node):
+            owner = latest
+        elif latest is not None or node.kind is REDUCE:
+            owner = Owner(number, depth)
+        else:
+            continue
+        owner.nodes.append(node)
+        owners[node] = owner
+    return owners
+
+
+def passes(node: Node) -> bool:
+    """Whether an epilogue computes ``node``: pointwise work, and views that are undone (``matrices.py``)."""
+    return node.kind.is_pointwise or (node.kind is VIEW and inverse_attrs(node.attrs) is not None)
+
+
+def _group(product: Node) -> object:
+    """What products have in common that one region computes."""
+    x, weight = product.inputs
+    base = weight.under_views
+    return x, product.shape, product.attrs, base.attrs if base.kind is DEQUANTIZE else None
+
+
+def _fused_products(index: Index) -> set[Node]:
+    """Products with an exponential of other products as an operand, and these: attention and its gradients, as far as
+    one can tell before their families have matched them."""
+    powers: set[Node] = set()  # exponentials of products, and what is computed from these without another product
+    products: set[Node] = set()  # what is computed from products, of the last ones before it
+    found: set[Node] = set()
+    for node in index.order:
+        if node.kind is CONTRACT:
+            products.add(node)
+            operands = [child for child in node.inputs if child in powers]
+            found |= {node, *_last_products(operands, found)} if operands else set()
+        elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
+            if any(child in products for child in node.inputs):
+                products.add(node)
+            if any(child in powers for child in node.inputs) or (node.op in ("exp", "exp2") and node in products):
+                powers.add(node)
+    return found
+
+
+def _last_products(nodes: Iterable[Node], seen: Collection[Node]) -> set[Node]:
+    """The products that ``nodes`` are computed from without another one between."""
+    stack, visited, found = list(nodes), set(seen), set[Node]()
+    while stack:
+        node = stack.pop()
+        if node in visited:
+            continue
+        visited.add(node)
+        if node.kind is CONTRACT:
+            found.add(node)
+        elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
+            stack.extend(node.inputs)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ stored
+
+
+def _stored(owner: Owner, owners: Mapping[Node, Owner], index: Index, roots: Collection[Node]) -> list[Node]:
+    """What ``owner`` stores for other kernels, with the results that it computes beside; empty where it has results
+    alone."""
+    own, whole, free = set(owner.nodes), list[Node](), list[Node]()
+    results = [_without_views(node, own) for node in owner.nodes if node in roots]
+    for node in owner.nodes:
+        for user in index.users[node]:
+            if user not in own:
+                (whole if user.kind is CONTRACT else free).append(node)
+    if not whole and not free:
+        return []
+    whole = [_without_views(node, own) for node in whole]
+    kept = dict.fromkeys((*whole, *results))
+    reached = _reached(owner, index, own, kept)
+    left = dict.fromkeys(node for node in free if node in reached and node not in kept)
+    if left:
+        kept |= dict.fromkeys(_fewest_bytes(owner, index, own, list(left)))
+    return list(kept)
+
+
+def _without_views(node: Node, own: Collection[Node]) -> Node:
+    """What ``node`` is a view of, of the nodes ``own``."""
+    while node.kind is VIEW and node.inputs[0] in own:
+        node = node.inputs[0]
+    return node
+
+
+def _reached(owner: Owner, index: Index, own: Collection[Node], kept: Collection[Node]) -> set[Node]:
+    """The nodes of ``owner`` that are computed from its products otherwise than through ``kept``."""
+    stack, reached = list(owner.products), set[Node]()
+    while stack:
+        node = stack.pop()
+        if node in kept or node in reached:
+            continue
+        reached.add(node)
+        stack.extend(user for user in index.users[node] if user in own)
+    return reached
+
+
+def _fewest_bytes(owner: Owner, index: Index, own: Collection[Node], leaving: Sequence[Node]) -> list[Node]:
+    """The values of ``owner`` to store so that all of ``leaving`` can be computed from them."""
+    needed, stack = set[Node](), list(leaving)
+    while stack:
+        node = stack.pop()
+        if node not in needed and node in own:
+            needed.add(node)
+            stack.extend(node.inputs)
+    order = [node for node in owner.nodes if node in needed]
+    position = {node: number for number, node in enumerate(order)}
+    products = [node for node in order if node.kind is CONTRACT]
+    last_start = max(position[product] for product in products)
+    first_end = min(position[node] for node in leaving)
+    reach, common = 0, list[Node]()  # the position up to which values are read of nodes before the one at hand
+    for number, node in enumerate(order):
+        if last_start <= number <= first_end and reach <= number and node.kind is not VIEW:
+            common.append(node)
+        reach = max(reach, *(position[user] for user in index.users[node] if user in position), 0)
+    if common:
+        return [min(reversed(common), key=lambda node: item_size(node.dtype))]
+    ends = list(dict.fromkeys(_without_views(node, own) for node in leaving))
+    return min(ends, products, key=lambda nodes: sum(item_size(node.dtype) for node in nodes))
