@@ -1,4 +1,4 @@
-"""The intermediate representation, from a traced graph to the instructions that a dialect prints.
+"""Defines the intermediate representation, from a traced graph to the instructions that a dialect prints.
 
 ``symbols`` (sizes) -> ``nodes`` (the table of kinds) -> ``graph`` (nodes) -> ``views`` (movements pushed to the inputs)
 -> ``regions`` (what one kernel computes) -> ``body`` (a region as instructions) -> ``program`` (kernels over numbered

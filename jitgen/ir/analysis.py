@@ -1,4 +1,4 @@
-"""Questions that passes ask of expressions, and functions that rebuild expressions.
+"""Answers questions that passes ask of expressions, and rebuilds expressions.
 
 Neighbours: nodes are ``ir/graph.py``'s, movements ``ir/views.py``'s; the families' claims use what is here.
 """
@@ -13,13 +13,13 @@ from jitgen.ir.views import Mover
 
 
 def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
-    """The nodes of kind ``kind`` that ``root`` is computed from by pointwise operations alone, first met first."""
+    """Yields the nodes of kind ``kind`` that ``root`` is computed from by pointwise operations alone, nearest first."""
     return nearest(root, kind, lambda node: node.kind.is_pointwise)
 
 
 def nearest(root: Node, kind: Kind, passes: Callable[[Node], bool]) -> Iterator[Node]:
-    """The nodes of kind ``kind`` that ``root`` is computed from by nodes of which ``passes`` holds alone, first met
-    first."""
+    """Yields the nodes of kind ``kind`` that ``root`` is computed from, on paths of nodes for which ``passes`` holds,
+    nearest first."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
@@ -35,7 +35,7 @@ def nearest(root: Node, kind: Kind, passes: Callable[[Node], bool]) -> Iterator[
 def rewritten(
     root: Node, mover: Mover, change: Callable[[Node, Node], Node], memo: dict[int, Node] | None = None
 ) -> Node:
-    """``root`` with every node replaced, inputs first.
+    """Rebuilds ``root`` with every node replaced, inputs first.
 
     Args:
         change: takes a node as it was, and the same node over its replaced inputs; returns the replacement.
@@ -52,7 +52,7 @@ def rewritten(
 
 
 def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
-    """``node``, a float32 value, as a node of ``dtype`` that is not rounded to it.
+    """Returns ``node``, a float32 value, as a node of ``dtype`` that is not rounded to it.
 
     A cast would round. A multiplication by 1 does not, because values between operations keep their compute dtype
     (``ir/body.py``).
@@ -62,47 +62,47 @@ def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
 
 
 def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
-    """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
+    """Cuts ``root``, a pointwise result that does not vary along ``dims``, to one element along them."""
     order = topological([root], leaves=_SHAPES_TELL | {VIEW})
     needed = {id(root)}
     for node in reversed(order):
         if id(node) in needed and (node.kind.commutes or _only_chosen(node, dims)):
             needed.update(map(id, node.inputs[node.kind is GATHER :]))
-    found: dict[int, Node] = {}
+    cut: dict[int, Node] = {}
     for node in order:
         if id(node) not in needed:
             continue
         source = node.under_expand
         if source.kind.is_number:
-            found[id(node)] = source
+            cut[id(node)] = source
             continue
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
         if node.kind.commutes:
-            found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
+            cut[id(node)] = mover.builder.like(node, [cut[id(child)] for child in node.inputs], shape)
         elif _only_chosen(node, dims):
-            indices = [found[id(child)] for child in node.inputs[1:]]
-            found[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)
+            indices = [cut[id(child)] for child in node.inputs[1:]]
+            cut[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)
         elif source is not node and all(source.shape[dim] == 1 for dim in dims):
-            found[id(node)] = mover.move(source, ("expand",), shape)
+            cut[id(node)] = mover.move(source, ("expand",), shape)
         else:
-            found[id(node)] = node
+            cut[id(node)] = node
             for dim in dims:
-                found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
-    return found[id(root)]
+                cut[id(node)] = mover.slice(cut[id(node)], dim, 0, 1)
+    return cut[id(root)]
 
 
 def _only_chosen(node: Node, dims: Sequence[int]) -> bool:
-    """Whether ``node`` is a gather of which only indices have the dimensions ``dims``."""
+    """Returns whether ``node`` is a gather whose indices alone have the dimensions ``dims``."""
     return node.kind is GATHER and not set(dims) & set(node.attrs)
 
 
 def varies(node: Node, dims: Sequence[int]) -> bool:
-    """Whether the elements of ``node`` may differ along any of ``dims``; False only where they provably do not."""
+    """Returns whether the elements of ``node`` may differ along any of ``dims``; False only if they provably do not."""
     return not varying_dims(node).isdisjoint(dims)
 
 
 def varying_dims(node: Node) -> frozenset[int]:
-    """The dimensions along which the elements of ``node`` may differ."""
+    """Returns the dimensions along which the elements of ``node`` may differ."""
     return varying(topological([node], leaves=_SHAPES_TELL))[id(node)]
 
 
@@ -111,35 +111,36 @@ _SHAPES_TELL = frozenset(kind for kind in STRUCTURED if not kind.commutes) - {VI
 
 
 def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
-    """The dimensions along which the elements of each node may differ, by the node's id.
+    """Returns the dimensions along which the elements of each node may differ, by the node's id.
 
     Args:
         order: nodes, each after its inputs.
     """
-    found: dict[int, frozenset[int]] = {}
+    dims_by_id: dict[int, frozenset[int]] = {}
     for node in order:
         dims: Iterable[int] = range(len(node.shape))
         if node.kind.is_number:
             dims = ()
         elif node.kind is VIEW and node.attrs.kind != "reshape":
-            sources, varied = ((dim, _source_dim(node, dim)) for dim in dims), found[id(node.inputs[0])]
+            sources, varied = ((dim, _source_dim(node, dim)) for dim in dims), dims_by_id[id(node.inputs[0])]
             dims = [dim for dim, source in sources if source is not None and source in varied]
         elif node.kind is IOTA:
             dims = (node.attrs.dim,)
         elif node.kind is GATHER:
-            along = found[id(node.inputs[0])]
+            along = dims_by_id[id(node.inputs[0])]
             dims = frozenset(at for dim, at in enumerate(node.attrs) if at >= 0 and dim in along)
-            dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
+            dims = dims.union(*(dims_by_id[id(index)] for index in node.inputs[1:]))
         elif node.kind is REDUCE:
             dims = [dim for dim in dims if dim not in node.attrs.dims]
         elif node.kind.commutes:
-            dims = frozenset().union(*(found[id(child)] for child in node.inputs))
-        found[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
-    return found
+            dims = frozenset().union(*(dims_by_id[id(child)] for child in node.inputs))
+        dims_by_id[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
+    return dims_by_id
 
 
 def _source_dim(view: Node, dim: int) -> int | None:
-    """The dimension of the view's source that ``dim`` of the view runs along; None where it repeats one element."""
+    """Returns the dimension of the view's source that ``dim`` of the view runs along; None if it repeats one
+    element."""
     kind = view.attrs.kind
     source = view.inputs[0]
     if kind == "permute":

@@ -1,4 +1,4 @@
-"""The attributes of nodes, by name: a named tuple for each kind of node that has several.
+"""Defines the attributes of nodes, by name: a named tuple for each kind of node that has several.
 
 ``Node.attrs`` is such a tuple, so ``node.attrs.dims`` reads one attribute and ``kind, dims = node.attrs`` all of them.
 It is equal to the plain tuple of its values, and has the same hash and the same canonical form. The rows of
@@ -26,7 +26,7 @@ ROUNDED = ("rounded",)
 
 
 class NothingAttrs(NamedTuple):
-    """A kind without attributes has these."""
+    """Stands for the attributes of a kind that has none."""
 
 
 class InputAttrs(NamedTuple):
@@ -100,14 +100,15 @@ class SliceAttrs(NamedTuple):
 
 
 class OneDimAttrs(NamedTuple):
-    """``unsqueeze`` and ``squeeze`` have these."""
+    """Holds the attributes of ``unsqueeze`` and ``squeeze``."""
 
     kind: str
     dim: int
 
 
 class ToShapeAttrs(NamedTuple):
-    """``expand`` and ``reshape``, which go to the node's shape, have these; so have marks, which move nothing."""
+    """Holds the attributes of ``expand`` and ``reshape``, which go to the node's shape, and of marks, which move
+    nothing."""
 
     kind: str
 
@@ -127,5 +128,5 @@ VIEWS = MOVEMENTS | dict.fromkeys(MARKS, ToShapeAttrs)
 
 
 def view(kind: str, *parameters: Any) -> Any:
-    """Names the attributes of a view."""
+    """Builds the attributes of a view, by name."""
     return VIEWS[kind](kind, *parameters)

@@ -1,4 +1,4 @@
-"""A graph over a batch: what ``torch.func.vmap`` makes of a call, one graph whose tensors have one dimension more.
+"""Maps a graph over a batch, as ``torch.func.vmap`` asks: one graph whose tensors have one dimension more.
 
 Every kind of node has a rule (``ir/batching.py``). What depends on no batched input stays as it is, and is repeated
 where a node also has a batched operand.
@@ -17,7 +17,7 @@ from jitgen.ir.symbols import Scalar, Size, size_symbol
 
 
 def batched(graph: Graph, is_batched: Sequence[bool], single: bool) -> tuple[Graph, tuple[bool, ...]] | None:
-    """``graph`` where some inputs have a first dimension of their own, and which of its results have it.
+    """Returns ``graph`` with a batch as the first dimension of some inputs, and which of its results have it.
 
     Args:
         is_batched: of each input, at least one of them.
@@ -27,25 +27,27 @@ def batched(graph: Graph, is_batched: Sequence[bool], single: bool) -> tuple[Gra
         None if an operation has no rule: a quantised weight that is batched. Elements of the batch draw the same
         random numbers.
     """
-    first = next(index for index, each in enumerate(is_batched) if each)
+    first = next(index for index, has_batch in enumerate(is_batched) if has_batch)
     size: Size = 1 if single else size_symbol(first, 0)
-    of = _Batch(graph, is_batched, size, single)
+    batch = _Batch(graph, is_batched, size, single)
     nodes = topological(graph.outputs)
-    if not all(of.add(node) for node in nodes):
+    if not all(batch.add(node) for node in nodes):
         return None
-    inputs = tuple(of.spec(index, spec) for index, spec in enumerate(graph.inputs))
-    guards = [replace(guard, expr=of.renamed(guard.expr)) for guard in graph.guards]
-    others = [index for index, each in enumerate(is_batched) if each and index != first]
+    inputs = tuple(batch.spec(index, spec) for index, spec in enumerate(graph.inputs))
+    guards = [replace(guard, expr=batch.renamed(guard.expr)) for guard in graph.guards]
+    others = [index for index, has_batch in enumerate(is_batched) if has_batch and index != first]
     if not single:
         sizes = (symbols.compare("eq", size, size_symbol(index, 0)) for index in others)
         guards += [Guard(condition, True) for condition in sizes if isinstance(condition, symbols.Expr)]
-    found = [of.made[id(node)] for node in graph.outputs]
-    outputs = tuple(node for node, _ in found)
-    return replace(graph, inputs=inputs, outputs=outputs, guards=tuple(guards)), tuple(each for _, each in found)
+    results = [batch.made[id(node)] for node in graph.outputs]
+    outputs = tuple(node for node, _ in results)
+    return replace(graph, inputs=inputs, outputs=outputs, guards=tuple(guards)), tuple(
+        has_batch for _, has_batch in results
+    )
 
 
 class _Batch:
-    """The batched nodes of a graph.
+    """Holds the batched nodes of a graph.
 
     Attributes:
         made: by the id of a node, the node that takes its place and whether that is batched.
@@ -64,7 +66,7 @@ class _Batch:
         }
 
     def renamed(self, value: Any) -> Any:
-        """A size or an attribute, with the sizes of batched inputs counted from their second dimension."""
+        """Returns a size or an attribute, with the sizes of batched inputs counted from their second dimension."""
         if isinstance(value, tuple):
             return tuple(map(self.renamed, value))
         return symbols.substitute(value, self._names) if isinstance(value, symbols.Expr) else value
@@ -74,7 +76,8 @@ class _Batch:
         return InputSpec(spec.dtype, (*lead, *self.renamed(spec.shape)))
 
     def add(self, node: Node) -> bool:
-        """Make what takes the place of ``node``, whose operands are made; False if there is no rule for it."""
+        """Makes the node that takes the place of ``node``, whose operands are made; False if there is no rule for
+        it."""
         attrs, shape = node.kind.attributes(*self.renamed(node.attrs)), self.renamed(node.shape)
         if node.kind is INPUT:
             self.made[id(node)] = self._input(node, shape)
@@ -95,14 +98,14 @@ class _Batch:
         if not self.is_batched[index]:
             return self.builder.make("input", (), node.dtype, shape, node.attrs), False
         own: Size = 1 if self.single else size_symbol(index, 0)
-        found = self.builder.make("input", (), node.dtype, (own, *shape), node.attrs)
-        return self._viewed(found, (self.size, *shape), ("expand",)), True
+        input_ = self.builder.make("input", (), node.dtype, (own, *shape), node.attrs)
+        return self._viewed(input_, (self.size, *shape), ("expand",)), True
 
     def _viewed(self, node: Node, shape: Shape, attrs: tuple[Any, ...]) -> Node:
         return node if shape == node.shape else self.builder.make("view", (node,), node.dtype, shape, attrs)
 
     def whole(self, operand: tuple[Node, bool]) -> Node:
-        """An operand with the batch as its first dimension."""
+        """Returns an operand with the batch as its first dimension."""
         node, is_batched = operand
         if is_batched:
             return node

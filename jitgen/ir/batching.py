@@ -1,4 +1,4 @@
-"""How a node is computed over a batch: a rule for each kind, as in JAX's and PyTorch's own ``vmap``.
+"""Batches nodes: a rule for each kind, as in JAX's and PyTorch's own ``vmap``.
 
 A rule takes the batch, the node, its attributes and its operands, of which at least one has the batch as its first
 dimension. It returns the operands and the attributes of the node that takes its place, or None where there is none. An
@@ -25,15 +25,15 @@ Replacement = tuple[Sequence["Node"], tuple[Any, ...]] | None
 
 
 class Batch(Protocol):
-    """What a rule knows of the batch."""
+    """Tells a rule what it must know of the batch."""
 
     size: Size
 
     def whole(self, operand: Operand) -> Node:
-        """An operand with the batch as its first dimension."""
+        """Returns an operand with the batch as its first dimension."""
 
     def whole_or_number(self, operand: Operand) -> Node:
-        """The same, except that a number stays one."""
+        """Returns an operand with the batch as its first dimension; a number stays one."""
 
 
 def batch_pointwise(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
@@ -41,12 +41,13 @@ def batch_pointwise(batch: Batch, node: Node, attrs: Any, operands: Sequence[Ope
 
 
 def batch_stated(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
-    """``custom_gradient`` nodes."""
+    """Batches ``custom_gradient`` nodes."""
     return [batch.whole(operand) for operand in operands], attrs
 
 
 def moved(attrs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A movement (``ir/views.py``) of what has a dimension before those that it moves."""
+    """Returns the attributes of a movement (``ir/views.py``) after a dimension is put in front of those that it
+    moves."""
     if attrs[0] == "permute":
         return "permute", (0, *(dim + 1 for dim in attrs[1]))
     if attrs[0] in ("slice", "squeeze", "unsqueeze"):
@@ -67,12 +68,12 @@ def batch_reduce(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operan
 
 
 def batch_along(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
-    """Scans and sorts."""
+    """Batches scans and sorts."""
     return [operands[0][0]], attrs._replace(dim=attrs.dim + 1)
 
 
 def batch_contract(batch: Batch, node: Node, attrs: Any, operands: Sequence[Operand]) -> Replacement:
-    """A product whose weight is not batched stays one product with more rows."""
+    """Batches products; one whose weight is not batched stays one product with more rows."""
     named, (x, weight) = axes(attrs.equation), operands
     if not weight[1] and not named.batch:
         return [x[0], weight[0]], attrs._replace(equation=equation(0, len(named.rows) + 1))

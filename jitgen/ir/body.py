@@ -1,4 +1,4 @@
-"""Pointwise expressions as straight-line instructions in compute dtypes: what a dialect prints.
+"""Lowers pointwise expressions to straight-line instructions in compute dtypes, which a dialect prints.
 
 Storage dtypes end at loads and stores. Each value has a *compute dtype*: float32 for float16, bfloat16, float32 and the
 8-bit floats, and the dtype itself for every other. A ``load`` widens an element to it, a ``store`` rounds it to the
@@ -48,19 +48,19 @@ _WIDENED = set(NARROW)
 
 
 def compute_dtype(dtype: str) -> str:
-    """The dtype arithmetic on ``dtype`` is done in."""
+    """Returns the dtype in which arithmetic on ``dtype`` is done."""
     return "float32" if dtype in _WIDENED else dtype
 
 
 def accumulator_dtype(dtype: str) -> str:
-    """The dtype that products of ``dtype`` operands are summed in. Sums of integers wrap around; those of 8 and 16 bits
-    are summed in int32, which gives the same low bits."""
+    """Returns the dtype in which products of ``dtype`` operands are summed. Sums of integers wrap around; those of 8
+    and 16 bits are summed in int32, which gives the same low bits."""
     return "int32" if dtype in ("uint8", "int8", "int16") else compute_dtype(dtype)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step of a body; its result is named by its position.
+    """Represents one step of a body; its result is named by its position.
 
     Attributes:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
@@ -89,16 +89,16 @@ class Instruction:
 
 
 MOST_WITHIN_ONE = 4
-"""Operations within one torch function that may stand between its argument and what sees how that is rounded."""
+"""The most operations within one torch function between its argument and what sees how that is rounded."""
 
 WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather", "query", "key", "value", "score")
-"""Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
+"""Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for
 each element of its result, and gathered ones."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor a body reads or writes, element by element.
+    """Represents a tensor that a body reads or writes, element by element.
 
     Attributes:
         kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
@@ -126,7 +126,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product over ``length`` of an activation (rows, length) and a weight (columns, length).
+    """Represents a product over ``length`` of an activation (rows, length) and a weight (columns, length).
 
     Attributes:
         x: the instructions that give an element of the activation, the last one its value: a single load where it is
@@ -155,13 +155,13 @@ class Contraction:
 
     @property
     def activation(self) -> int | None:
-        """The operand that is the activation; None where a prologue computes it."""
+        """Returns the operand that is the activation; None if a prologue computes it."""
         return self.x[0].attr if len(self.x) == 1 and self.x[0].op == "load" else None
 
 
 @dataclass(frozen=True)
 class Body:
-    """A region ready for a dialect.
+    """Represents a region that is ready for a dialect.
 
     Attributes:
         axes: the iteration space; see ``ir/regions.py``.
@@ -184,12 +184,12 @@ class Body:
 
     @property
     def shape(self) -> Shape:
-        """Sizes of the axes that index results: (rows, columns) of a product."""
+        """Returns the sizes of the axes that index results: (rows, columns) of a product."""
         return shape_of(self.axes)
 
     @property
     def row_rank(self) -> int:
-        """How many of these axes, the last, are walked in sequence."""
+        """Returns how many of these axes, the last, are walked in sequence."""
         return row_rank_of(self.axes)
 
     @property
@@ -243,7 +243,8 @@ class BodyBuilder:
         return self._positions[key]
 
     def value(self, node: Node) -> int:
-        """The position of the instruction that computes ``node``; instructions for its inputs are emitted before it.
+        """Returns the position of the instruction that computes ``node``; instructions for its inputs are emitted
+        before it.
 
         A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
         """
@@ -266,7 +267,7 @@ class BodyBuilder:
         return self._positions[id(node)]
 
     def _awaited(self, node: Node) -> Sequence[Node]:
-        """The nodes whose instructions come before that of ``node``."""
+        """Lists the nodes whose instructions come before that of ``node``."""
         return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.kind is GATHER :]
 
     def _lower(self, node: Node) -> int:
@@ -302,7 +303,7 @@ class BodyBuilder:
         return self._emit(Instruction(node.op, arguments, dtype, None, node.location))
 
     def _contraction(self, node: Node) -> Contraction:
-        """The product that ``node`` is; its operands are added to the body's."""
+        """Makes the product that ``node`` is; its operands are added to the body's."""
         x, weight = node.inputs
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
@@ -326,7 +327,8 @@ class BodyBuilder:
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
 
     def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
-        """The operand that is ``node``, an input or views of one, under further ``slices``; added where it is new."""
+        """Returns the operand that is ``node``, an input or views of one, under further ``slices``; a new one is
+        added."""
         base, movements = _seen_through_views(node)
         operand = Operand(kind, base.attrs.number, node.dtype, base.shape, (*movements, *slices))
         if operand not in self.operands:
@@ -334,7 +336,7 @@ class BodyBuilder:
         return self.operands.index(operand)
 
     def _scatter(self, store: Store, buffer: int) -> None:
-        """An update of ``buffer``, the only store of its region."""
+        """Adds an update of ``buffer``, the only store of its region."""
         node, kind = store.value, "set"
         sources: Sequence[Node] = (node, *store.indices)
         if node.kind is SCATTER:
@@ -373,7 +375,8 @@ class BodyBuilder:
         return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
-        """A run-time scalar. A float is passed in its compute dtype; any other is an int64 that the kernel casts."""
+        """Returns a run-time scalar. A float is passed in its compute dtype; any other is an int64 that the kernel
+        casts."""
         assert isinstance(value, Expr)
         passed = (value, dtype if dtype in FLOATS else "int64")
         if passed not in self.scalars:
@@ -387,8 +390,8 @@ class BodyBuilder:
         return self._rounded(value, to, location) if to in NARROW and source not in EXACT_IN[to] else value
 
     def _note_what_is_seen(self, root: Node) -> None:
-        """Collect, among the nodes under ``root``, those of which something sees the rounded number. They are rounded
-        for all that read them, so that a value is one number in a body."""
+        """Collects the nodes under ``root`` whose rounded number something sees. They are rounded for all that read
+        them, so that a value is one number in a body."""
         stack = [root]
         while stack:
             node = stack.pop()
@@ -416,13 +419,13 @@ class BodyBuilder:
                 self._note_seen(child, depth - 1)
 
     def _rounded(self, value: int, dtype: str, location: str | None) -> int:
-        """The position of ``value`` rounded to ``dtype``: itself where it is no other number."""
+        """Returns the position of ``value`` rounded to ``dtype``: its own if rounding changes nothing."""
         if self._is_exact(value, dtype):
             return value
         return self._emit(Instruction("round_to", (value,), compute_dtype(dtype), dtype, location))
 
     def _is_exact(self, value: int, dtype: str) -> bool:
-        """Whether ``dtype`` has every number that instruction ``value`` may give."""
+        """Returns whether ``dtype`` has every number that instruction ``value`` may give."""
         stack, seen = [value], set()
         while stack:
             position = stack.pop()
@@ -447,7 +450,7 @@ class BodyBuilder:
 
 
 def placed(instruction: Instruction, before: Sequence[Instruction], operands: Sequence[Operand]) -> Instruction:
-    """``instruction`` of a body with rows, with its row and stage from those of its arguments among ``before``."""
+    """Gives ``instruction`` the row and stage that follow from those of its arguments among ``before``."""
     arguments = [before[position] for position in instruction.args]
     stage = max((argument.stage for argument in arguments), default=0)
     if instruction.op == "contract":
@@ -466,12 +469,12 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
 
 
 def identity_of(instruction: Instruction) -> tuple[Any, ...]:
-    """The fields of an instruction that decide its result: instructions equal in these are computed once."""
+    """Returns the fields of an instruction that decide its result: instructions equal in these are computed once."""
     return (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
 
 
 def _is_row_value(node: Node) -> bool:
-    """Whether ``node`` is the result of a reduction, broadcast to the row that was reduced."""
+    """Returns whether ``node`` is the result of a reduction, broadcast to the row that was reduced."""
     return node.kind is VIEW and node.inputs[0].kind is REDUCE
 
 
@@ -480,14 +483,15 @@ def _is_leaf(node: Node) -> bool:
 
 
 def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:
-    """A slice of a quantised weight's rows, as a slice of one of its tensors: an index there counts ``tile`` rows."""
+    """Turns a slice of a quantised weight's rows into a slice of one of its tensors, where an index counts ``tile``
+    rows."""
     (kind, dim, start, step), (rows, _) = rows_slice
     tiles: Any = symbols.floordiv(symbols.add(rows, tile - 1), tile)
     return (kind, dim, symbols.floordiv(start, tile), step), (tiles, *tensor.shape[1:])
 
 
 def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
-    """The node that ``node`` is a view of, and the movements that lead from it to ``node``."""
+    """Returns the node that ``node`` is a view of, and the movements that lead from it to ``node``."""
     movements: list[Movement] = []
     while node.kind is VIEW:
         movements.append((node.attrs, node.shape))

@@ -1,4 +1,4 @@
-"""Values whose gradients a formula states, where the derivative of what computes them is another.
+"""States gradients of values by a formula, where the derivative of what computes them is another.
 
 torch differentiates many functions by a formula of their own. Where they are composed here, the derivative of the
 composition is the same number at most points, but not at all of them: it is NaN where a branch that was not chosen
@@ -34,19 +34,20 @@ SHARED_EXTREMUM = ("shared",)
 
 
 def is_detached(node: Node) -> bool:
-    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
+    """Returns whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
     return node.kind is VIEW and node.attrs in (DETACHED, UNTRACKED_VIEW, UNTRACKED_CONTIGUOUS)
 
 
 def differentiated(node: Node) -> range:
-    """The positions of the inputs of ``node`` that a gradient may flow to."""
+    """Returns the positions of the inputs of ``node`` that a gradient may flow to."""
     if node.kind is CUSTOM_GRADIENT:
         return range(1, len(node.inputs), 2)
     return range(len(node.inputs))
 
 
 def with_gradient(value: Any, *pairs: Any) -> Any:
-    """``value``, in a trace. ``pairs`` are operands that it is computed from, each followed by its slope.
+    """Gives ``value`` its gradients, in a trace. ``pairs`` are operands that it is computed from, each followed by its
+    slope.
 
     A slope may be a number. An operand that is a number has no gradient.
     """
@@ -55,13 +56,13 @@ def with_gradient(value: Any, *pairs: Any) -> Any:
 
 
 def shared(value: Any) -> Any:
-    """``value``, in a trace, of which the extremum is taken: where that is NaN, the NaNs share its gradient, as those
-    of ``torch.max(x)`` do. ``torch.amax`` gives the whole row a gradient of NaN."""
+    """Marks ``value``, in a trace, as one whose extremum is taken: if that is NaN, the NaNs share its gradient, as
+    those of ``torch.max(x)`` do. ``torch.amax`` gives the whole row a gradient of NaN."""
     assert has_torch_function((value,)), "shared is a function of traced tensors"
     return handle_torch_function(shared, (value,), value)
 
 
 def saved(value: Any) -> Any:
-    """``value``, in a trace, which a backward is given; other pointwise values it computes again."""
+    """Marks ``value``, in a trace, as one that a backward is given; other pointwise values it computes again."""
     assert has_torch_function((value,)), "saved is a function of traced tensors"
     return handle_torch_function(saved, (value,), value)

@@ -1,5 +1,5 @@
-"""Offsets of random numbers: a call draws a seed and an offset (``symbols.SEED``, ``symbols.OFFSET``), and each tensor
-of random numbers in it has an offset of its own from there on."""
+"""Numbers the tensors of random numbers: a call draws a seed and an offset (``symbols.SEED``, ``symbols.OFFSET``), from
+which each tensor has an offset of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OFFSETS = 4
 
 
 def offset_of(number: int) -> Scalar:
-    """The offset of the tensor of random numbers ``number`` of a call."""
+    """Returns the offset of tensor ``number`` of the random numbers of a call."""
     return symbols.add(symbols.OFFSET, OFFSETS * number)
 
 
 def offsets_drawn(scalars: Iterable[Scalar]) -> int:
-    """By how much kernels with these run-time scalars move a generator's offset on; 0 if they draw nothing."""
+    """Returns by how much kernels with these run-time scalars advance a generator's offset; 0 if they draw nothing."""
     (name,) = symbols.symbols_of(symbols.OFFSET)
     drawn = [scalar for scalar in scalars if name in symbols.symbols_of(scalar)]
     return max((symbols.evaluate(scalar, {name: 0}) + OFFSETS for scalar in drawn), default=0)

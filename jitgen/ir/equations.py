@@ -1,4 +1,4 @@
-"""Equations that name the axes of a contraction, in the notation of ``torch.einsum``.
+"""Writes and reads equations that name the axes of a contraction, in the notation of ``torch.einsum``.
 
 A ``contract`` node multiplies ``x`` of shape (batch..., m..., k) by a weight of shape (batch..., n, k) and sums over k;
 its result has shape (batch..., m..., n). For example, ``"mk,nk->mn"`` is a matrix product, ``"abmk,abnk->abmn"`` has
@@ -24,7 +24,7 @@ _BATCH, _ROWS = "abcdefghij", "mopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of an equation by role; each is a letter."""
+    """Groups the axes of an equation by role; each is a letter."""
 
     batch: tuple[str, ...]
     rows: tuple[str, ...]
@@ -33,7 +33,7 @@ class Axes:
 
 
 def equation(batch: int, rows: int) -> str:
-    """The equation of a product with ``batch`` batch axes and ``rows`` row axes."""
+    """Writes the equation of a product with ``batch`` batch axes and ``rows`` row axes."""
     shared, m = _BATCH[:batch], _ROWS[:rows]
     if len(shared) < batch or len(m) < rows:
         raise ValueError(f"a product of {batch} batch axes and {rows} axes of rows has more axes than there are names")
@@ -42,7 +42,7 @@ def equation(batch: int, rows: int) -> str:
 
 @cache
 def axes(text: str) -> Axes:
-    """The axes that ``text`` names."""
+    """Parses the axes that ``text`` names."""
     operands, _, result = text.partition("->")
     x, _, weight = operands.partition(",")
     return Axes(

@@ -1,4 +1,5 @@
-"""Weights of a row: values that are proportional to an exponential along their last dimension.
+"""Recognises values that are proportional to an exponential along their last dimension, as probabilities of attention
+are.
 
 A softmax is such a value: exp(S - b) * r, with b and r one value for a row. Attention is a product of such weights
 (``families/attention``), and the derivative of that product needs no sum over its weights (``gradients/weights.py``).
@@ -33,7 +34,7 @@ PROPORTIONAL = Rewrites(
 
 
 def exponential_behind(weights: Node) -> bool:
-    """Whether some path of the operations that ``linear_in`` follows ends in an exponential: a quick test."""
+    """Returns whether some path of the operations that ``linear_in`` follows ends in an exponential: a quick test."""
     stack, seen = [weights], set()
     while stack:
         node = stack.pop()
@@ -46,7 +47,7 @@ def exponential_behind(weights: Node) -> bool:
 
 
 def linear_in(weights: Node) -> Node | None:
-    """The exponential that ``weights`` is proportional to along its last dimension; None where there is none."""
+    """Returns the exponential to which ``weights`` is proportional along its last dimension; None without one."""
     node: Node | None = weights
     last = (len(weights.shape) - 1,)
     while node is not None and node.op != "exp":
@@ -55,5 +56,6 @@ def linear_in(weights: Node) -> Node | None:
 
 
 def linear_operand(node: Node, last: Sequence[int]) -> Node | None:
-    """The operand that ``node`` is proportional to, its other operands being one value for a row; None if none is."""
+    """Returns the operand to which ``node`` is proportional, if its other operands are one value for a row; else
+    None."""
     return PROPORTIONAL.result(node, last)

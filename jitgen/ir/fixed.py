@@ -1,4 +1,4 @@
-"""Graphs in which some sizes are numbers: what a trace at these sizes leaves of a graph with symbols for them.
+"""Fixes sizes of graphs to numbers: what a trace at these sizes leaves of a graph with symbols for them.
 
 A size of 1 is static in a graph. ``deploy/row_variants.py`` makes the graphs of calls with one row of a recorded call
 with several; ``call/resolver.py`` does so where a program that torch exported is called with one row.
@@ -17,8 +17,8 @@ from jitgen.spec import DTYPES
 
 
 def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
-    """``graph`` with ``sizes`` in place of their symbols; None if a guard rules them out. They are numbers, or other
-    symbols that guards say are equal."""
+    """Returns ``graph`` with ``sizes`` in place of their symbols; None if a guard rules them out. They are numbers, or
+    other symbols that guards say are equal."""
     guards = []
     for guard in graph.guards:
         expr = symbols.substitute(guard.expr, sizes)
@@ -54,7 +54,7 @@ def with_sizes(graph: Graph, sizes: Mapping[str, Size]) -> Graph | None:
 
 
 def _reduced(builder: Builder, node: Node, source: Node, shape: Any) -> Node:
-    """The reduction ``node`` of ``source``, as a trace has it where some of its dimensions are of size 1."""
+    """Rebuilds the reduction ``node`` over ``source``, as a trace has it if some of its dimensions are of size 1."""
     kind, dims = node.attrs.kind, reduced_dims(node.attrs.kind, node.attrs.dims, source.shape)
     if dims:
         return builder.make("reduce", (source,), node.dtype, shape, (kind, dims))
@@ -62,7 +62,7 @@ def _reduced(builder: Builder, node: Node, source: Node, shape: Any) -> Node:
 
 
 def _substituted(value: Any, sizes: Mapping[str, Size]) -> Any:
-    """``value``, an attribute of a node, with ``sizes`` in place of their symbols."""
+    """Substitutes ``sizes`` for their symbols in ``value``, an attribute of a node."""
     if isinstance(value, tuple):
         return tuple(_substituted(item, sizes) for item in value)
     return symbols.substitute(value, sizes)

@@ -1,4 +1,4 @@
-"""Gathers: elements of a tensor that integers choose, and how views move through them.
+"""Defines gathers: elements of a tensor that integers choose, and how views move through them.
 
 A ``gather`` has the inputs ``(source, index, ...)``, of which the indices are int64 and have its shape (or are 0-d
 numbers), and the attrs ``coordinates``, an int for every dimension of the source:
@@ -11,9 +11,9 @@ not among them, only the index varies. An index in range is in [0, size); the tr
 negative. A kernel checks indices: one out of range reads element 0 instead, and a kernel on a CPU reports it, so that
 the launcher (``runtime/launcher.py``) raises IndexError.
 
-An address is then affine in the coordinates plus, for each index, its value times a stride. Views of the result are
-the same views of the indices, with the source's dimensions moved along where they are read at a coordinate; views of
-the source are strides, as those of every input are.
+An address is then affine in the coordinates plus, for each index, its value times a stride. Views of the result are the
+same views of the indices, with the source's dimensions moved along where they are read at a coordinate; views of the
+source are strides, as those of every input are.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Coordinates = tuple[int, ...]
 
 
 def gathered_dims(coordinates: Coordinates) -> tuple[int, ...]:
-    """The dimension of the source that each index belongs to, in the order of the indices."""
+    """Returns the dimension of the source that each index belongs to, in the order of the indices."""
     return tuple(coordinates.index(-1 - number) for number in range(sum(coordinate < 0 for coordinate in coordinates)))
 
 
 def to_iteration_space(source: Shape, shape: Shape, coordinates: Coordinates) -> list[tuple[tuple[Any, ...], Shape]]:
-    """The movements from a tensor of the sizes ``source`` to a view of it that has the shape of the indices, ``shape``,
-    followed by the sizes that they choose along.
+    """Returns the movements that bring a tensor of sizes ``source`` to the shape of the indices, ``shape``, followed by
+    the sizes along which they choose.
 
     Along dimensions of ``shape`` that are not among the coordinates, the view repeats its elements; along others it has
     as many of the tensor's first elements as ``shape`` says.
@@ -60,7 +60,7 @@ def to_iteration_space(source: Shape, shape: Shape, coordinates: Coordinates) ->
 
 
 def move_gather(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement ``attrs`` applied to the operands of a gather; None for a reshape that mixes its coordinates."""
+    """Applies the movement ``attrs`` to the operands of a gather; None for a reshape that mixes its coordinates."""
     moved = _moved_source(mover, node, attrs, shape)
     if moved is None:
         return None
@@ -70,7 +70,7 @@ def move_gather(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) 
 
 
 def _moved_source(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> tuple[Node, Coordinates] | None:
-    """The source and the coordinates of the gather ``node`` under the movement ``attrs``."""
+    """Returns the source and the coordinates of the gather ``node`` under the movement ``attrs``."""
     source, coordinates, kind = node.inputs[0], node.attrs, attrs[0]
     if kind == "permute":
         return source, tuple(
@@ -97,7 +97,7 @@ def _moved_source(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape
 
 
 def _without_coordinate(mover: Mover, source: Node, coordinates: Coordinates, dim: int) -> tuple[Node, Coordinates]:
-    """Source and coordinates without the dimension of the source, of size 1, that is read at coordinate ``dim``."""
+    """Removes the dimension of the source, of size 1, that is read at coordinate ``dim``."""
     if dim not in coordinates:
         return source, coordinates
     at = coordinates.index(dim)
@@ -106,8 +106,9 @@ def _without_coordinate(mover: Mover, source: Node, coordinates: Coordinates, di
 
 
 def _reshaped_source(mover: Mover, node: Node, shape: Shape) -> tuple[Node, Coordinates] | None:
-    """A reshape divides the dimensions into groups that it merges and splits; within a group, either no dimension is a
-    coordinate, or all of them (but those of size 1) are, and are neighbours in the source."""
+    """Reshapes the source of a gather. A reshape divides the dimensions into groups that it merges and splits; within a
+    group, either no dimension is a coordinate, or all of them (but those of size 1) are, and are neighbours in the
+    source."""
     source, coordinates = node.inputs[0], list(node.attrs)
     sizes: list[Any] = list(source.shape)
     groups = _groups(node.shape, shape)
@@ -132,7 +133,8 @@ def _reshaped_source(mover: Mover, node: Node, shape: Shape) -> tuple[Node, Coor
 
 
 def _groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]] | None:
-    """The least groups of neighbouring dimensions whose products are equal; None where no expressions prove any."""
+    """Returns the least groups of neighbouring dimensions whose products are equal; None if no expressions prove
+    any."""
     groups: list[tuple[range, range]] = []
     start = (0, 0)
     products = [symbols.product(after[:end]) for end in range(len(after) + 1)]

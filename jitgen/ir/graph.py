@@ -1,11 +1,11 @@
-"""The graph a traced function becomes: frozen nodes over tensor inputs and host scalars.
+"""Defines the graph that a traced function becomes: frozen nodes over tensor inputs and host scalars.
 
 A node is of a *kind*, which its ``op`` names: a row of the table in ``ir/nodes.py``, or an operation of ``ir/ops.py``.
 
 ``dtype`` is the name of the dtype in which the value is stored where it goes to memory: for the result of a torch
 function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes
-of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds, and what
-``ir/rounding.py`` names. ``shape`` holds ints and ``Expr``.
+of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds, and what ``ir/rounding.py`` names.
+``shape`` holds ints and ``Expr``.
 
 A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
 carries the user's line that it came from; the line is in neither a graph's serialized form nor any key.
@@ -32,7 +32,7 @@ REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object.
+    """Represents one value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object.
 
     Attributes:
         op: the name of its kind.
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def under_views(self) -> Node:
-        """The node that this is a view of, through any number of views; itself where it is no view."""
+        """Returns the node that this is a view of, through any number of views; itself where it is no view."""
         node = self
         while node.kind is VIEW:
             node = node.inputs[0]
@@ -71,48 +71,48 @@ class Node:
 
     @property
     def under_expand(self) -> Node:
-        """The node that this repeats along some dimensions; itself where it is no ``expand``."""
+        """Returns the node that this repeats along some dimensions; itself where it is no ``expand``."""
         return self.inputs[0] if self.kind is VIEW and self.attrs.kind == "expand" else self
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it is a tensor input, or a view of one."""
+        """Returns whether it is a tensor input, or a view of one."""
         return self.under_views.kind is INPUT
 
     @property
     def is_weight(self) -> bool:
-        """Whether it is a quantised weight, or a view of one."""
+        """Returns whether it is a quantised weight, or a view of one."""
         return self.under_views.kind is DEQUANTIZE
 
 
 def kinds_of(nodes: Iterable[Node]) -> frozenset[Kind]:
-    """The kinds of ``nodes`` and of all nodes that they depend on."""
+    """Returns the kinds of ``nodes`` and of all nodes that they depend on."""
     return frozenset().union(*(node.kinds for node in nodes))
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a graph may assume about a tensor input: its dtype and rank, and which of its sizes are 1."""
+    """States what a graph may assume about a tensor input: its dtype and rank, and which of its sizes are 1."""
 
     dtype: str
     shape: Shape
 
 
 def input_shape(index: int, sizes: Iterable[int]) -> Shape:
-    """The symbolic shape of input ``index``: a symbol for every size, except that sizes of 1 are static."""
+    """Returns the symbolic shape of input ``index``: a symbol for every size, except that sizes of 1 are static."""
     return tuple(1 if size == 1 else symbols.size_symbol(index, dim) for dim, size in enumerate(sizes))
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition under which a graph is valid: ``expr``, a comparison or a number, has ``value``."""
+    """States a condition under which a graph is valid: ``expr``, a comparison or a number, has ``value``."""
 
     expr: Expr
     value: Any
 
     def holds(self, environment: dict[str, Any]) -> bool:
-        found = symbols.evaluate(self.expr, environment)
-        return found == self.value and type(found) is type(self.value)
+        value = symbols.evaluate(self.expr, environment)
+        return value == self.value and type(value) is type(self.value)
 
     def __str__(self) -> str:
         if self.expr.kind == "bool":
@@ -122,7 +122,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced function.
+    """Represents a traced function.
 
     Attributes:
         name: the function's name, for kernels and messages; part of the canonical form, as kernels carry it.
@@ -140,27 +140,27 @@ class Graph:
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """Every value that some kernel writes: the outputs, then the new values of mutated inputs."""
+        """Returns every value that some kernel writes: the outputs, then the new values of mutated inputs."""
         return (*self.outputs, *(node for _, node in self.mutated))
 
     def viewed_updates(self) -> dict[int, int]:
-        """The outputs that are views of an updated input's new value, by position, with the index of that input.
+        """Maps each output that is a view of an updated input's new value to the index of that input.
 
         They share its memory: such a view is made of the input, once that has the value.
         """
         updated = {id(node): index for index, node in self.mutated}
-        found = {}
+        viewed = {}
         for position, output in enumerate(self.outputs):
             node = output
             while node.kind is VIEW and id(node) not in updated:
                 node = node.inputs[0]
             if node is not output and id(node) in updated:
-                found[position] = updated[id(node)]
-        return found
+                viewed[position] = updated[id(node)]
+        return viewed
 
     @property
     def inputs_used(self) -> frozenset[int]:
-        """The inputs that are read, returned or updated."""
+        """Returns the inputs that are read, returned or updated."""
         read = (node.attrs.number for node in topological(self.results) if node.kind is INPUT)
         return frozenset((*read, *(index for index, _ in self.mutated)))
 
@@ -191,7 +191,7 @@ class Builder:
         return self.make("const", (), dtype, (), (value,))
 
     def scalar(self, value: Scalar, dtype: str) -> Node:
-        """``value`` as a 0-d node: an immediate where it is a number, a run-time scalar where it is an ``Expr``."""
+        """Returns ``value`` as a 0-d node: an immediate for a number, a run-time scalar for an ``Expr``."""
         return self.make("scalar" if isinstance(value, Expr) else "const", (), dtype, (), (value,))
 
     def like(
@@ -201,13 +201,13 @@ class Builder:
         shape: Iterable[Size] | None = None,
         attrs: tuple[Any, ...] | None = None,
     ) -> Node:
-        """``node`` over other ``inputs``, with its own shape and attributes unless there are others."""
+        """Rebuilds ``node`` over other ``inputs``, with its own shape and attributes unless there are others."""
         shape, attrs = node.shape if shape is None else shape, node.attrs if attrs is None else attrs
         return self.make(node.op, inputs, node.dtype, shape, attrs, node.location)
 
 
 def _typed(value: Any) -> Any:
-    """``value`` as a dict key that tells 1, 1.0 and True from one another, and 0.0 from -0.0."""
+    """Returns ``value`` as a dict key that tells 1, 1.0 and True from one another, and 0.0 from -0.0."""
     if isinstance(value, tuple):
         return tuple(map(_typed, value))
     if isinstance(value, float):
@@ -216,7 +216,7 @@ def _typed(value: Any) -> Any:
 
 
 def topological(roots: Iterable[Node], leaves: Collection[Kind] = (), known: Container[int] = ()) -> list[Node]:
-    """``roots`` and every node that they depend on, inputs before users, in a deterministic order.
+    """Returns ``roots`` and every node that they depend on, inputs before users, in a deterministic order.
 
     Args:
         leaves: the kinds of nodes whose inputs are not followed.
@@ -253,7 +253,7 @@ def _attr_from_json(value: Any) -> Any:
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """The canonical form of ``graph``, for request keys and manifests; without the nodes' locations."""
+    """Returns the canonical form of ``graph``, for request keys and manifests; without the nodes' locations."""
     order = topological(graph.results)
     number = {id(node): position for position, node in enumerate(order)}
     nodes = [
@@ -278,7 +278,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Graph:
-    """The graph ``to_json`` wrote."""
+    """Builds the graph that ``to_json`` wrote."""
     builder = Builder()
     nodes: list[Node] = []
     for item in data["nodes"]:
@@ -295,8 +295,8 @@ def from_json(data: dict[str, Any]) -> Graph:
 
 
 def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
-    """The inputs in words, such as ``bfloat16[s0_0, 4096]``; the tensors of a quantised weight as one input, such as
-    ``int4 g128[14336, 4096]``.
+    """Describes the inputs in words, such as ``bfloat16[s0_0, 4096]``; the tensors of a quantised weight are one input,
+    such as ``int4 g128[14336, 4096]``.
 
     Args:
         sizes: known values of symbolic sizes, by name.
@@ -317,7 +317,7 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
 
 
 def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[str, Size]:
-    """A replacement for each size that some guard states to be equal to another one.
+    """Maps each size that some guard states to be equal to another one to its representative.
 
     With every size replaced by its representative, shapes that the guards make equal compare equal.
 
@@ -339,13 +339,13 @@ def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[
 
 
 def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...]:
-    """The dimensions over which a graph reduces where a program does so over ``dims``: of several none of size 1, along
-    which nothing is combined."""
+    """Returns the dimensions over which a graph reduces if a program does so over ``dims``: size 1 has nothing to
+    combine, unless it is the only one."""
     if len(dims) < 2 or kind not in ("sum", "prod", "max", "min"):
         return tuple(dims)
     return tuple(dim for dim in dims if shape[dim] != 1)
 
 
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
-    """Which sizes are 1. A trace is specialised on this, because broadcasting depends on it."""
+    """Returns which sizes are 1. A trace is specialised on this, because broadcasting depends on it."""
     return tuple(type(size) is int and size == 1 for size in shape)

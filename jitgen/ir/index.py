@@ -1,4 +1,4 @@
-"""An index of a graph: in which order its nodes are computed, who reads a node, and which nodes stand behind another.
+"""Indexes a graph: in which order its nodes are computed, who reads a node, and which nodes stand behind another.
 
 A pass makes one index of the values it looks at, and hands it to the functions that ask. Nodes are frozen, so an index
 stays true; a pass that rewrites its values makes another one of what it has then. ``Node.kinds`` says of a single node
@@ -14,7 +14,7 @@ from jitgen.ir.graph import Node, topological
 
 
 class Index:
-    """The index has ``roots`` and all nodes that they depend on.
+    """Indexes ``roots`` and all nodes that they depend on.
 
     Attributes:
         roots: the values that it is made of.
@@ -29,7 +29,7 @@ class Index:
 
     @functools.cached_property
     def users(self) -> Mapping[Node, Sequence[Node]]:
-        """The nodes that read a node, in their order; one that reads it twice is there twice."""
+        """Returns the nodes that read a node, in their order; one that reads it twice is there twice."""
         users: dict[Node, list[Node]] = {node: [] for node in self.order}
         for node in self.order:
             for child in node.inputs:
@@ -37,12 +37,13 @@ class Index:
         return users
 
     def depends(self, node: Node, on: Node) -> bool:
-        """Whether ``node`` is ``on`` or is computed from it. ``node`` may be one that no root depends on."""
+        """Returns whether ``node`` is ``on`` or is computed from it. ``node`` may be one that no root depends on."""
         behind, number = self._set_of(node), self._number.get(on)
         return number is not None and bool(behind >> number & 1)
 
     def reached(self, sources: Iterable[Node], stops: Callable[[Node], bool] = lambda _: False) -> set[Node]:
-        """``sources`` and the nodes that are computed from them, on paths without a node of which ``stops`` holds."""
+        """Returns ``sources`` and the nodes that are computed from them on paths without a node for which ``stops``
+        holds."""
         stack = [source for source in sources if not stops(source)]
         reached = set(stack)
         while stack:
@@ -53,7 +54,7 @@ class Index:
         return reached
 
     def _set_of(self, node: Node) -> int:
-        """``node`` and the nodes behind it as a set of numbers, a bit for each."""
+        """Returns ``node`` and the nodes behind it as a set of numbers, a bit for each."""
         stack = [] if node in self._number else [node]
         while stack:
             top = stack[-1]
@@ -71,7 +72,7 @@ class Index:
 
 
 class Reach:
-    """What is computed from some nodes, the sources, on paths without others, the stops.
+    """Tells what is computed from some nodes, the sources, on paths without others, the stops.
 
     It can be asked about nodes that no root of the index depends on, such as those that a movement makes: ``is_source``
     says which of them are sources.

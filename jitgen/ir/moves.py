@@ -1,4 +1,4 @@
-"""How a view of a node becomes a node over views of its operands: a rule for each kind that has one.
+"""Moves a view of a node to views of its operands: a rule for each kind that has one.
 
 A rule takes the ``Mover`` (``ir/views.py``), the node, the attributes of the view and the view's shape. It returns the
 node that takes the view's place, or None where the view has to stay. Kinds whose every view is the same view of their
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def move_reduce(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement applied to the operand of a reduction; None where it affects a reduced dimension."""
+    """Applies the movement to the operand of a reduction; None if it affects a reduced dimension."""
     kind, dims, operand = attrs[0], node.attrs.dims, node.inputs[0]
     if kind == "permute":
         moved = tuple(sorted(attrs[1].index(dim) for dim in dims))
@@ -42,7 +42,7 @@ def move_reduce(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) 
 
 
 def move_contract(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement applied to the operands of a product; None where it mixes batch, row and column axes."""
+    """Applies the movement to the operands of a product; None if it mixes batch, row and column axes."""
     x, weight = node.inputs
     batch, last, length = len(axes(node.attrs.equation).batch), len(node.shape) - 1, x.shape[-1]
     kind, dim = attrs[0], attrs[1] if len(attrs) > 1 else None
@@ -80,13 +80,13 @@ def move_contract(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape
 
 
 def _contract(mover: Mover, node: Node, x: Node, weight: Node, batch: int, shape: Shape) -> Node:
-    """The product ``node`` over moved operands, with the equation for the axes that they have now."""
+    """Rebuilds the product ``node`` over moved operands, with the equation for the axes that they have now."""
     attrs = node.attrs._replace(equation=equation(batch, len(shape) - 1 - batch))
     return mover.builder.like(node, (x, weight), shape, attrs)
 
 
 def move_scan(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement applied to what ``node`` scans; None where it cuts or merges the scanned dimension.
+    """Applies the movement to what ``node`` scans; None if it cuts or merges the scanned dimension.
 
     A scan seen from its other end is the scan of what it combines seen so, in the other direction.
     """
@@ -109,7 +109,7 @@ def move_scan(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) ->
 
 
 def move_sort(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement applied to what ``node`` sorts. Of the sorted dimension, a slice gives fewer ranks of it."""
+    """Applies the movement to what ``node`` sorts. Of the sorted dimension, a slice gives fewer ranks of it."""
     (what, dim, descending, start), operand, movement = node.attrs, node.inputs[0], attrs[0]
     if movement == "permute":
         moved = attrs[1].index(dim)
@@ -130,7 +130,7 @@ def move_sort(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) ->
 
 
 def move_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement applied to each tensor that ``node`` joins; None where the result would not be joined of them."""
+    """Applies the movement to each tensor that ``node`` joins; None if the result would not be joined of them."""
     dim, kind = node.attrs.dim, attrs[0]
     if kind == "permute":
         target = attrs[1].index(dim)
@@ -163,7 +163,7 @@ def move_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> 
 
 
 def _slice_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """A slice along the concatenated dimension: the joined tensors that it overlaps, each sliced."""
+    """Slices along the concatenated dimension: the joined tensors that the slice overlaps, each sliced."""
     _, dim, start, step = attrs
     if step != 1:
         return None
@@ -187,7 +187,8 @@ def _slice_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -
 
 
 def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:
-    """The dimension of ``after`` whose outermost factor is ``dim`` of ``before``, for a reshape of a concatenation.
+    """Returns the dimension of ``after`` whose outermost factor is ``dim`` of ``before``, for a reshape of a
+    concatenation.
 
     Tensors joined along ``dim`` are joined along that dimension of the reshaped result if the dimensions in front of
     ``dim`` match a prefix of ``after``, and ``dim`` is merged only with dimensions that follow it.

@@ -1,4 +1,4 @@
-"""The node table: a row for each kind of node that a graph may have, and for each operation of ``ir/ops.py``.
+"""Lists the kinds of nodes: a row for each kind that a graph may have, and for each operation of ``ir/ops.py``.
 
 A row states what is true of every node of its kind: how many operands it has and where an element of it reads them,
 what its attributes are called, which rule moves a view of it to its operands and which computes it over a batch. Code
@@ -50,7 +50,7 @@ BatchRule = Callable[["batching.Batch", "Node", Any, Any], "batching.Replacement
 
 
 class Reads(enum.Enum):
-    """Where an element of a node reads the operands."""
+    """Says where an element of a node reads the operands."""
 
     NOTHING = enum.auto()
     OWN = enum.auto()
@@ -82,7 +82,7 @@ def _one(node: Node) -> Size:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Kind:
-    """One kind of node. Kinds are compared by identity.
+    """Describes one kind of node. Kinds are compared by identity.
 
     Attributes:
         name: ``Node.op`` of its nodes, as in manifests and request keys.
@@ -114,22 +114,23 @@ class Kind:
 
     @cached_property
     def is_pointwise(self) -> bool:
-        """Whether an element is computed from the operands' elements at the same coordinates."""
+        """Returns whether an element is computed from the operands' elements at the same coordinates."""
         return self.reads is Reads.OWN
 
     @cached_property
     def commutes(self) -> bool:
-        """Whether every view of a node is the node over the same view of its operands."""
+        """Returns whether every view of a node is the node over the same view of its operands."""
         return self.is_number or self.reads in (Reads.OWN, Reads.FIRST)
 
     @cached_property
     def reads_elsewhere(self) -> bool:
-        """Whether an element needs operands at other coordinates, and not only its row, or the beginning of it."""
+        """Returns whether an element needs operands at other coordinates, and not only its row, or the beginning of
+        it."""
         return self.reads is Reads.ANYWHERE
 
     @cached_property
     def reads_others(self) -> bool:
-        """Whether an element needs operands at other coordinates: along its row, or anywhere."""
+        """Returns whether an element needs operands at other coordinates: along its row, or anywhere."""
         return self.reads in (Reads.ROW, Reads.ANYWHERE)
 
     def __repr__(self) -> str:

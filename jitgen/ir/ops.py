@@ -1,4 +1,4 @@
-"""The pointwise operations, one row each.
+"""Lists the pointwise operations, one row each.
 
 A row states the operands and the result of an operation. Each dialect has a row that prints it (``codegen/c_like.py``
 for C++ and CUDA C++, ``codegen/triton.py``; a test fails where a row is missing). ``trace/pointwise.py`` maps torch's
@@ -21,7 +21,7 @@ COMPUTE_DTYPES = (*FLOATS, *INTS, "bool")
 
 @dataclass(frozen=True)
 class Op:
-    """One pointwise operation.
+    """Describes one pointwise operation.
 
     Attributes:
         name: the operation's name, torch's where torch has one.

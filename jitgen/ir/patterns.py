@@ -1,4 +1,4 @@
-"""Patterns of nodes, written as the formulas that they match, and named rewrites of what matches.
+"""Matches patterns of nodes, written as the formulas that they match, and rewrites what matches by named rules.
 
 A pattern is a value. Names in it are *wildcards*: each matches any node, and the same node wherever it stands::
 
@@ -37,7 +37,7 @@ Bindings = Mapping[str, Node]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A wildcard, and what all patterns have in common.
+    """Matches any node as a wildcard, and has what all patterns have in common.
 
     Attributes:
         name: of the node that it matches; empty where none is needed.
@@ -49,19 +49,19 @@ class Pattern:
 
     @functools.cached_property
     def operations(self) -> frozenset[str] | None:
-        """The operations of nodes that may match; None for all."""
+        """Returns the operations of nodes that may match; None for any."""
         return None
 
     def named(self, name: str) -> Pattern:
-        """This pattern, whose node is called ``name``."""
+        """Returns this pattern with its node called ``name``."""
         return replace(self, name=name)
 
     def where(self, test: Callable[[Node], bool]) -> Pattern:
-        """This pattern for nodes of which ``test`` holds."""
+        """Restricts this pattern to nodes for which ``test`` holds."""
         return replace(self, tests=(*self.tests, test))
 
     def matches(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
-        """The ways in which ``node`` matches, each as ``bindings`` with the pattern's names added."""
+        """Yields the ways in which ``node`` matches, each as ``bindings`` with the pattern's names added."""
         if self.operations is not None and node.op not in self.operations:
             return
         if self.name and bindings.get(self.name, node) is not node:
@@ -70,7 +70,7 @@ class Pattern:
             yield from self._inside(node, {**bindings, self.name: node} if self.name else bindings)
 
     def match(self, node: Node) -> Bindings | None:
-        """The first way in which ``node`` matches; None where it does not."""
+        """Returns the first way in which ``node`` matches; None if it does not."""
         return next(self.matches(node, {}), None)
 
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
@@ -94,7 +94,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Operation(Pattern):
-    """A node of operation ``op`` whose inputs match ``operands``; None for any inputs.
+    """Matches a node of operation ``op`` whose inputs match ``operands``; None means any inputs.
 
     Attributes:
         commutes: whether two operands match in either order; the one in which they are written is tried first.
@@ -134,14 +134,14 @@ def _all_match(patterns: Sequence[Pattern], nodes: Sequence[Node], bindings: Bin
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """What matches one of ``alternatives``, the first of them first."""
+    """Matches what one of ``alternatives`` does, trying them in order."""
 
     alternatives: tuple[Pattern, ...] = ()
 
     @functools.cached_property
     def operations(self) -> frozenset[str] | None:
-        each = [alternative.operations for alternative in self.alternatives]
-        return None if None in each else frozenset().union(*(names for names in each if names is not None))
+        operations = [alternative.operations for alternative in self.alternatives]
+        return None if None in operations else frozenset().union(*(names for names in operations if names is not None))
 
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
         for alternative in self.alternatives:
@@ -150,7 +150,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Through(Pattern):
-    """What matches ``inner`` once the nodes of one input of which ``skip`` holds are taken off.
+    """Matches what ``inner`` does after taking off nodes of one input for which ``skip`` holds.
 
     Attributes:
         most: how many of them at most; None for all there are.
@@ -172,12 +172,12 @@ class Through(Pattern):
 
 
 def wildcards(names: str) -> list[Pattern]:
-    """A wildcard for each of ``names``, which spaces divide."""
+    """Makes a wildcard for each of ``names``, which are separated by spaces."""
     return [Pattern(name) for name in names.split()]
 
 
 def operation(op: str, *operands: Pattern) -> Pattern:
-    """The operation ``op`` of ``operands`` in their order."""
+    """Matches the operation ``op`` of ``operands`` in their order."""
     return Operation(op=op, operands=operands)
 
 
@@ -192,22 +192,22 @@ select = functools.partial(operation, "where")
 
 
 def view(x: Pattern, kind: str = "") -> Pattern:
-    """A view of ``x``, of ``kind`` where that is named."""
+    """Matches a view of ``x``, of ``kind`` if that is named."""
     return operation("view", x).where(lambda node: kind in ("", node.attrs.kind))
 
 
 def maybe_view(x: Pattern, kind: str = "") -> Pattern:
-    """``x`` or such a view of it."""
+    """Matches ``x`` or such a view of it."""
     return Through(inner=x, skip=lambda node: node.kind is VIEW and kind in ("", node.attrs.kind), most=1)
 
 
 def spread(x: Pattern) -> Pattern:
-    """``x``, values of rows, or these repeated along the rows."""
+    """Matches ``x``, values of rows, or these repeated along the rows."""
     return maybe_view(x, "expand")
 
 
 def row_reduction(x: Pattern, kind: str = "") -> Pattern:
-    """A reduction of ``x`` over its last dimension alone, of ``kind`` where that is named."""
+    """Matches a reduction of ``x`` over its last dimension alone, of ``kind`` if that is named."""
     return operation("reduce", x).where(
         lambda node: node.attrs.dims == (len(node.shape) - 1,) and kind in ("", node.attrs.kind)
     )
@@ -222,7 +222,7 @@ def row_sum(x: Pattern) -> Pattern:
 
 
 def number(test: Callable[[Any], bool]) -> Pattern:
-    """An immediate of which ``test`` holds."""
+    """Matches an immediate for which ``test`` holds."""
     return Operation(op="const").where(lambda node: test(node.attrs.value))
 
 
@@ -234,7 +234,7 @@ ZERO = number(lambda value: value == 0)
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What takes the place of a node that matches ``pattern``.
+    """Replaces a node that matches ``pattern``.
 
     Attributes:
         name: what it does, in a few words, for ``explain``.
@@ -250,7 +250,7 @@ class Rewrite:
     given: Callable[..., bool] | None = None
 
     def apply(self, node: Node, context: Any) -> Node | None:
-        """The replacement of ``node``, of the first match that has one; None where there is none."""
+        """Returns the replacement of ``node``, by the first match that has one; None without one."""
         for bindings in self.pattern.matches(node, {}):
             nodes = {**bindings, "node": node}
             if self.given is not None and not _called(self.given, context, nodes):
@@ -264,7 +264,7 @@ class Rewrite:
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the parameters of ``function`` behind the first one."""
+    """Returns the names of the parameters of ``function`` after the first one."""
     return tuple(inspect.signature(function).parameters)[1:]
 
 
@@ -273,7 +273,7 @@ def _called(function: Callable[..., Any], context: Any, nodes: Bindings) -> Any:
 
 
 class Rewrites:
-    """A list of rewrites: of those that apply to a node the first one is done."""
+    """Lists rewrites, of which the first that applies to a node is done."""
 
     def __init__(self, *rewrites: Rewrite):
         self.names = tuple(rewrite.name for rewrite in rewrites)
@@ -281,7 +281,7 @@ class Rewrites:
         self._by_operation: dict[str, list[Rewrite]] = {}
 
     def apply(self, node: Node, context: Any = None) -> tuple[str, Node] | None:
-        """The name of the first rewrite that applies to ``node``, and the replacement; None where none does."""
+        """Returns the name of the first rewrite that applies to ``node``, and the replacement; None if none applies."""
         if node.op not in self._by_operation:
             some = (rewrite for rewrite in self._rewrites if node.op in (rewrite.pattern.operations or (node.op,)))
             self._by_operation[node.op] = list(some)
@@ -292,7 +292,7 @@ class Rewrites:
         return None
 
     def result(self, node: Node, context: Any = None) -> Node | None:
-        """The replacement alone."""
+        """Returns the replacement without the name."""
         applied = self.apply(node, context)
         return None if applied is None else applied[1]
 
@@ -310,8 +310,8 @@ class Rewriter:
         self.make, self.like, self.number = mover.builder.make, mover.builder.like, mover.builder.const
 
     def step(self, node: Node) -> Node:
-        """``node`` after the first rewrite that applies to it. A view of which none does is moved over what its operand
-        has become."""
+        """Returns ``node`` after the first rewrite that applies to it. A view of which none does is moved over what its
+        operand has become."""
         applied = self.rewrites.apply(node, self)
         if applied is not None and applied[1] is not node:
             self.mover.fired[applied[0]] = None
@@ -319,19 +319,19 @@ class Rewriter:
         return self.moved(node) if node.kind is VIEW else node
 
     def moved(self, view: Node) -> Node:
-        """``view`` pushed toward the inputs."""
+        """Returns ``view`` pushed toward the inputs."""
         return self.mover.move(view.inputs[0], view.attrs, view.shape)
 
     def change(self, node: Node, rebuilt: Node) -> Node:
-        """What takes the place of ``node``, which over rewritten operands is ``rebuilt``."""
+        """Returns the node that takes the place of ``node``, which over rewritten operands is ``rebuilt``."""
         return self.step(rebuilt)
 
     def again(self, root: Node) -> Node:
-        """``root`` with all that it is computed from rewritten."""
+        """Rewrites ``root`` and all that it is computed from."""
         return self.images([root])[id(root)]
 
     def images(self, values: Sequence[Node]) -> dict[int, Node]:
-        """What takes the place of ``values`` and of every node behind them, by the ids of these."""
+        """Maps the ids of ``values``, and of every node behind them, to what takes their place."""
         images: dict[int, Node] = {}
         for value in values:
             rewritten(value, self.mover, self.change, images)

@@ -1,4 +1,4 @@
-"""A program: the kernels of a call in launch order, over numbered buffers.
+"""Defines a program: the kernels of a call in launch order, over numbered buffers.
 
 Buffers are numbered inputs first, then temporaries, then results. The results are the outputs that kernels write, and
 the new values of inputs that are updated in place.
@@ -22,7 +22,8 @@ from jitgen.ir.symbols import Expr
 
 
 def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
-    """``value`` as JSON can hold it, without the user's lines: dataclasses become lists, and expressions text.
+    """Converts ``value`` to what JSON can hold, without the user's lines: dataclasses become lists, and expressions
+    text.
 
     Args:
         written: the text of an expression.
@@ -30,8 +31,8 @@ def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
     if isinstance(value, Expr):
         return f"{value.kind} {written(value)}"
     if is_dataclass(value):
-        of = [plain(getattr(value, field.name), written) for field in fields(value) if field.name != "location"]
-        return [type(value).__name__, *of]
+        members = [plain(getattr(value, field.name), written) for field in fields(value) if field.name != "location"]
+        return [type(value).__name__, *members]
     if isinstance(value, dict):
         return {str(key): plain(item, written) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -41,7 +42,7 @@ def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: independent regions of one family, which share the run-time scalars.
+    """Represents one kernel: independent regions of one family, which share the run-time scalars.
 
     Attributes:
         name: the function's name, followed by a number where the function has several kernels.
@@ -57,7 +58,7 @@ class Kernel:
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of all that is computed, in hexadecimal: of everything but names and the user's lines."""
+        """Returns the sha256 of all that is computed, in hexadecimal: of everything but names and the user's lines."""
         return _sha256(plain((self.family, self.bodies, self.scalars)))
 
     @functools.cached_property
@@ -67,7 +68,7 @@ class Kernel:
         names: dict[str, str] = {}
 
         def written(value: Expr) -> str:
-            return _SYMBOL.sub(lambda found: names.setdefault(found[0], f"v{len(names)}"), str(value))
+            return _SYMBOL.sub(lambda match: names.setdefault(match[0], f"v{len(names)}"), str(value))
 
         buffers = [operand.buffer for body in self.bodies for operand in body.operands]
         numbers = {buffer: number for number, buffer in enumerate(dict.fromkeys(buffers)) if buffer is not None}
@@ -79,21 +80,22 @@ class Kernel:
 
     @property
     def checked(self) -> tuple[tuple[str, ...], ...]:
-        """For each region, the user's lines whose indices it checks; empty where no region has indices to check."""
-        found = [
+        """Returns, for each region, the user's lines whose indices it checks; empty if no region has indices to
+        check."""
+        lines = [
             {i.location or "": None for i in instructions if i.op in ("gather", "scatter")}
             for body in self.bodies
-            for instructions in [[*body.instructions, *(i for each in body.contractions for i in each.w)]]
+            for instructions in [[*body.instructions, *(i for contraction in body.contractions for i in contraction.w)]]
         ]
-        return tuple(map(tuple, found)) if any(found) else ()
+        return tuple(map(tuple, lines)) if any(lines) else ()
 
     @property
     def described_stages(self) -> list[str]:
-        """The stages of each region in words; on one line where all regions have the same."""
-        found = ["; ".join(map(str, body.stages)) for body in self.bodies]
-        if len(set(found)) == 1:
-            return [f"stages{f' of each of {len(found)} regions' if len(found) > 1 else ''}: {found[0]}"]
-        return [f"stages of region {number}: {stages}" for number, stages in enumerate(found)]
+        """Describes the stages of each region in words; in one line if all regions have the same."""
+        described = ["; ".join(map(str, body.stages)) for body in self.bodies]
+        if len(set(described)) == 1:
+            return [f"stages{f' of each of {len(described)} regions' if len(described) > 1 else ''}: {described[0]}"]
+        return [f"stages of region {number}: {stages}" for number, stages in enumerate(described)]
 
 
 _SYMBOL = re.compile(r"\b(?:s\d+_\d+|a\d+)\b")
@@ -106,7 +108,7 @@ def _sha256(content: Any) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """A family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words.
+    """Records a family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words.
 
     Attributes:
         lacks: whether the answer is no because this dialect has no such kernel, which another one may have.
@@ -119,8 +121,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that a program takes or allocates; ``contiguous`` where it must be allocated row-major, and
-    ``channels_last`` where its dimension 1 must be the innermost one."""
+    """Describes a tensor that a program takes or allocates; ``contiguous`` if it must be row-major, and
+    ``channels_last`` if its dimension 1 must be the innermost one."""
 
     dtype: str
     shape: Shape
@@ -130,7 +132,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Alias:
-    """An output that no kernel writes: the input or temporary with buffer number ``input``, or a view of it."""
+    """Describes an output that no kernel writes: the input or temporary with buffer number ``input``, or a view of
+    it."""
 
     input: int
     movements: tuple[Any, ...]
@@ -138,7 +141,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Program:
-    """The kernels and buffers of a call.
+    """Represents the kernels and buffers of a call.
 
     Attributes:
         name: the function's name.
@@ -176,7 +179,8 @@ class Program:
 
     @property
     def returns_temporaries(self) -> bool:
-        """Whether an output is a temporary or a view of one; the caller cannot pass ``out=`` for such an output."""
+        """Returns whether an output is a temporary or a view of one; the caller cannot pass ``out=`` for such an
+        output."""
         return any(isinstance(output, Alias) and output.input >= len(self.inputs) for output in self.outputs)
 
     @property

@@ -1,4 +1,4 @@
-"""Regions: what one kernel computes, as an iteration space and the stages that run over it.
+"""Defines regions: what one kernel computes, as an iteration space and the stages that run over it.
 
 A *region* has axes and stores. The indices of a grid axis are distributed over the blocks of a grid. A sequential axis
 is walked by one block, or by one cluster of blocks; results have it as a dimension, or it is inner to the kernel, such
@@ -44,7 +44,7 @@ STAGES = ("map", "contract", "reduce", "scan", "sort", "scatter")
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an iteration space.
+    """Represents one axis of an iteration space.
 
     Attributes:
         name: unique in its region: ``m``, ``n`` and ``k`` of products; otherwise ``i0``, ``i1``, ... for grid axes and
@@ -62,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a region.
+    """Represents one step of a region.
 
     Attributes:
         kind: one of ``STAGES``.
@@ -81,7 +81,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Store:
-    """``value`` written to the view of result ``result`` that ``movements`` describe, from the whole result on.
+    """Writes ``value`` to the view of result ``result`` that ``movements`` describe, from the whole result on.
 
     Attributes:
         indices: integers in the value's shape that choose where an element is stored: the view has a further dimension
@@ -95,28 +95,28 @@ class Store:
 
     @property
     def sources(self) -> tuple[Node, ...]:
-        """All that it reads."""
+        """Lists all nodes that the store reads."""
         return (self.value, *self.indices)
 
     @property
     def is_update(self) -> bool:
-        """Whether it leaves elements of the result as they are."""
+        """Returns whether the store leaves some elements of the result unchanged."""
         return self.value.kind is SCATTER or bool(self.indices)
 
     def moved(self, attrs: tuple[Any, ...], shape: Shape, move: Callable[[Node], Node]) -> Store:
-        """The store under a movement of its iteration space to ``shape``; ``move`` does the same to a node."""
+        """Moves the store's iteration space to ``shape``; ``move`` does the same to a node."""
         chosen = self.movements[-1][1][len(self.value.shape) :] if self.indices else ()
         return self.with_sources(move, ((attrs, (*shape, *chosen)),))
 
     def with_sources(self, change: Callable[[Node], Node], movements: tuple[Movement, ...] = ()) -> Store:
-        """The store with ``change`` applied to all that it reads, and further ``movements``."""
+        """Applies ``change`` to all that the store reads, and further ``movements`` to its result."""
         indices = tuple(map(change, self.indices))
         return Store(self.result, change(self.value), (*self.movements, *movements), indices)
 
 
 @dataclass(frozen=True)
 class Region:
-    """Values over one iteration space.
+    """Represents values over one iteration space.
 
     Attributes:
         family: the name of the family that computes it.
@@ -140,22 +140,23 @@ class Region:
 
     @property
     def shape(self) -> Shape:
-        """Sizes of the axes that index results."""
+        """Returns the sizes of the axes that index results."""
         return shape_of(self.axes)
 
     @property
     def row_rank(self) -> int:
-        """How many of the axes that index results are sequential: the last ones."""
+        """Returns how many of the axes that index results are sequential: the last ones."""
         return row_rank_of(self.axes)
 
     @property
     def is_update(self) -> bool:
-        """Whether it changes results that must have been written before."""
+        """Returns whether it changes results that must have been written before."""
         return any(store.is_update for store in self.stores)
 
     @property
     def elements_read(self) -> frozenset[Node]:
-        """The tensors, or views of them, that the values of the stores are computed from element by element."""
+        """Returns the tensors, or views of them, from which the values of the stores are computed element by
+        element."""
         nodes = topological(store.value for store in self.stores)
         return frozenset(node for node in nodes if node.is_in_memory and node.shape == self.shape)
 
@@ -165,12 +166,14 @@ class Region:
 
 
 def grid_axes(shape: Iterable[Size]) -> tuple[Axis, ...]:
-    """Axes ``i0``, ``i1``, ... of an iteration space whose elements are independent of one another."""
+    """Makes axes ``i0``, ``i1``, and so on, of an iteration space whose elements are independent of one another. of an
+    iteration space whose elements are independent of one another."""
     return tuple(Axis(f"i{dim}", size) for dim, size in enumerate(shape))
 
 
 def row_axes(shape: Sequence[Size], row_rank: int) -> tuple[Axis, ...]:
-    """Grid axes, followed by the sequential axes ``j0``, ``j1``, ... of a row: the last ``row_rank`` dimensions."""
+    """Makes grid axes, followed by the sequential axes ``j0``, ``j1``, and so on, of a row: the last ``row_rank``
+    dimensions. of a row: the last ``row_rank`` dimensions."""
     outer = len(shape) - row_rank
     row = (Axis(f"j{dim}", size, "sequential") for dim, size in enumerate(shape[outer:]))
     return (*grid_axes(shape[:outer]), *row)
@@ -185,7 +188,7 @@ def row_rank_of(axes: Iterable[Axis]) -> int:
 
 
 def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]:
-    """The stages that compute ``values``; a stage depends only on stages before it.
+    """Returns the stages that compute ``values``; a stage depends only on stages before it.
 
     Products sum over all inner axes, reductions and scans run along all sequential axes of the results. AssertionError
     where one product reads another, because each has axes of its own then: the family has to state the stages.
@@ -197,7 +200,7 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
     names["scan"] = names["sort"] = names["scatter"] = names["reduce"]
     level: dict[int, int] = {}
     after_product: set[int] = set()
-    found: dict[tuple[int, int], Stage] = {}
+    stages: dict[tuple[int, int], Stage] = {}
     for node in topological(values):
         here = max((level[id(child)] for child in node.inputs), default=0)
         level[id(node)] = here + (node.op in names)
@@ -208,24 +211,24 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
             after_product.add(id(node))
         if node.op in names:
             key = (here + 1, STAGES.index(node.op))
-            before = found.get(key, Stage(node.op, names[node.op], 0))
-            found[key] = Stage(node.op, names[node.op], before.count + 1)
+            before = stages.get(key, Stage(node.op, names[node.op], 0))
+            stages[key] = Stage(node.op, names[node.op], before.count + 1)
         elif node.kind.is_pointwise:
-            found[here, len(STAGES)] = Stage("map")
-    return tuple(found[key] for key in sorted(found)) or (Stage("map"),)
+            stages[here, len(STAGES)] = Stage("map")
+    return tuple(stages[key] for key in sorted(stages)) or (Stage("map"),)
 
 
 def stores_of(regions: Iterable[Region]) -> Counter[int]:
-    """How many stores each result has."""
+    """Counts the stores of each result."""
     return Counter(store.result for region in regions for store in region.stores)
 
 
 def without_results(regions: Sequence[Region], results: Container[int]) -> list[Region]:
-    """``regions`` without the stores of ``results``."""
+    """Removes the stores of ``results`` from ``regions``."""
     reduced = [replace(r, stores=tuple(store for store in r.stores if store.result not in results)) for r in regions]
     return [region for region in reduced if region.stores]
 
 
 def renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
-    """``regions`` in which each store's result, a position, is replaced by the number at that position."""
+    """Replaces each store's result, a position, by the number at that position."""
     return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]

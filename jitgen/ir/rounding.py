@@ -1,4 +1,4 @@
-"""Where a value of 16 or 8 bits is the number that eager torch would have stored.
+"""Decides where a value of 16 or 8 bits is the number that eager torch would have stored.
 
 Arithmetic on such values runs on in float32. What can tell the difference sees the rounded number:
 
@@ -29,7 +29,7 @@ EXACT_IN = {
     "float8_e4m3fn": {"float8_e4m3fn", "bool"},
     "float8_e5m2": {"float8_e5m2", "bool"},
 }
-"""The dtypes of which each narrow one has every number."""
+"""For each narrow dtype, those that have every number of it."""
 NARROW = tuple(EXACT_IN)
 """Dtypes that are computed in float32."""
 
@@ -44,8 +44,8 @@ HIDES_INFINITY = frozenset({"sqrt", "rsqrt", "reciprocal", "log", "log2", "log10
 
 
 def sees_rounded(node: Node, dtype: str) -> bool:
-    """Whether ``node`` sees an operand of ``dtype`` as it is stored. Within one function that may be float32, which the
-    function's argument went into."""
+    """Returns whether ``node`` sees an operand of ``dtype`` as it is stored. Within one function that may be float32,
+    which the function's argument went into."""
     if dtype not in (*NARROW, "float32"):
         return False
     if node.op in PREDICATES or node.op in JUMPS:
@@ -59,6 +59,6 @@ def sees_rounded(node: Node, dtype: str) -> bool:
 
 
 def holds(dtype: str, number: float) -> bool:
-    """Whether ``number`` is one of ``dtype``."""
+    """Returns whether ``number`` is one of ``dtype``."""
     exact = torch.tensor(number, dtype=torch.float64)
     return bool(torch.equal(exact.to(DTYPES[dtype]).double().nan_to_num(), exact.nan_to_num()))

@@ -1,4 +1,4 @@
-"""The kinds of scan: what every element of a row is combined with, from the row's first element up to its own.
+"""Defines the kinds of scan: how an element of a row is combined with those before it.
 
 A kind is an associative operation with an identity, so that a row may be combined in tiles: a tile is scanned by
 itself, and the *state* of all tiles before it, which is carried along the row, is combined with each of its results
@@ -37,12 +37,13 @@ EXTREMA = {"max": "max", "min": "min", "argmax": "max", "argmin": "min"}
 
 
 def carry_dtype(kind: str, dtype: str) -> str:
-    """The dtype in which the first component of a state is carried along a row, of elements of compute ``dtype``."""
+    """Returns the dtype in which the first component of a state is carried along a row, of elements of compute
+    ``dtype``."""
     return "float64" if kind == "sum" and dtype in FLOATS else dtype
 
 
 def identity(kind: str, dtype: str) -> bool | int | float:
-    """The first component, of compute ``dtype``, of the state of no elements."""
+    """Returns the first component, of compute ``dtype``, of the state of no elements."""
     if kind in ("sum", "prod"):
         return int(kind == "prod")
     low = EXTREMA.get(kind, "max") == "max"

@@ -1,4 +1,4 @@
-"""Scatters: a tensor of which elements that integers choose are replaced by values, or combined with them.
+"""Defines scatters: a tensor of which elements that integers choose are replaced by values, or combined with them.
 
 A ``scatter`` has the inputs ``(base, value, index, ...)`` and the attrs ``(kind, coordinates, movements)``. It is what
 is left of ``base`` when every element of ``value``, in row-major order, has been combined by ``kind`` with an element
@@ -34,13 +34,14 @@ _OF_BOOL = {"add": "bitwise_or", "mul": "bitwise_and"}
 
 
 def combination(kind: str, dtype: str) -> str | None:
-    """The operation by which ``kind`` combines elements of compute dtype ``dtype``."""
+    """Returns the operation by which ``kind`` combines elements of compute dtype ``dtype``."""
     operation = SCATTERS[kind]
     return _OF_BOOL.get(operation, operation) if operation and dtype == "bool" else operation
 
 
 def scatter_store(result: int, node: Node, mover: Mover) -> Store:
-    """The store of the values of ``node``, a scatter that replaces distinct elements, to what holds its base already.
+    """Makes the store of the values of ``node``, a scatter that replaces distinct elements, to what holds its base
+    already.
 
     Its iteration space is that of the values: the dimensions that are coordinates, then those along which only indices
     differ.
@@ -54,8 +55,8 @@ def scatter_store(result: int, node: Node, mover: Mover) -> Store:
 
 
 def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) -> tuple[Shape, Coordinates, list[Node]]:
-    """Values and indices with the dimensions that are coordinates before those along which only indices differ: their
-    shape, the coordinates, and they themselves."""
+    """Returns values and indices with the dimensions that are coordinates before those along which only indices differ:
+    their shape, the coordinates, and the moved nodes."""
     shape = sources[0].shape
     rank = len(shape)
     order = (*(d for d in range(rank) if d in coordinates), *(d for d in range(rank) if d not in coordinates))
@@ -63,4 +64,4 @@ def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) ->
         return shape, coordinates, list(sources)
     shape = tuple(shape[dim] for dim in order)
     moved = [s if s.kind.is_number else mover.move(s, ("permute", order), shape) for s in sources]
-    return shape, tuple(order.index(each) if each >= 0 else each for each in coordinates), moved
+    return shape, tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates), moved

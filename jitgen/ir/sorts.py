@@ -1,4 +1,4 @@
-"""Sorted rows: what a ``sort`` node gives, and the order that all of jitgen's kernels sort by.
+"""Defines sorted rows: what a ``sort`` node gives, and the order that all of jitgen's kernels sort by.
 
 The order is torch's: NaN is beyond every number, and -0.0 equals 0.0. Equal elements keep the order of their indices
 (the sort is stable), descending too, so that a result has the same indices in every dialect and at every call.
@@ -16,7 +16,7 @@ SORTS = ("values", "indices")
 
 @dataclass(frozen=True)
 class Order:
-    """Which ranks of a row a kernel gives, and in which order.
+    """Says which ranks of a row a kernel gives, and in which order.
 
     Attributes:
         descending: whether the greatest element comes first.

@@ -1,12 +1,12 @@
-"""Symbolic host scalars: sizes, numeric arguments, and integer arithmetic over them.
+"""Computes with symbolic host scalars: sizes, numeric arguments, and integer arithmetic over them.
 
 An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value
 of numeric argument 1; ``rng_seed`` and ``rng_offset`` are drawn at the call. Plain Python numbers stand for constants,
 so most code never sees an ``Expr`` for a static size.
 
-Integer sums and products have a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
-``n - n // 2 + n // 2`` is ``n``, and equal sizes that were computed differently compare equal. Float arithmetic is
-never reassociated.
+Integer sums and products have a normal form (a constant plus sorted ``coefficient * atom`` terms), so that ``n - n // 2
++ n // 2`` is ``n``, and equal sizes that were computed differently compare equal. Float arithmetic is never
+reassociated.
 
 Neighbours: a trace wraps an ``Expr`` in a number that user code computes with (``trace/numbers.py``); shapes and guards
 of ``ir/graph.py`` hold them as data.
@@ -26,7 +26,7 @@ Number = int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """One node of an expression tree.
+    """Represents one node of an expression tree.
 
     Attributes:
         op: ``"symbol"``, ``"sum"``, ``"product"``, or a name of ``_EVALUATE``.
@@ -84,13 +84,13 @@ def argument_symbol(index: int, kind: str) -> Expr:
 
 
 MOST_NODES = 200
-"""Nodes of an expression, at most, that a trace goes on computing with. A size that is computed from itself twice, and
-that again and again, is a tree of exponential size, which would never be compared or printed to its end. Expressions
-of models have some tens of nodes."""
+"""The most nodes of an expression with which a trace goes on computing. A size that is computed from itself twice, and
+that repeatedly, is a tree of exponential size, which would never be compared or printed to its end. Expressions of
+models have some tens of nodes."""
 
 
 def is_too_long(value: Scalar) -> bool:
-    """Whether a trace should take the number of the current call, with a guard, in place of ``value``."""
+    """Returns whether a trace should take the number of the current call, with a guard, in place of ``value``."""
     return isinstance(value, Expr) and value.nodes > MOST_NODES
 
 
@@ -101,7 +101,8 @@ DRAWN = (SEED.args[0], OFFSET.args[0])
 
 
 def is_known_at_the_call(name: str) -> bool:
-    """Whether a symbol has a value only when the kernels are launched: numeric arguments, and what a call draws."""
+    """Returns whether a symbol has a value only when the kernels are launched: numeric arguments, and what a call
+    draws."""
     return name.startswith("a") or name in DRAWN
 
 
@@ -113,7 +114,7 @@ def kind_of(value: Scalar) -> str:
 
 
 def _terms(value: Scalar) -> tuple[int, dict[Expr, int]]:
-    """``value`` as (constant, {atom: coefficient})."""
+    """Splits ``value`` into (constant, {atom: coefficient})."""
     if not isinstance(value, Expr):
         return int(value), {}
     if value.op == "sum":
@@ -132,7 +133,7 @@ def _sum(constant: int, terms: Mapping[Expr, int]) -> Size:
 
 
 def _factors(value: Scalar) -> tuple[int, tuple[Expr, ...]] | None:
-    """``value`` as (coefficient, atoms), or None where it is a sum of several terms."""
+    """Splits ``value`` into (coefficient, atoms); None if it is a sum of several terms."""
     constant, terms = _terms(value)
     if not terms:
         return constant, ()
@@ -243,7 +244,7 @@ def maximum(left: Scalar, right: Scalar) -> Scalar:
 
 
 def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
-    """A comparison, where ``op`` is one of eq, ne, lt, le, gt, ge; a bool where the normal forms already decide it."""
+    """Compares, by one of eq, ne, lt, le, gt, ge; the result is a bool if the normal forms decide it."""
     if _both_int(left, right):
         difference = sub(left, right)
         if not isinstance(difference, Expr):
@@ -256,7 +257,7 @@ def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
 
 
 def is_nonnegative(value: Scalar) -> bool:
-    """Whether ``value`` is provably at least 0. Sizes are, and so are sums, products and quotients of sizes."""
+    """Returns whether ``value`` is provably at least 0. Sizes are, and so are sums, products and quotients of sizes."""
     if not isinstance(value, Expr):
         return value >= 0
     if value.op == "symbol":
@@ -317,7 +318,7 @@ _SIGNS |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
-    """The value of ``value`` where each symbol has its value in ``environment``."""
+    """Evaluates ``value``, in which each symbol has its value in ``environment``."""
     if not isinstance(value, Expr):
         return value
     if value.op == "symbol":
@@ -332,7 +333,7 @@ def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
 
 
 def substitute(value: Scalar, replacements: Mapping[str, Scalar]) -> Scalar:
-    """``value`` with symbols replaced by name; the result is in normal form."""
+    """Replaces symbols of ``value`` by name; the result is in normal form."""
     if not isinstance(value, Expr):
         return value
     if value.op == "symbol":
@@ -365,7 +366,7 @@ _REBUILD: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
 
 
 def symbols_of(value: Scalar) -> Iterator[str]:
-    """The names of the symbols in ``value``."""
+    """Yields the names of the symbols in ``value``."""
     if isinstance(value, Expr):
         if value.op == "symbol":
             yield value.args[0]
@@ -376,7 +377,7 @@ def symbols_of(value: Scalar) -> Iterator[str]:
 
 
 def format_expr(value: Scalar) -> str:
-    """``value`` as Python text in which symbols are variables; ``eval`` of it gives the same number."""
+    """Prints ``value`` as Python text in which symbols are variables; ``eval`` of it gives the same number."""
     if not isinstance(value, Expr):
         return repr(value)
     if not value._text:
@@ -385,7 +386,7 @@ def format_expr(value: Scalar) -> str:
 
 
 def _formatted(value: Expr) -> str:
-    """The text of ``value`` from those of its arguments."""
+    """Prints ``value`` from the texts of its arguments."""
     if value.op == "symbol":
         return str(value.args[0])
     if value.op == "sum":
@@ -405,7 +406,7 @@ def _formatted(value: Expr) -> str:
 
 
 def to_json(value: Scalar) -> Any:
-    """``value`` as JSON. Floats become hexadecimal text, so that they are exact and may be NaN or infinite."""
+    """Encodes ``value`` as JSON. Floats become hexadecimal text, so that they are exact and may be NaN or infinite."""
     if isinstance(value, Expr):
         arguments = [[c, to_json(a)] for c, a in value.args[1:]] if value.op == "sum" else None
         if arguments is not None:
@@ -416,7 +417,7 @@ def to_json(value: Scalar) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """The inverse of ``to_json``."""
+    """Decodes what ``to_json`` encoded."""
     if not isinstance(data, dict):
         return data
     if "float" in data:

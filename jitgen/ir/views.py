@@ -1,4 +1,5 @@
-"""Views: nodes that move elements without arithmetic, how they are pushed to the inputs, and what strides they have.
+"""Defines views: nodes that move elements without arithmetic, how they are pushed to the inputs, and what strides they
+have.
 
 The attrs of a ``view`` node are one of these *movements*:
 
@@ -10,11 +11,10 @@ The attrs of a ``view`` node are one of these *movements*:
 
 Pointwise nodes commute with every movement, and most other kinds have a rule for some of them (``ir/moves.py``). So
 ``Mover.move`` applies a movement to the operands of a node instead of its result, until it reaches a tensor input,
-whose strides absorb the movement, or a node that does not commute with it; that node is then computed into a
-temporary. tinygrad's movement operations work this way.
+whose strides absorb the movement, or a node that does not commute with it; that node is then computed into a temporary.
+tinygrad's movement operations work this way.
 
-Neighbours: ``families/partition.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into
-strides.
+Neighbours: ``families/partition.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into strides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROW_TILE = 16
 """Rows of a quantised weight that the widest tile of any layout holds (``quant/layouts``)."""
 
 MOST_STEPS = 1_000_000
-"""Steps of one graph's rewriting, at most. Graphs of whole models take some ten thousand; rewrites that undo one
+"""The most steps of one graph's rewriting. Graphs of whole models take some ten thousand; rewrites that undo one
 another would take steps without an end."""
 
 Decide = Callable[[Scalar], bool]
@@ -41,7 +41,7 @@ Decide = Callable[[Scalar], bool]
 
 
 def decide_static(condition: Scalar) -> bool:
-    """A ``Decide`` where no call is known: True only for what the normal form of the expressions proves."""
+    """Decides without a known call: True only for what the normal form of the expressions proves."""
     return condition is True
 
 
@@ -85,8 +85,8 @@ class Mover:
             )
 
     def any_behind(self, roots: Sequence[Node], test: Callable[[Node], bool]) -> bool:
-        """Whether ``test`` holds of some node that ``roots`` depend on. Nodes without one behind them are remembered: a
-        graph is not walked again for each of its temporaries. ``roots`` are nodes of ``builder``."""
+        """Returns whether ``test`` holds for some node that ``roots`` depend on. Nodes without one behind them are
+        remembered: a graph is not walked again for each of its temporaries. ``roots`` are nodes of ``builder``."""
         without = self._without.setdefault(test, set())
         for node in topological(roots, known=without):
             if id(node) not in without and test(node):
@@ -95,13 +95,14 @@ class Mover:
         return False
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
-        """Whether all ``conditions`` hold in the current call. No guard is recorded; a False clears ``general``."""
-        found = all(symbols.evaluate(condition, self.environment) for condition in conditions)
-        self.general = self.general and found
-        return found
+        """Returns whether all ``conditions`` hold in the current call. No guard is recorded; a False clears
+        ``general``."""
+        holds = all(symbols.evaluate(condition, self.environment) for condition in conditions)
+        self.general = self.general and holds
+        return holds
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """``node`` under the movement ``attrs``, whose result has shape ``shape``."""
+        """Moves ``node`` by ``attrs``, which gives it ``shape``."""
         if shape == node.shape and (attrs[0] in ("reshape", "expand") or (attrs[0] == "slice" and attrs[2:] == (0, 1))):
             return node
         if attrs[0] == "permute" and attrs[1] == tuple(range(len(shape))):
@@ -122,7 +123,7 @@ class Mover:
         return self._done[id(node), attrs, shape]
 
     def _waiting(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> list[Node]:
-        """The operands of a pointwise ``node`` that have not been moved yet and must be before it is."""
+        """Returns the operands of a pointwise ``node`` that have not been moved yet and must be before it is."""
         if not node.kind.commutes or (id(node), attrs, shape) in self._done:
             return []
         return [child for child in node.inputs if child.inputs and (id(child), attrs, shape) not in self._done]
@@ -156,7 +157,8 @@ class Mover:
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
-        """Whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced so."""
+        """Returns whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced
+        so."""
         while weight.kind is VIEW and weight.attrs[:2] == ("slice", 0):
             weight = weight.inputs[0]
         _, _, start, step = attrs
@@ -164,7 +166,7 @@ class Mover:
         return weight.kind is DEQUANTIZE and step == 1 and self.decide(whole)
 
     def _move_broadcast_reduction(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """A reduction that is broadcast over its row, moved: the reduction is moved and then broadcast."""
+        """Moves a reduction that is broadcast over its row: the reduction is moved and then broadcast."""
         sizes = reduction.shape
         if attrs[0] == "permute":
             moved = tuple(sizes[dim] for dim in attrs[1])
@@ -177,7 +179,7 @@ class Mover:
         return self.move(self.move(reduction, attrs, moved), ("expand",), shape)
 
     def substituted(self, root: Node, memo: dict[int, Node]) -> Node:
-        """``root`` with nodes replaced, and views of a replaced node pushed on toward the inputs.
+        """Replaces nodes under ``root``, and pushes views of a replaced node on toward the inputs.
 
         Args:
             memo: the replacement of each node, by the id of the node that it replaces; the replacements of all other
@@ -206,7 +208,7 @@ class Mover:
 
 @dataclass(frozen=True)
 class Strided:
-    """A concrete strided piece of memory, in elements relative to a base pointer."""
+    """Describes a concrete strided piece of memory, in elements relative to a base pointer."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -214,7 +216,8 @@ class Strided:
 
     @property
     def is_row_major(self) -> bool:
-        """Whether torch's ``is_contiguous`` holds: the strides of sizes of 1, and all strides of nothing, are free."""
+        """Returns whether torch's ``is_contiguous`` holds: the strides of sizes of 1, and all strides of nothing, are
+        free."""
         facts = zip(self.sizes, self.strides, contiguous_strides(self.sizes), strict=True)
         return 0 in self.sizes or all(size == 1 or stride == expected for size, stride, expected in facts)
 
@@ -225,18 +228,19 @@ ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class Memory:
-    """A buffer of the current call: its sizes and strides in elements, and the alignment of its address in bytes."""
+    """Describes a buffer of the current call: its sizes and strides in elements, and the alignment of its address in
+    bytes."""
 
     view: Strided
     alignment: int = ACCESS_BYTES
 
 
 class NotViewable(Exception):
-    """No strides describe the result of a reshape: the value must be copied before it."""
+    """Reports that no strides describe the result of a reshape: the value must be copied before it."""
 
 
 def apply(memory: Strided, attrs: Sequence[Any], sizes: tuple[int, ...]) -> Strided:
-    """``memory`` under one movement whose result has ``sizes``; NotViewable where no strides describe it."""
+    """Applies one movement to ``memory``, which gives it ``sizes``; NotViewable if no strides describe the result."""
     kind = attrs[0]
     strides, offset = memory.strides, memory.offset
     if kind == "permute":
@@ -259,7 +263,8 @@ def apply(memory: Strided, attrs: Sequence[Any], sizes: tuple[int, ...]) -> Stri
 
 
 def _reshape_strides(memory: Strided, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of ``memory`` reshaped to ``sizes``: adjacent dense dimensions are merged, then divided as asked."""
+    """Returns the strides of ``memory`` reshaped to ``sizes``: adjacent dense dimensions are merged, then divided as
+    asked."""
     if 0 in sizes:
         return contiguous_strides(sizes)
     old = [(size, stride) for size, stride in zip(memory.sizes, memory.strides, strict=True) if size != 1]
@@ -285,7 +290,7 @@ def _reshape_strides(memory: Strided, sizes: tuple[int, ...]) -> tuple[int, ...]
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides of a dense tensor, as torch computes them (sizes of 0 count as 1)."""
+    """Returns the row-major strides of a dense tensor, as torch computes them (sizes of 0 count as 1)."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)

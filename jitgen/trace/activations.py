@@ -1,4 +1,4 @@
-"""Rows of torch's activation functions, composed of pointwise operations.
+"""Defines the rows of torch's activation functions, composed of pointwise operations.
 
 The formulas are torch's (``aten/src/ATen/native/Activation.h``) where values at infinities, NaN and thresholds matter,
 and otherwise the most accurate form. GELU, for example, is computed with erfc, since 1 + erf cancels the digits of its
@@ -124,7 +124,7 @@ def softsign(trace: Trace, input: Node) -> Node:
 @row("logsigmoid", "log_sigmoid")
 @floats_only
 def logsigmoid(trace: Trace, input: Node) -> Node:
-    """min(x, 0) - log1p(exp(-|x|)), whose exponential does not overflow."""
+    """Computes min(x, 0) - log1p(exp(-|x|)), whose exponential does not overflow."""
     tail = pointwise(trace, "exp", pointwise(trace, "neg", pointwise(trace, "abs", input)))
     return pointwise(trace, "sub", pointwise(trace, "minimum", input, 0), pointwise(trace, "log1p", tail))
 
@@ -132,7 +132,7 @@ def logsigmoid(trace: Trace, input: Node) -> Node:
 @row("silu")
 @floats_only
 def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    """x * sigmoid(x): a dialect may have a better sigmoid than a division (``Dialect.coarse``)."""
+    """Computes x * sigmoid(x): a dialect may have a better sigmoid than a division (``Dialect.coarse``)."""
     gate = pointwise(trace, "sigmoid", input)
 
     def slopes(value: Node) -> list[Node]:

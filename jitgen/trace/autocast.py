@@ -1,4 +1,4 @@
-"""``torch.autocast``: the dtypes in which torch functions compute where it is enabled, and in which they do here.
+"""Knows the dtypes in which torch functions compute under ``torch.autocast``, and follows them.
 
 The tables are those of ``aten/src/ATen/autocast_mode.h``; ``tests/unit/test_autocast.py`` holds them against torch's
 dispatcher. Functions that are in no table compute in the dtypes of their arguments; what torch composes of functions
@@ -95,20 +95,22 @@ CONVERTED = ("float32", "float16", "bfloat16")
 
 
 def settings() -> tuple[torch.dtype | None, ...] | None:
-    """The state of autocast as a part of signatures: its dtype on a CPU and on a GPU; None where it is not enabled."""
+    """Returns the state of autocast as a part of signatures: its dtype on a CPU and on a GPU; None if it is
+    disabled."""
     if not torch._C._is_any_autocast_enabled():
         return None
     return dtype("cpu"), dtype("cuda")
 
 
 def dtype(device: str) -> torch.dtype | None:
-    """The dtype of autocast on a type of device; None where it is not enabled there."""
+    """Returns the dtype of autocast on a type of device; None if it is disabled there."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @contextmanager
 def disabled(device: str) -> Iterator[None]:
-    """As ``torch.autocast(device, enabled=False)``, which would import much of torch while functions are traced."""
+    """Disables autocast like ``torch.autocast(device, enabled=False)``, without importing much of torch during a
+    trace."""
     before = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, False)
     try:
@@ -118,7 +120,7 @@ def disabled(device: str) -> Iterator[None]:
 
 
 def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
-    """The dtype that autocast converts floating arguments of the function ``name`` to; None where it does not.
+    """Returns the dtype to which autocast converts floating arguments of the function ``name``; None if it does not.
 
     Raises:
         TypeError: torch refuses the call.
@@ -136,17 +138,17 @@ def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
         return "float32"
     if name in WIDEST[device]:
         widest = dtype_name(lower)
-        for found in (node.dtype for node in _nodes(arguments) if node.dtype in CONVERTED):
-            if "float32" in (widest, found):
+        for dtype_ in (node.dtype for node in _nodes(arguments) if node.dtype in CONVERTED):
+            if "float32" in (widest, dtype_):
                 widest = "float32"
-            elif found != widest:
-                raise TypeError(f"autocast to {widest} does not take {found} tensors here, as in torch")
+            elif dtype_ != widest:
+                raise TypeError(f"autocast to {widest} does not take {dtype_} tensors here, as in torch")
         return widest
     return None
 
 
 def converted(value: Any, dtype: str, cast: Callable[[Node, str], Node]) -> Any:
-    """``value`` with every tensor that autocast converts as ``dtype``."""
+    """Converts every tensor in ``value`` that autocast converts to ``dtype``."""
     if isinstance(value, (list, tuple)):
         return rebuilt(value, [converted(item, dtype, cast) for item in value])
     if isinstance(value, Node) and value.dtype in CONVERTED:

@@ -1,4 +1,4 @@
-"""How the arguments of a call become the parameters of a row.
+"""Binds the arguments of a call to the parameters of a row.
 
 torch's own argument parser judges a call. A torch function has been parsed when a trace sees it. A method, which a
 proxy receives by name, is called here with empty stand-ins for the tensors; these only report that the parser accepted
@@ -62,7 +62,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class StandIn(torch.Tensor):
-    """A tensor for torch's argument parser: a function of it does nothing once its arguments are parsed."""
+    """Stands for a tensor in torch's argument parser: a function does nothing once its arguments are parsed."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -76,7 +76,7 @@ def _stand_in(dtype: str, scalar: bool) -> torch.Tensor:
 
 
 def check_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise torch's own TypeError where its parser does not accept these arguments of the tensor method ``name``.
+    """Raises torch's own TypeError where its parser does not accept these arguments of the tensor method ``name``.
 
     Operators (``__add__``) are not checked: Python parses them. A mode that intercepts torch functions has to let those
     of a ``StandIn`` pass.
@@ -87,7 +87,7 @@ def check_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 def _parsed(value: Any) -> Any:
-    """An argument as torch's parser is to see it."""
+    """Returns an argument as torch's parser is to see it."""
     if isinstance(value, TensorProxy):
         return _stand_in(value.value.dtype, not value.value.shape)
     if isinstance(value, SymbolicNumber):
@@ -102,7 +102,7 @@ def _parsed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a row.
+    """Lists the parameters of a row.
 
     Attributes:
         names: those that may be named.
@@ -115,22 +115,22 @@ class _Parameters:
     sizes: bool
 
     def free(self, count: int, named: Iterable[str]) -> frozenset[str]:
-        """The names left by ``count`` positional arguments and by those that are ``named``."""
+        """Returns the names left by ``count`` positional arguments and by those that are ``named``."""
         return self.names.difference(self.positional[:count], named)
 
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
-    found = inspect.signature(function).parameters.values()
-    named = frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    positional = tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
-    return _Parameters(named, positional, any(p.kind is p.VAR_POSITIONAL for p in found))
+    declared = inspect.signature(function).parameters.values()
+    named = frozenset(p.name for p in declared if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    positional = tuple(p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return _Parameters(named, positional, any(p.kind is p.VAR_POSITIONAL for p in declared))
 
 
 def bind(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments that torch accepts as those of the row ``function``.
+    """Binds arguments that torch accepts to the parameters of the row ``function``.
 
     Raises:
         UnsupportedError: the row has no such parameter.

@@ -1,4 +1,4 @@
-"""torch functions that are written in Python: where one has no row, its body is traced.
+"""Traces the bodies of torch functions that are written in Python and have no row.
 
 Such a function begins with ``if has_torch_function(...): return handle_torch_function(...)``, which is how the trace
 comes to see it. Its body is the same code with a ``has_torch_function`` that says no. The torch functions that it calls
@@ -24,7 +24,7 @@ _ANSWERS = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has
 
 @cache
 def body(function: Any) -> Callable[..., Any] | None:
-    """``function`` as one that runs its own code on proxies; None where it is not a Python function of torch."""
+    """Returns ``function`` with its own code running on proxies; None if it is not a Python function of torch."""
     if not isinstance(function, types.FunctionType) or function.__module__ not in _MODULES:
         return None
     if not any(name in function.__code__.co_names for name in _ANSWERS):

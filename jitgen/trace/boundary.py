@@ -1,4 +1,4 @@
-"""What enters a trace and what leaves it: arguments become proxies, a return value becomes outputs of the graph.
+"""Turns arguments into proxies as they enter a trace, and a return value into outputs of the graph.
 
 Neighbours: ``run.py`` runs a user's function between the two, ``importing.py`` a function of jitgen's own.
 """
@@ -27,7 +27,7 @@ from jitgen.trace.tracer import Trace
 def entered(
     trace: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec, known: dict[int, Any] | None = None
 ) -> tuple[Any, Any]:
-    """The positional and keyword arguments that the function gets.
+    """Returns the positional and keyword arguments that the function gets.
 
     Args:
         leaves, tree: the flattened ``(args, kwargs)``.
@@ -45,12 +45,12 @@ def entered(
         ],
         tree,
     )
-    found: tuple[Any, Any] = pytree.tree_map(
+    proxied: tuple[Any, Any] = pytree.tree_map(
         lambda leaf: trace.quantized.argument(leaf) if weights.is_unpacked(leaf) else leaf,
         arguments,
         is_leaf=weights.is_unpacked,
     )
-    return found
+    return proxied
 
 
 def _tensor(trace: Trace, tensor: torch.Tensor, position: int, known: dict[int, Any] | None) -> Any:
@@ -60,7 +60,7 @@ def _tensor(trace: Trace, tensor: torch.Tensor, position: int, known: dict[int, 
 
 @dataclass
 class Returned:
-    """A return value.
+    """Holds a return value.
 
     Attributes:
         outputs: the nodes of its tensors.
@@ -75,33 +75,33 @@ class Returned:
 
 
 def returned(trace: Trace, result: Any) -> Returned:
-    """What the function has returned."""
+    """Flattens what the function has returned."""
     # pytree takes a torch.Size for a tuple.
     flat, tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
-    found = Returned([], [], tree, {})
+    result_ = Returned([], [], tree, {})
     for leaf in flat:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
             leaf = trace.captured_proxy(leaf)
         if isinstance(leaf, TensorProxy):
-            found.positions.setdefault(id(leaf), len(found.outputs))
-            found.leaves.append(own_facts.output(trace, leaf, len(found.outputs)))
-            found.outputs.append(trace.returned(leaf))
+            result_.positions.setdefault(id(leaf), len(result_.outputs))
+            result_.leaves.append(own_facts.output(trace, leaf, len(result_.outputs)))
+            result_.outputs.append(trace.returned(leaf))
         else:
-            found.leaves.append(Output(None, keeping.number(leaf)))
-    return found
+            result_.leaves.append(Output(None, keeping.number(leaf)))
+    return result_
 
 
 def graph_of(trace: Trace, outputs: Sequence[Node]) -> Graph:
-    """The graph of all that was traced."""
+    """Builds the graph of all that was traced."""
     mutated = tuple(sorted(trace.mutated.items()))
     return Graph(trace.name, tuple(trace.inputs), tuple(outputs), tuple(trace.guards), mutated)
 
 
 def settings_guards(guards: Guards) -> list[Captured]:
-    """The settings of torch that the trace depends on."""
-    found = []
+    """Lists the settings of torch that the trace depends on."""
+    settings = []
     if guards.default_dtype is not None:
-        found.append(default_dtype_guard(guards.default_dtype))
+        settings.append(default_dtype_guard(guards.default_dtype))
     if guards.matmul_precision is not None:
-        found.append(matmul_precision_guard(guards.matmul_precision))
-    return found
+        settings.append(matmul_precision_guard(guards.matmul_precision))
+    return settings

@@ -1,4 +1,4 @@
-"""``Captured``: one value that a function reaches by name, and how every call reads it again.
+"""Defines ``Captured``, one value that a function reaches by name, and how every call reads it again.
 
 Neighbours: ``captures.py`` follows the names; ``call/resolver.py`` compares what they lead to with what they led to.
 """
@@ -30,7 +30,7 @@ call_leaves: ContextVar[Sequence[Any]] = ContextVar("call_leaves")
 
 @contextmanager
 def arguments_are(leaves: Sequence[Any]) -> Iterator[None]:
-    """A context in which captured values are read for the call with these arguments."""
+    """Makes captured values be read for the call with these arguments within this context."""
     token = call_leaves.set(leaves)
     try:
         yield
@@ -39,12 +39,12 @@ def arguments_are(leaves: Sequence[Any]) -> Iterator[None]:
 
 
 MISSING = object()
-"""What a path leads to that leads nowhere."""
+"""What reading a path gives that leads nowhere."""
 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One value that the function reaches by name.
+    """Describes one value that the function reaches by name.
 
     Attributes:
         path: the names that lead to it, as a user would write them: ``scale``, ``self.weight``.
@@ -57,12 +57,13 @@ class Captured:
     value: Any
 
     def holds(self) -> bool:
-        """Whether the current value is the traced one: the same object, or an equal one of the same type."""
+        """Returns whether the current value is the traced one: the same object, or an equal one of the same type."""
         return same_value(self.read(), self.value)
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Equality that tells 1 from 1.0 and 0.0 from -0.0, and under which NaN equals NaN; identity of objects."""
+    """Compares values, telling 1 from 1.0 and 0.0 from -0.0; a NaN equals itself, and objects are compared by
+    identity."""
     if left is right:
         return True
     if type(left) is not type(right):
@@ -77,7 +78,7 @@ def same_value(left: Any, right: Any) -> bool:
 
 
 class Read:
-    """Reads what ``step`` makes of what ``source`` reads; ``MISSING`` where that leads nowhere."""
+    """Reads what ``step`` makes of what ``source`` reads; ``MISSING`` if that leads nowhere."""
 
     __slots__ = ("source", "step")
 
@@ -93,7 +94,8 @@ class Read:
 
 
 def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
-    """A function that reads them all, each step that several share once. It raises what a step raises."""
+    """Returns a function that reads all of ``reads``, taking a step that several share once. It raises what a step
+    raises."""
     if not reads:
         return list
     roots: list[Callable[[], Any]] = []
@@ -113,8 +115,8 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
     names = [*(f"root{number}" for number in range(len(roots))), *(f"step{number}" for number in range(len(steps)))]
 
-    def value(found: tuple[bool, int]) -> str:
-        is_step, number = found
+    def value(read: tuple[bool, int]) -> str:
+        is_step, number = read
         return f"{names[number + len(roots) * is_step]}_"
 
     lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
@@ -126,7 +128,7 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
 
 
 def derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured:
-    """What ``step`` makes of ``source``."""
+    """Captures what ``step`` makes of ``source``."""
     read = Read(source.read, step)
     return Captured(path, read, read())
 
@@ -142,7 +144,7 @@ def attribute(source: Captured, name: str) -> Captured:
 
 
 def _member(module: torch.nn.Module, table: str, name: str) -> Any:
-    """A member of a module, in a third of the time that the module's ``__getattr__`` takes."""
+    """Returns a member of a module, in a third of the time that the module's ``__getattr__`` takes."""
     return module.__dict__[table][name]
 
 
@@ -151,7 +153,7 @@ def item(source: Captured, key: Any) -> Captured:
 
 
 def argument(index: int, path: str, value: Any) -> Captured:
-    """Leaf ``index`` of the arguments, an object that is neither a tensor nor a number."""
+    """Captures leaf ``index`` of the arguments, an object that is neither a tensor nor a number."""
     return Captured(path, lambda: call_leaves.get()[index], value)
 
 
@@ -166,7 +168,7 @@ def cell(name: str, cell: types.CellType) -> Captured:
 
 
 def variable(name: str, variables: dict[str, Any]) -> Captured:
-    """The value of ``name`` among global variables, or among imported modules."""
+    """Captures the value of ``name`` among global variables, or among imported modules."""
 
     def read() -> Any:
         return variables.get(name, MISSING)
@@ -175,17 +177,17 @@ def variable(name: str, variables: dict[str, Any]) -> Captured:
 
 
 def default_dtype_guard(dtype: torch.dtype) -> Captured:
-    """The guard that torch's default dtype, to which numbers and integer tensors are promoted, is ``dtype``."""
+    """Guards that torch's default dtype, to which numbers and integer tensors are promoted, is ``dtype``."""
     return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
 
 
 def matmul_precision_guard(setting: str) -> Captured:
-    """The guard that torch's float32 matmul precision is ``setting``."""
+    """Guards that torch's float32 matmul precision is ``setting``."""
     return Captured("torch.get_float32_matmul_precision()", float32_matmul_precision, setting)
 
 
 def captured_part(weight: Captured, layout: str, index: int) -> Captured:
-    """Tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
+    """Captures tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
 
     def part(value: Any) -> Any:
         if not weights.is_quantized(value):
@@ -197,5 +199,5 @@ def captured_part(weight: Captured, layout: str, index: int) -> Captured:
 
 
 def captured_token(weight: Captured) -> Captured:
-    """The token of a captured quantised weight: its format, shape and layout (``quant/token.py``)."""
+    """Captures the token of a captured quantised weight: its format, shape and layout (``quant/token.py``)."""
     return derived(f"{weight.path}.token", weight, lambda value: value.token)

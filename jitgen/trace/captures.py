@@ -1,4 +1,4 @@
-"""The values that a function closes over: tensors are read at every call, all other values are guarded.
+"""Follows the values that a function closes over: tensors are read at every call, all other values are guarded.
 
 A traced function may use names that are not its arguments: closure cells, globals, defaults, imports, and attributes of
 ``self`` or of a module that it calls. ``Captures`` follows the names that the function's code mentions, and those that
@@ -91,7 +91,7 @@ Children = Iterator[tuple[Captured, frozenset[str]]]
 
 
 class Captures:
-    """The tensors and the guarded values that the code of ``function`` reaches by name.
+    """Collects the tensors and the guarded values that the code of ``function`` reaches by name.
 
     Raises TraceError for a value that can be neither followed nor compared.
 
@@ -105,7 +105,7 @@ class Captures:
     """
 
     def __init__(self, function: Callable[..., Any], name: str, arguments: Sequence[Captured] = ()):
-        """Follow the names in ``function``.
+        """Follows the names in ``function``.
 
         Args:
             name: the function's, for messages.
@@ -123,8 +123,8 @@ class Captures:
         self._follow()
         self.asks_identity = any(map(asks_identity, self.codes))
         # A function may pass an object to any other: so attributes are followed that any of them mentions.
-        while not (found := frozenset().union(*map(code_names, self.codes))) <= self.mentioned:
-            self.mentioned |= found
+        while not (mentioned := frozenset().union(*map(code_names, self.codes))) <= self.mentioned:
+            self.mentioned |= mentioned
             self.asks_identity = any(map(asks_identity, self.codes))
             self._follow()
         self._refuse_comparisons_of_types()
@@ -148,15 +148,15 @@ class Captures:
             self._refuse_mentioned(*refusal)
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
-        """The capture of exactly this tensor object, or None."""
-        found = next((captured for captured in self.tensors if captured.value is tensor), None)
-        if found is None and self._unknown:
+        """Returns the capture of exactly this tensor object; None without one."""
+        capture = next((captured for captured in self.tensors if captured.value is tensor), None)
+        if capture is None and self._unknown:
             self.settle()
             return self.tensor(tensor)
-        return found
+        return capture
 
     def look_up(self, owner: Any, name: str, names: frozenset[str]) -> None:
-        """Follow attribute ``name`` of ``owner``, which the function being traced has looked up by ``getattr``.
+        """Follows attribute ``name`` of ``owner``, which the function being traced has looked up by ``getattr``.
 
         An attribute that is missing is guarded to stay so.
 
@@ -170,7 +170,7 @@ class Captures:
             self._unknown.append((weakref.ref(owner), name, names))
 
     def settle(self) -> None:
-        """Follow what was looked up of objects that no name led to. Those that the function itself made are gone when
+        """Follows what was looked up of objects that no name led to. Those that the function itself made are gone when
         it has returned."""
         unknown, self._unknown = self._unknown, []
         for reference, name, names in unknown:
@@ -179,20 +179,20 @@ class Captures:
                 self._look_up(Captured(type(owner).__name__, reference, owner), name, names)
 
     def of_argument(self, source: Captured, name: str) -> Any:
-        """What is stored as ``name`` on a tensor that is an argument; ``MISSING`` where nothing is."""
+        """Returns what is stored as ``name`` on a tensor that is an argument; ``MISSING`` without such."""
         self.follows_arguments = True
         self._look_up(source, name, self.mentioned)
         return attribute(source, name).value
 
     def _look_up(self, source: Captured, name: str, names: frozenset[str]) -> None:
-        found = attribute(source, name)
-        if found.value is MISSING:
-            self.guards.append(found)
+        captured = attribute(source, name)
+        if captured.value is MISSING:
+            self.guards.append(captured)
         else:
-            self._visit(found, names, 1)
+            self._visit(captured, names, 1)
 
     def look_up_variable(self, environ: Any, name: Any) -> None:
-        """Guard variable ``name`` of the environment; None for the names of all variables."""
+        """Guards variable ``name`` of the environment; None means the names of all variables."""
 
         def read() -> Any:
             return tuple(environ._data) if name is None else environ._data.get(environ.encodekey(name))
@@ -238,7 +238,8 @@ class Captures:
                 self._visit(child, child_names, depth + 1)
 
     def _first_visit(self, captured: Captured, names: frozenset[str]) -> bool:
-        """Whether the value has not yet been visited with all of ``names``. True for containers at every visit."""
+        """Returns whether the value has not yet been visited with all of ``names``. True for containers at every
+        visit."""
         value = captured.value
         if isinstance(value, (tuple, list, dict)):
             return True
@@ -248,7 +249,7 @@ class Captures:
         return is_new
 
     def _refuse(self, path: str, what: str, instead: str, why: str = _NOT_COMPARED) -> None:
-        """TraceError, now or when all code is known, if the user's own code mentions ``path``.
+        """Raises TraceError, now or when all code is known, if the user's own code mentions ``path``.
 
         Installed packages mention far more than a call reads; of that, what cannot be compared is taken as constant.
         """
@@ -315,7 +316,7 @@ class Captures:
         return any(captured is argument for argument in self._arguments)
 
     def _library_children(self, captured: Captured, names: frozenset[str]) -> Children:
-        """The attributes of a Python module that are in ``names``."""
+        """Returns the attributes of a Python module that are in ``names``."""
         module = captured.value
         if is_library(module.__name__):
             for name in contents.draws(module, names):
@@ -327,7 +328,7 @@ class Captures:
             yield attribute(captured, name), names
 
     def _module_children(self, captured: Captured, names: frozenset[str]) -> Children:
-        """What a call of torch's module runs, and what that reaches."""
+        """Returns what a call of torch's module runs, and what that reaches."""
         module, path = captured.value, captured.path
         self.guards.append(derived(f"type({path})", captured, contents.kind))
         for index in range(len(contents.hooks(module))):
@@ -347,7 +348,7 @@ class Captures:
             yield from self._object_children(captured, names, contents.member_names(module) if is_of_torch else ())
 
     def _object_children(self, captured: Captured, names: frozenset[str], members: tuple[str, ...] = ()) -> Children:
-        """The attributes of an object or class that are in ``names``, or that methods in ``names`` mention.
+        """Returns the attributes of an object or class that are in ``names``, or that methods in ``names`` mention.
 
         ``members``: names of further attributes.
         """
@@ -356,27 +357,28 @@ class Captures:
         names = self._reached(owner, names)
         # The class is guarded with the object, and its attributes are read through the object.
         for name in sorted({*names, *members} - {"__class__"}):
-            found = static_attribute(value, name, MISSING)
-            if found is MISSING and lacks(value, name):
+            attribute_ = static_attribute(value, name, MISSING)
+            if attribute_ is MISSING and lacks(value, name):
                 continue
             path = f"{captured.path}.{name}"
-            if plain_function(found) is not None:
-                if not is_library(plain_function(found).__module__):
+            if plain_function(attribute_) is not None:
+                if not is_library(plain_function(attribute_).__module__):
                     yield derived(path, captured, functools.partial(current_method, name=name)), names
                 for base in overridden(owner, name) if "super" in names else ():
                     step = functools.partial(_method_of, base, name)
                     yield Captured(f"{base.__name__}.{name}", step, step()), names
-            elif name == "__dict__" or not hasattr(type(found), "__get__") or isinstance(found, _VALUES):
+            elif name == "__dict__" or not hasattr(type(attribute_), "__get__") or isinstance(attribute_, _VALUES):
                 yield attribute(captured, name), names
-            elif not is_library(type(found).__module__):
+            elif not is_library(type(attribute_).__module__):
                 yield derived(path, captured, functools.partial(inspect.getattr_static, attr=name)), names
 
     def _reached(self, owner: type, names: frozenset[str]) -> frozenset[str]:
-        """``names``, and those that methods and descriptors of ``owner`` mention which they, or operators, call."""
+        """Returns ``names``, and those that methods and descriptors of ``owner`` mention if the names or operators call
+        them."""
         key = owner, names
         if key not in self._names:
-            found = with_methods(owner, names | special_methods(owner))
-            self._names[key] = found.union(*(mentioned(method) for method in descriptors(owner, found)))
+            reached = with_methods(owner, names | special_methods(owner))
+            self._names[key] = reached.union(*(mentioned(method) for method in descriptors(owner, reached)))
         return self._names[key]
 
     def _function_children(self, captured: Captured, function: types.FunctionType) -> Children:
@@ -429,7 +431,7 @@ class Captures:
 
 
 def _is_bound(value: Any) -> bool:
-    """Whether it is a method of an object that is written in C, such as a list's ``append``."""
+    """Returns whether ``value`` is a method of an object that is written in C, such as a list's ``append``."""
     if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return False
     return not isinstance(value.__self__, (types.ModuleType, type, type(None)))

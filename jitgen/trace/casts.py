@@ -1,4 +1,4 @@
-"""Rows of torch's dtype conversions: ``x.float()``, ``x.to(...)``, ``x.type_as(y)``."""
+"""Defines the rows of torch's dtype conversions: ``x.float()``, ``x.to(...)``, ``x.type_as(y)``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ordered(trace: Trace, input: Node, memory_format: torch.memory_format | None) -> Node:
-    """``input`` in a memory format if it is returned; torch returns a tensor that is in it already itself."""
+    """Returns ``input`` as a result in a memory format; torch returns a tensor that is in it already itself."""
     if memory_format in (None, torch.preserve_format):
         return input
     if memory_format is torch.contiguous_format:

@@ -1,4 +1,4 @@
-"""``torch.utils.checkpoint`` within a traced function: a call of what is checkpointed.
+"""Traces ``torch.utils.checkpoint`` within a function as a call of what is checkpointed.
 
 It makes saved tensors and autograd functions of its arguments, and a proxy is none. A trace needs nothing of that: what
 the backward of a decorated function computes again is decided for the whole of it (``gradients/plan.py``), and random
@@ -21,7 +21,7 @@ _Reentrant = checkpoint.CheckpointFunction
 
 
 def _around(*arguments: Any, **options: Any) -> Iterator[None]:
-    """What ``checkpoint`` does before and after it calls the function: nothing, in a trace."""
+    """Does nothing, in place of what ``checkpoint`` does around the function that it calls."""
     if tracing.get() is None:
         yield from _without_reentrant(*arguments, **options)
     else:
@@ -29,7 +29,7 @@ def _around(*arguments: Any, **options: Any) -> Iterator[None]:
 
 
 class _Called:
-    """In place of the autograd function of ``use_reentrant=True``."""
+    """Replaces the autograd function of ``use_reentrant=True``."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserves: bool, *arguments: Any) -> Any:
@@ -43,6 +43,6 @@ _REPLACED = Replaced(checkpoint, {"_checkpoint_without_reentrant_generator": _ar
 
 @contextmanager
 def checkpoints_are_calls() -> Iterator[None]:
-    """A context in which a trace meets a checkpoint as a call of its function."""
+    """Makes a trace meet a checkpoint as a call of its function."""
     with _REPLACED.active():
         yield

@@ -1,4 +1,4 @@
-"""What can be compared of objects whose contents no name leads to, and which objects cannot be compared.
+"""Decides what can be compared of objects whose contents no name leads to, and which objects cannot be compared.
 
 ``snapshot`` and ``kind`` give values that later calls compare: the elements of a set, the bytes of a small buffer, the
 hooks of a module. ``refusal`` says of an object that has no such value why not, and what to do instead.
@@ -39,18 +39,20 @@ LOOK_UP = "looks attributes up by names that the code does not show", "write obj
 
 
 def makes_look_ups(module: types.ModuleType, names: frozenset[str]) -> list[str]:
-    """Those of ``names`` by which Python's module of operators, if ``module`` is that, makes functions that look up."""
-    return sorted(names & {each.__name__ for each in _LOOK_UPS}) if module is operator else []
+    """Returns the names in ``names`` that ``operator`` builds lookup functions from (``attrgetter``, ``itemgetter``,
+    ``methodcaller``); empty for any other module."""
+    return sorted(names & {maker.__name__ for maker in _LOOK_UPS}) if module is operator else []
 
 
 def draws(module: types.ModuleType, names: frozenset[str]) -> list[str]:
-    """Those of ``names`` by which Python's module of random numbers, if ``module`` is that, draws one."""
+    """Returns the names in ``names`` by which ``random`` draws a number; empty for any other module."""
     return sorted(_DRAWS & names) if module is random else []
 
 
 def refusal(value: Any) -> tuple[str, str] | None:
-    """(what is wrong, what to do) of an object that no call can compare with what it was at the trace, else None."""
-    if isinstance(value, _LOOK_UPS) or any(value is each for each in _LOOK_UPS):
+    """Explains why no call can compare an object with what it was at the trace: (what is wrong, what to do), or
+    None."""
+    if isinstance(value, _LOOK_UPS) or any(value is maker for maker in _LOOK_UPS):
         return LOOK_UP
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         return "is an iterator, which every look changes", "capture the list or tuple that it goes over"
@@ -68,7 +70,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_numpy(value: Any) -> bool:
-    """Whether it is numpy's array or number; numpy itself need not be imported."""
+    """Returns whether ``value`` is numpy's array or number; numpy itself need not be imported."""
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "dtype")
 
 
@@ -81,9 +83,9 @@ def is_buffer(value: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """The contents of a set or of a buffer; None of a buffer that is too large, or that holds objects."""
+    """Returns the contents of a set or of a buffer; None for a buffer that is too large, or that holds objects."""
     if isinstance(value, (set, frozenset)):
-        return frozenset((type(each), each) for each in value)
+        return frozenset((type(member), member) for member in value)
     if is_numpy(value):
         small = value.nbytes <= MAX_BYTES and not value.dtype.hasobject
         return (value.dtype.str, value.shape, value.tobytes()) if small else None
@@ -95,7 +97,8 @@ def snapshot(value: Any) -> Any:
 
 
 def hooks(module: torch.nn.Module) -> tuple[Any, ...]:
-    """What a call of ``module`` runs besides its class's ``forward``: an instance's own, and hooks before and after."""
+    """Returns what a call of ``module`` runs besides its class's ``forward``: an instance's own, and hooks before and
+    after."""
     own = vars(module).get("forward")
     if own is None and not module._forward_hooks and not module._forward_pre_hooks:
         return ()
@@ -106,26 +109,26 @@ _BASES_OF_DATA = (object, dict, list, tuple, deque, OrderedDict, defaultdict, ty
 
 
 def is_data(owner: type) -> bool:
-    """Whether names lead to all that an instance holds: nothing is in memory that only C code reads, and it is more
-    than a mark (``object()``)."""
-    users = [each for each in owner.__mro__ if not is_library(each.__module__)]
-    return owner is not object and all(each in _BASES_OF_DATA or each in users for each in owner.__mro__)
+    """Returns whether names lead to all that an instance holds: no C code hides memory, and the instance is more than a
+    mark (``object()``)."""
+    users = [base for base in owner.__mro__ if not is_library(base.__module__)]
+    return owner is not object and all(base in _BASES_OF_DATA or base in users for base in owner.__mro__)
 
 
 def kind(module: torch.nn.Module) -> Any:
-    """The class of ``module``, with its hooks where it has any: what a call of it runs."""
-    found = hooks(module)
-    return (type(module), *found, *module._forward_hooks_with_kwargs) if found else type(module)
+    """Returns the class of ``module``, with its hooks if it has any: what a call of it runs."""
+    hooks_ = hooks(module)
+    return (type(module), *hooks_, *module._forward_hooks_with_kwargs) if hooks_ else type(module)
 
 
 def hooks_of_all_modules() -> tuple[Any, ...]:
-    """The hooks that torch calls for every module."""
+    """Returns the hooks that torch calls for every module."""
     before, after = torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks
     return (*before.values(), None, *after.values()) if before or after else ()
 
 
 def member_names(module: torch.nn.Module) -> tuple[str, ...]:
-    """The names of parameters, buffers and modules of ``module`` itself."""
+    """Returns the names of parameters, buffers and modules of ``module`` itself."""
     return (*module._parameters, *module._buffers, *module._modules)
 
 
@@ -135,8 +138,8 @@ ITERATES |= {f"named_{name}" for name in ("children", "modules", "parameters", "
 
 
 def reaches_all_members(module: torch.nn.Module, names: frozenset[str]) -> bool:
-    """Whether code that mentions ``names`` may reach members that it does not name: it goes over them, as the code of
-    a container such as ``Sequential`` does."""
+    """Returns whether code that mentions ``names`` may reach members that it does not name, because it goes over them,
+    as a container such as ``Sequential`` does."""
     return not names.isdisjoint(ITERATES) or hasattr(type(module), "__iter__")
 
 
@@ -150,12 +153,12 @@ _BACKED: tuple[tuple[type, str], ...] = (
 
 
 def backing(value: Any) -> frozenset[str]:
-    """The name of the attribute that has the contents of a container of Python's, if ``value`` is one."""
+    """Returns the attribute that has the contents of a container of Python's, as a set; empty for other values."""
     return frozenset(name for kind, name in _BACKED if isinstance(value, kind))
 
 
 def items(value: Any) -> Iterator[Any] | None:
-    """The keys or indices of a container, whose items are followed; None where it is no container."""
+    """Returns the keys or indices of a container, whose items are followed; None for anything else."""
     if isinstance(value, (tuple, list, deque)):
         return iter(range(len(value)))
     return iter(value) if isinstance(value, (dict, types.MappingProxyType)) else None

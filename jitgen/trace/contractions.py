@@ -1,4 +1,5 @@
-"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``bmm``, ``addmm``, ``einsum`` and the like.
+"""Defines the rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``bmm``, ``addmm``, ``einsum`` and the
+like.
 
 Every product of matrices becomes one ``contract`` node, of an activation ``(..., K)`` and a weight that views bring to
 ``(N, K)``, or of two batches of these; its equation names the axes (``ir/equations.py``). Bias, scaling and residuals
@@ -41,7 +42,7 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | None = None) -> Node:
-    """``x`` (batch..., ..., K) times the transpose of ``weight`` (batch..., N, K).
+    """Multiplies ``x`` (batch..., ..., K) by the transpose of ``weight`` (batch..., N, K).
 
     Where ``x`` is a quantised weight and ``weight`` is not, the result is computed as the transpose of ``weight`` times
     the transpose of ``x``.
@@ -105,7 +106,7 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
 
 
 def _batched(trace: Trace, input: Node, other: Node) -> Node:
-    """``input`` (..., M, K) or (K,) times ``other`` (..., K, N); their batch dimensions broadcast."""
+    """Multiplies ``input`` (..., M, K) or (K,) by ``other`` (..., K, N); their batch dimensions broadcast."""
     if input.is_weight or other.is_weight:
         raise UnsupportedError(
             "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; dequantise "
@@ -121,7 +122,7 @@ def _batched(trace: Trace, input: Node, other: Node) -> Node:
 
 
 def mT(trace: Trace, node: Node) -> Node:
-    """``node`` with its last two dimensions exchanged."""
+    """Exchanges the last two dimensions of ``node``."""
     rank = len(node.shape)
     order = (*range(rank - 2), rank - 1, rank - 2)
     return view(trace, node, ("permute", order), tuple(node.shape[dim] for dim in order))
@@ -134,7 +135,7 @@ def bmm(trace: Trace, input: Node, mat2: Node) -> Node:
 
 
 def _check_batches(name: str, trace: Trace, left: Node, right: Node) -> None:
-    """ValueError where these are not two batches of equally many matrices: sizes of 1 do not broadcast."""
+    """Raises ValueError unless these are two batches of equally many matrices: sizes of 1 do not broadcast."""
     if len(left.shape) != 3 or len(right.shape) != 3:
         raise ValueError(
             f"{name} takes two batches of matrices, got {len(left.shape)} and {len(right.shape)} dimensions"
@@ -164,7 +165,7 @@ def mm(trace: Trace, input: Node, mat2: Node) -> Node:
 
 @row("_int_mm")
 def int_mm(trace: Trace, input: Node, mat2: Node) -> Node:
-    """The int32 product of two matrices of int8."""
+    """Multiplies two matrices of int8 to int32."""
     if len(input.shape) != 2 or len(mat2.shape) != 2:
         raise ValueError(f"_int_mm takes two matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
     if input.dtype != "int8" or mat2.dtype != "int8":
@@ -223,14 +224,14 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
 
 @row("jitgen.linear")
 def quantized_linear(trace: Trace, input: Node, weight: Sequence[Node], bias: Node | None, token: str) -> Node:
-    """The operator that ``F.linear`` with a quantised weight is where torch traces (``call/linear_operator.py``)."""
+    """Multiplies by a quantised weight where torch traces ``F.linear`` (``call/linear_operator.py``)."""
     return linear(trace, input, trace.quantized.node(weight, from_text(token, trace.device)), bias)
 
 
 def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:
-    """``node`` broadcast to ``shape``, and refused where it would broadcast ``shape`` itself."""
-    found = broadcast_shapes(trace, node.shape, shape)
-    if tuple(map(trace.guards.hint, found)) != tuple(map(trace.guards.hint, shape)):
+    """Broadcasts ``node`` to ``shape``, and refuses one that would broadcast ``shape`` itself."""
+    broadcast = broadcast_shapes(trace, node.shape, shape)
+    if tuple(map(trace.guards.hint, broadcast)) != tuple(map(trace.guards.hint, shape)):
         here, product = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))
         raise ValueError(f"{what} of shape {here} does not fit a product of shape {product}")
     return node
@@ -249,7 +250,7 @@ def addmv(trace: Trace, input: Node, mat: Node, vec: Node, *, beta: Any = 1, alp
 
 
 def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> Node:
-    """``beta * input + alpha * product``."""
+    """Adds ``beta * input + alpha * product``."""
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     expand_to(trace, input, product.shape, "the added tensor")
@@ -274,7 +275,8 @@ WEIGHT_IN_EINSUM = (
 
 @row("einsum", weights=True)
 def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
-    """An einsum of one or two operands. A dimension of one operand alone that the result lacks is summed first."""
+    """Computes an einsum of one or two operands. A dimension of one operand alone that the result lacks is summed
+    first."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     inputs, result = _parsed(equation, [len(operand.shape) for operand in operands])
@@ -319,7 +321,7 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
 
 
 def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
-    """The names of each operand's dimensions, and those of the result.
+    """Parses an equation: the names of each operand's dimensions, and those of the result.
 
     The dimensions that an ellipsis stands for are named ``...n``, ``...(n - 1)``, ..., ``...1``, from the outermost on.
     """
@@ -354,7 +356,7 @@ def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]
 
 
 def _diagonals(trace: Trace, names: list[str], node: Node) -> tuple[list[str], Node]:
-    """Each name once: of two dimensions of one name the diagonal, which is every (size + 1)-th element of both."""
+    """Takes the diagonal of two dimensions with one name: every (size + 1)-th element of both."""
     while repeated := next((name for name in names if names.count(name) > 1), None):
         first = names.index(repeated)
         second = names.index(repeated, first + 1)
@@ -372,8 +374,8 @@ def _diagonals(trace: Trace, names: list[str], node: Node) -> tuple[list[str], N
 
 
 def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) -> tuple[list[str], Node]:
-    """``node`` summed over its dimensions that are not in ``others``: the names that remain, and the sum, which of
-    integers is an int64."""
+    """Sums ``node`` over its dimensions that are not in ``others``; returns the names that remain, and the sum, which
+    for integers is an int64."""
     dims = [dim for dim, name in enumerate(names) if name not in others]
     if not dims:
         return names, node
@@ -384,7 +386,7 @@ def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) 
 
 
 def _sizes_of(trace: Trace, operands: list[tuple[list[str], Node]]) -> dict[str, Any]:
-    """The size of each name. A size of 1 broadcasts to the size of the other operand."""
+    """Returns the size of each name. A size of 1 broadcasts to the size of the other operand."""
     sizes: dict[str, Any] = {}
     for names, node in operands:
         for name, size in zip(names, node.shape, strict=True):
@@ -396,7 +398,7 @@ def _sizes_of(trace: Trace, operands: list[tuple[list[str], Node]]) -> dict[str,
 
 
 def _broadcast(trace: Trace, names: list[str], node: Node, order: list[str], sizes: dict[str, Any]) -> Node:
-    """``node`` broadcast to one dimension for each name of ``order``, of the size in ``sizes``."""
+    """Broadcasts ``node`` to one dimension for each name of ``order``, of the size in ``sizes``."""
     node = _ordered(trace, names, node, [name for name in order if name in names])
     for dim, name in enumerate(order):
         if name not in names:
@@ -405,12 +407,12 @@ def _broadcast(trace: Trace, names: list[str], node: Node, order: list[str], siz
 
 
 def _aligned(trace: Trace, names: list[str], node: Node, order: list[str], sizes: dict[str, Any]) -> Node:
-    """``node`` with its dimensions in ``order``; sizes of 1 are broadcast."""
+    """Permutes ``node`` to the dimensions in ``order``, and broadcasts sizes of 1."""
     return expand(trace, _ordered(trace, names, node, order), tuple(sizes[name] for name in order))
 
 
 def _ordered(trace: Trace, names: list[str], node: Node, order: list[str]) -> Node:
-    """``node`` with its dimensions in ``order``."""
+    """Permutes ``node`` to the dimensions in ``order``."""
     permutation = tuple(names.index(name) for name in order)
     if permutation == tuple(range(len(order))):
         return node

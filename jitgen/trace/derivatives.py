@@ -1,4 +1,4 @@
-"""Derivatives of composed functions by torch's formulas; see ``ir/custom_gradients.py``."""
+"""Differentiates composed functions by torch's formulas; see ``ir/custom_gradients.py``."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
 @row("jitgen.with_gradient")
 def with_gradient(trace: Trace, value: Node, *pairs: Value) -> Node:
-    """The row of ``ir.custom_gradients.with_gradient``."""
+    """Traces ``ir.custom_gradients.with_gradient``."""
     operands, slopes = pairs[::2], pairs[1::2]
     active = [
-        (each, slope if isinstance(slope, Node) else operand(trace, slope, value.dtype))
-        for each, slope in zip(operands, slopes, strict=True)
-        if isinstance(each, Node) and is_float(each)
+        (node, slope if isinstance(slope, Node) else operand(trace, slope, value.dtype))
+        for node, slope in zip(operands, slopes, strict=True)
+        if isinstance(node, Node) and is_float(node)
     ]
     if not (trace.differentiable and active and is_float(value)):
         return value
     inputs = [value]
-    for each, slope in active:
-        shape = broadcast_shapes(trace, value.shape, each.shape, slope.shape)
-        inputs += [expand(trace, each, shape), expand(trace, slope, shape)]
+    for node, slope in active:
+        shape = broadcast_shapes(trace, value.shape, node.shape, slope.shape)
+        inputs += [expand(trace, node, shape), expand(trace, slope, shape)]
     return trace.make(CUSTOM_GRADIENT.name, inputs, value.dtype, value.shape)
 
 
 @row("jitgen.saved")
 def saved(trace: Trace, value: Node) -> Node:
-    """The row of ``ir.custom_gradients.saved``."""
+    """Traces ``ir.custom_gradients.saved``."""
     return trace.make("view", (value,), value.dtype, value.shape, SAVED_VIEW) if trace.differentiable else value
 
 
 @row("jitgen.shared")
 def shared(trace: Trace, value: Node) -> Node:
-    """The row of ``ir.custom_gradients.shared``."""
+    """Traces ``ir.custom_gradients.shared``."""
     if not (trace.differentiable and is_float(value)):
         return value
     return trace.make("view", (value,), value.dtype, value.shape, SHARED_EXTREMUM)
 
 
 def derived(trace: Trace, value: Node, operands: Sequence[Value], slopes: Callable[[Node], Sequence[Value]]) -> Node:
-    """``value`` with the slope of each of ``operands``, which ``slopes`` makes of the value.
+    """Gives ``value`` the slope in each of ``operands`` that ``slopes`` makes of the value.
 
     In a second derivative the value that a slope reads has these slopes again.
     """
@@ -56,5 +56,5 @@ def derived(trace: Trace, value: Node, operands: Sequence[Value], slopes: Callab
         return value
     for _ in range(2):
         pairs = zip(operands, slopes(value), strict=True)
-        value = with_gradient(trace, value, *(each for pair in pairs for each in pair))
+        value = with_gradient(trace, value, *(item for pair in pairs for item in pair))
     return value

@@ -1,4 +1,5 @@
-"""Tensors of a trace that user code keeps beyond it: stored on an object, or returned in what a call cannot rebuild.
+"""Refuses tensors of a trace that user code keeps beyond it: stored on an object, or returned in what a call cannot
+rebuild.
 
 What the journal finds is stored again by each call (``kept.py``). What a traced function stores where the journal does
 not look would be a proxy, and later calls, which launch kernels without running the function, would store nothing. So
@@ -33,7 +34,7 @@ def check(
     changes: Sequence[Change] = (),
     caches: Sequence[Any] = (),
 ) -> None:
-    """Check that user code keeps nothing of a trace.
+    """Checks that user code keeps nothing of a trace.
 
     Args:
         name: the function's, for messages.
@@ -79,7 +80,7 @@ def check(
 
 
 def kept(given: Iterable[weakref.ref[Any]]) -> list[Any]:
-    """Those of ``given`` that are still there, though no reference cycle waits to be collected."""
+    """Returns those of ``given`` that are still referenced once reference cycles are collected."""
     if any(reference() is not None for reference in given):
         gc.collect()
     return [value for reference in given if (value := reference()) is not None]
@@ -97,7 +98,7 @@ def _made_at(value: Any) -> str | None:
 
 
 def _release(kept: list[Any], caches: Sequence[Any]) -> None:
-    """Take what is kept out of the dicts, lists and caches that hold it, which eager torch may meet next."""
+    """Takes what is kept out of the dicts, lists and caches that hold it, which eager torch may meet next."""
     for cache in caches:
         cache.cache_clear()
     for value in [*kept]:
@@ -122,28 +123,28 @@ def _a(value: Any) -> str:
 
 
 def _reached(root: Any, wanted: Sequence[Any]) -> Any:
-    """That of ``wanted`` which ``root`` refers to, directly or through other objects; None if there is none."""
+    """Returns the one of ``wanted`` to which ``root`` refers, directly or through other objects; None without one."""
     ids, reached, seen = set(map(id, wanted)), [root], {id(root)}
-    for each in reached:
-        if id(each) in ids:
-            return each
-        if len(reached) > MAX_REACHED or isinstance(each, (type, types.ModuleType)):
+    for value in reached:
+        if id(value) in ids:
+            return value
+        if len(reached) > MAX_REACHED or isinstance(value, (type, types.ModuleType)):
             continue
         # A function's globals are not its own.
-        found = (each.__closure__, each.__defaults__) if isinstance(each, types.FunctionType) else None
-        new = [other for other in found or gc.get_referents(each) if id(other) not in seen]
+        referents = (value.__closure__, value.__defaults__) if isinstance(value, types.FunctionType) else None
+        new = [other for other in referents or gc.get_referents(value) if id(other) not in seen]
         seen.update(map(id, new))
         reached += new
     return None
 
 
 def _holder(value: Any) -> tuple[str | None, str]:
-    """What refers to ``value``: the attribute, if it is one, and a description."""
+    """Describes what refers to ``value``: the attribute, if it is one, and a description."""
     for owner in gc.get_referrers(value):
         for holder in (owner, *gc.get_referrers(owner)) if type(owner) is dict else (owner,):
             is_ours = type(holder).__module__.partition(".")[0] == "jitgen"
             attributes = None if is_ours else getattr(holder, "__dict__", None)
-            for name, found in attributes.items() if isinstance(attributes, dict) else ():
-                if found is value:
+            for name, attribute in attributes.items() if isinstance(attributes, dict) else ():
+                if attribute is value:
                     return name, f"attribute {name!r} of {_a(holder)}"
     return None, "a container or an object outside of it"

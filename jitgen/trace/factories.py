@@ -1,4 +1,4 @@
-"""Rows of functions that make tensors or ask about them, and the tensor properties."""
+"""Defines the rows of functions that make tensors or ask about them, and the tensor properties."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
 
 
 def number(trace: Trace, value: Any, dtype: str) -> Node:
-    """A number as a 0-d tensor of ``dtype``, rounded to it as a tensor in memory would be: a float may be infinite."""
+    """Makes a 0-d tensor of ``dtype`` from a number, rounded to it as a tensor in memory would be: a float may be
+    infinite."""
     if not DTYPES[dtype].is_floating_point:
         require_range(trace, value, dtype)
     if symbols.kind_of(unwrap(value)) != "float":
@@ -134,7 +135,8 @@ def arange(
     dtype: Any = None,
     device: Any = None,
 ) -> Node:
-    """start + step * index. With integers and a step of 1 the length may be symbolic; otherwise it is guarded."""
+    """Computes start + step * index. With integers and a step of 1 the length may be symbolic; otherwise it is
+    guarded."""
     if len(bounds) == 1 and end is None:
         bounds = (start, *bounds)
     start, end, step = (*bounds, *(start, end, step)[len(bounds) :])
@@ -170,7 +172,7 @@ def arange(
 
 
 def _shape(trace: Trace, node: Node) -> torch.Size:
-    """torch takes symbolic sizes for its own."""
+    """Returns the shape as a ``torch.Size``, which takes symbolic sizes for torch's own."""
     return torch.Size([wrap(size, trace.guards) for size in node.shape])
 
 

@@ -1,5 +1,5 @@
-"""Rows of the functions that read a tensor at computed indices: ``embedding``, ``gather``, ``index_select``, ``take``,
-and indexing by tensors, which ``trace/indexing.py`` hands on to ``indexed`` here.
+"""Defines the rows of functions that read a tensor at computed indices: ``embedding``, ``gather``, ``index_select``,
+``take``, and indexing by tensors (``indexed``, for ``trace/indexing.py``).
 
 Each becomes one ``gather`` node (``ir/gathers.py``). Where torch counts a negative index from the end, the size is
 added to it before. What has a shape that depends on data (indexing by a mask) is refused.
@@ -30,7 +30,7 @@ MASKED = (
 
 
 def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: Sequence[int], shape: Shape) -> Node:
-    """The elements of ``source`` at ``coordinates`` (``ir/gathers.py``); the integer ``indices`` are broadcast to
+    """Reads the elements of ``source`` at ``coordinates`` (``ir/gathers.py``); the integer ``indices`` are broadcast to
     ``shape``.
 
     Raises:
@@ -46,7 +46,7 @@ def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: S
 
 
 def from_end(trace: Trace, index: Node, size: Any) -> Node:
-    """``index`` as int64, with ``size`` added where it is negative."""
+    """Converts ``index`` to int64, and adds ``size`` where it is negative."""
     number = trace.cast(index, "int64")
     wrapped = pointwise(trace, "add", number, trace.builder.scalar(size, "int64"))
     negative = pointwise(trace, "lt", number, 0, result="bool")
@@ -54,7 +54,7 @@ def from_end(trace: Trace, index: Node, size: Any) -> Node:
 
 
 def along(trace: Trace, index: Node, dim: int, rank: int) -> Node:
-    """A vector as a tensor of ``rank`` dimensions, with its elements along ``dim``."""
+    """Reshapes a vector to ``rank`` dimensions, with its elements along ``dim``."""
     for _ in range(dim):
         index = unsqueeze(trace, index, 0)
     while len(index.shape) < rank:
@@ -63,7 +63,7 @@ def along(trace: Trace, index: Node, dim: int, rank: int) -> Node:
 
 
 def require_index(index: Node, *dtypes: str) -> None:
-    """Refuse an index of another dtype, as torch does."""
+    """Refuses an index of another dtype, as torch does."""
     if index.dtype not in (dtypes or INDEX_DTYPES):
         raise TypeError(f"an index is {' or '.join(dtypes or INDEX_DTYPES)}, not {index.dtype}")
 
@@ -81,7 +81,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
-    """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
+    """Looks rows up; the other arguments concern the gradient alone, of which the row ``padding_idx`` gets none."""
     require_index(indices)
     if indices.is_weight:
         raise UnsupportedError("a quantised weight is no index; pass a tensor of integers")
@@ -118,7 +118,7 @@ def _gather(trace: Trace, input: Node, dim: int, index: Node) -> Node:
 
 
 def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) -> Node:
-    """``node`` cut to the first elements of ``shape`` along all dimensions but ``dim``.
+    """Cuts ``node`` to the first elements of ``shape`` along all dimensions but ``dim``.
 
     Raises:
         ValueError: it has other dimensions, or fewer elements.
@@ -192,7 +192,7 @@ def one_hot(trace: Trace, tensor: Node, num_classes: Any = -1) -> Node:
 
 
 class Chosen:
-    """Where the elements that tensors choose are: of a tensor with dimensions of its own and indexed ones.
+    """Locates the elements that tensors choose, in a tensor with dimensions of its own and indexed ones.
 
     Attributes:
         shape: of the result.
@@ -201,7 +201,8 @@ class Chosen:
     """
 
     def __init__(self, trace: Trace, sizes: Shape, by_dim: Mapping[int, Node]):
-        """
+        """Computes the coordinates.
+
         Args:
             sizes: of the tensor.
             by_dim: the indices, by dimension; those of 0 dimensions remove it, as a number does.
@@ -227,6 +228,6 @@ class Chosen:
 
 
 def indexed(trace: Trace, input: Node, by_dim: Mapping[int, Node]) -> Node:
-    """``input`` indexed by integer tensors, by dimension."""
+    """Indexes ``input`` by integer tensors, by dimension."""
     chosen = Chosen(trace, input.shape, by_dim)
     return gathered(trace, input, chosen.indices, chosen.coordinates, chosen.shape)

@@ -1,4 +1,5 @@
-"""The conditions that a trace relies on: questions are decided by the values of one call, and the answers are guards.
+"""Records the conditions that a trace relies on: questions are decided by the values of one call, and the answers are
+guards.
 
 Neighbours: ``ir/graph.py`` defines a ``Guard``; ``trace/numbers.py`` decides here for user code, ``lowering.py`` for
 partitioning.
@@ -30,7 +31,7 @@ class Guards:
     """
 
     def __init__(self, hints: Mapping[str, Any], known: Iterable[Guard] = ()):
-        """``known`` are guards to begin with; ``hints`` satisfy them."""
+        """Begins with the guards ``known``, which ``hints`` satisfy."""
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
@@ -39,7 +40,7 @@ class Guards:
         self._guards: dict[Guard, None] = dict.fromkeys(known)
 
     def value(self, expr: Any) -> Any:
-        """The value of ``expr`` in this call; the graph is then valid only for calls where it has this value."""
+        """Returns the value of ``expr`` in this call, and makes it a guard."""
         if not isinstance(expr, Expr):
             return expr
         number = symbols.evaluate(expr, self.hints)
@@ -47,11 +48,11 @@ class Guards:
         return number
 
     def decide(self, condition: Scalar) -> bool:
-        """Whether ``condition`` holds in this call; the answer becomes a guard."""
+        """Returns whether ``condition`` holds in this call, and makes the answer a guard."""
         return bool(self.value(condition))
 
     def hint(self, expr: Any) -> Any:
-        """The value of ``expr`` in this call, without a guard."""
+        """Returns the value of ``expr`` in this call, without a guard."""
         return symbols.evaluate(expr, self.hints)
 
     def __iter__(self):
@@ -63,7 +64,7 @@ tracing: ContextVar[Guards | None] = ContextVar("tracing", default=None)
 
 
 def default_dtype() -> torch.dtype:
-    """torch's default dtype; it becomes a guard of the trace in progress."""
+    """Returns torch's default dtype, and makes it a guard of the trace in progress."""
     dtype, guards = torch.get_default_dtype(), tracing.get()
     if guards is not None:
         guards.default_dtype = dtype
@@ -71,8 +72,8 @@ def default_dtype() -> torch.dtype:
 
 
 def float32_matmul_precision() -> str:
-    """torch's setting. Its getter raises where ``torch.backends`` has other precisions (``fp32_precision``) than the
-    setting has names for; of these, the one of CUDA's products counts, as no other has kernels of its own."""
+    """Returns torch's setting. Its getter raises where ``torch.backends`` has other precisions (``fp32_precision``)
+    than the setting has names for; of these, the one of CUDA's products counts, as no other has kernels of its own."""
     try:
         return torch._C._get_float32_matmul_precision()  # without the Python function around it, in every warm call
     except RuntimeError:
@@ -80,7 +81,7 @@ def float32_matmul_precision() -> str:
 
 
 def matmul_precision() -> str:
-    """``"ieee"`` or ``"tf32"``, by torch's setting, which becomes a guard of the trace in progress."""
+    """Returns ``"ieee"`` or ``"tf32"``, by torch's setting, and makes it a guard of the trace in progress."""
     setting, guards = float32_matmul_precision(), tracing.get()
     if guards is not None:
         guards.matmul_precision = setting

@@ -1,4 +1,4 @@
-"""0-d CPU tensors among CUDA arguments: torch takes them as numbers, and so do kernels.
+"""Takes 0-d CPU tensors among CUDA arguments as numbers, as torch does.
 
 At each call such a tensor is read and becomes a *host scalar*: the number it holds, of a type that tells the tensor's
 dtype. In the trace that is a 0-d tensor, which promotes as one; in a launch it is a number like any other.
@@ -19,7 +19,7 @@ from jitgen.spec import DTYPES
 
 @dataclass(frozen=True)
 class SymbolicScalar:
-    """A host scalar at the trace: its value is ``expr``."""
+    """Represents a host scalar at the trace: its value is ``expr``."""
 
     expr: Expr
     dtype: str
@@ -33,7 +33,7 @@ HOST_SCALARS: dict[torch.dtype, type] = {dtype: _host_scalar(name, dtype) for na
 
 
 def base(kind: type) -> type:
-    """The number type of an argument's type: int or float."""
+    """Returns the number type of an argument's type: int or float."""
     return float if issubclass(kind, float) else int
 
 
@@ -42,17 +42,17 @@ def host_scalar(tensor: torch.Tensor) -> Any:
 
 
 def is_host_scalar(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether ``tensor`` counts as a number beside tensors on ``device``."""
+    """Returns whether ``tensor`` counts as a number among tensors on ``device``."""
     return tensor.device.type == "cpu" and device.type != "cpu" and not tensor.ndim
 
 
 def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Where the kernel runs: that of the first tensor that is no number beside the others."""
+    """Returns the device of the kernel: that of the first tensor that does not count as a number."""
     return next((t.device for t in tensors if t.device.type != "cpu" or t.ndim), tensors[0].device)
 
 
 def exchanged(leaves: Sequence[Any]) -> list[Any] | None:
-    """``leaves`` with host scalars for the tensors that count as numbers; None where there are none."""
+    """Replaces the tensors in ``leaves`` that count as numbers by host scalars; returns None if there are none."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not tensors:
         return None

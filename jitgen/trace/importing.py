@@ -1,4 +1,4 @@
-"""``imported``: a graph of functions that are jitgen's own, such as a graph of Dynamo's and a derivative.
+"""Imports functions of jitgen's own as graphs, such as a graph of Dynamo's and a derivative.
 
 Such a function calls torch functions of its arguments and returns what they give. It reads nothing by name, changes no
 object and keeps no tensor, so nothing is done here of what ``run.py`` does for a user's function: no names are
@@ -35,7 +35,7 @@ def imported(
     layout: str = "portable",
     differentiable: bool = False,
 ) -> Traced:
-    """The graph of ``function``.
+    """Imports ``function`` as a graph.
 
     Args:
         leaves, tree, guards, device, layout, differentiable: as of ``run.trace``.
@@ -58,12 +58,12 @@ def imported(
     finally:
         tracing.reset(tokens[0])
         _in_progress.reset(tokens[1])
-    found = returned(trace, result)
+    output = returned(trace, result)
     captures = trace.captures
     traced = Traced(
-        graph_of(trace, found.outputs),
-        tuple(found.leaves),
-        found.tree,
+        graph_of(trace, output.outputs),
+        tuple(output.leaves),
+        output.tree,
         (),
         (*captures.guards, *settings_guards(guards)),
         follows_arguments=captures.follows_arguments,
@@ -73,7 +73,7 @@ def imported(
 
 
 def further_input(tensor: torch.Tensor) -> TensorProxy:
-    """A proxy for a tensor that the function of the import in progress gets besides its arguments."""
+    """Makes a proxy for a tensor that the function of the import in progress gets besides its arguments."""
     trace = _in_progress.get()
     assert trace is not None, "no import is in progress"
     with torch._C.DisableTorchFunction():
@@ -81,4 +81,4 @@ def further_input(tensor: torch.Tensor) -> TensorProxy:
 
 
 def _captures_nothing() -> None:
-    """The function whose names are followed: none."""
+    """Has no names to be followed."""

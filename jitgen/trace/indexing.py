@@ -1,4 +1,5 @@
-"""Rows of the functions that divide and join tensors: indexing, ``chunk``, ``split``, ``cat``, ``stack``, ``pad``.
+"""Defines the rows of functions that divide and join tensors: indexing, ``chunk``, ``split``, ``cat``, ``stack``,
+``pad``.
 
 Whether an index or bound is in range, and into how many pieces a tensor is divided, is decided by the sizes of the call
 that is traced, and becomes a guard.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
-    """A slice bound by Python's rules: a negative one counts from the end, and it is clamped to [0, size]."""
+    """Returns a slice bound by Python's rules: a negative one counts from the end, and it is clamped to [0, size]."""
     if value is None:
         return default
     bound = _index(value)
@@ -38,7 +39,7 @@ def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
 
 
 def _index(value: Any) -> Any:
-    """A number as an index."""
+    """Returns a number as an index."""
     index = unwrap(value)
     if isinstance(index, Node):
         raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
@@ -48,7 +49,7 @@ def _index(value: Any) -> Any:
 
 
 def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
-    """Elements [start, stop) along ``dim``; both bounds are within [0, size]."""
+    """Slices elements [start, stop) along ``dim``; both bounds are within [0, size]."""
     length = symbols.sub(stop, start)
     if not trace.guards.decide(symbols.compare("ge", length, 0)):
         length = 0
@@ -61,7 +62,7 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
 
 
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
-    """The element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
+    """Selects the element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
     size, start = input.shape[dim], _index(index)
     if not trace.guards.decide(symbols.compare("ge", start, 0)):
         start = symbols.add(size, start)
@@ -74,11 +75,11 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
 
 
 MOST_NUMBERS = 64
-"""Numbers of a list that becomes a tensor inside a function, at most; a kernel selects among them."""
+"""The most numbers of a list that becomes a tensor inside a function; a kernel selects among them."""
 
 
 def listed_numbers(data: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """The numbers of nested lists, and the shape that torch makes of them."""
+    """Flattens nested lists of numbers; returns the numbers and the shape that torch makes of them."""
     if not isinstance(data, (list, tuple)):
         if not isinstance(data, (bool, int, float, SymbolicNumber)):
             raise UnsupportedError(f"torch.tensor of a {type(data).__name__}; torch.stack makes a tensor of tensors")
@@ -97,7 +98,7 @@ def listed_numbers(data: Any) -> tuple[list[Any], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Listed:
-    """An index that is a list of numbers.
+    """Represents an index that is a list of numbers.
 
     Attributes:
         numbers: in nested lists.
@@ -108,7 +109,7 @@ class Listed:
     size: int | None = None
 
     def index(self, trace: Trace, size: Any) -> Node:
-        """The list as a tensor of indices along a dimension of ``size``."""
+        """Makes a tensor of indices along a dimension of ``size`` from the list."""
         if self.size is not None and not trace.guards.decide(symbols.compare("eq", size, self.size)):
             raise IndexError(f"a list of {self.size} bools indexes a dimension of size {trace.guards.hint(size)}")
         numbers, shape = listed_numbers(self.numbers)
@@ -119,7 +120,7 @@ class Listed:
 
 
 def refuse_nested(key: Any) -> None:
-    """UnsupportedError for a nested list as the whole index, whose meaning depends on torch's release."""
+    """Raises UnsupportedError for a nested list as the whole index, whose meaning depends on torch's release."""
     if isinstance(key, list) and any(isinstance(item, (list, tuple)) for item in key):
         raise UnsupportedError(
             "a nested list as an index is a tuple of lists in some releases of torch, and a tensor in others; write "
@@ -128,7 +129,7 @@ def refuse_nested(key: Any) -> None:
 
 
 def _listed_key(item: Any) -> list[Any]:
-    """An index as it is; a list of integers as ``Listed``, one of bools as those of the elements that are True."""
+    """Returns an index as it is; a list of integers as ``Listed``, one of bools as the indices of the True ones."""
     if is_numpy(item):
         item = item.tolist()
     if isinstance(item, range):
@@ -141,7 +142,7 @@ def _listed_key(item: Any) -> list[Any]:
         shape.append(len(inner))
         inner = inner[0] if inner else 0
     if not isinstance(inner, bool):
-        if any(isinstance(each, (Node, slice)) or each is None or each is Ellipsis for each in item):
+        if any(isinstance(item_, (Node, slice)) or item_ is None or item_ is Ellipsis for item_ in item):
             raise UnsupportedError("an index that is a list of other indices than numbers; make it a tuple")
         return [Listed(item)]
     places = [
@@ -160,7 +161,8 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
 
 
 def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:
-    """``input`` under the slices, ints and None of ``key``, and the integer tensors of it by the dimensions of that."""
+    """Views ``input`` by the slices, ints and None of ``key``; returns also its integer tensors by the dimensions of
+    the view."""
     keys = [part for item in (key if isinstance(key, tuple) else (key,)) for part in _listed_key(item)]
     if any(isinstance(item, bool) for item in keys) and any(isinstance(item, (Node, Listed)) for item in keys):
         raise UnsupportedError("an index True or False beside tensors and lists; use unsqueeze")
@@ -240,14 +242,14 @@ def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
 
 @row("chunk", view=True)
 def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, ...]:
-    """Pieces of ceil(size / chunks) elements, so possibly fewer than ``chunks``, as in torch."""
+    """Cuts pieces of ceil(size / chunks) elements, so possibly fewer than ``chunks``, as in torch."""
     dim, wanted = dimension(input, dim), int(chunks)
     if wanted <= 0:
         raise ValueError(f"chunk expects a positive number of chunks, not {wanted}")
     size = input.shape[dim]
     if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
-        each = symbols.floordiv(size, wanted)
-        return _pieces(trace, input, dim, [each] * wanted)
+        length = symbols.floordiv(size, wanted)
+        return _pieces(trace, input, dim, [length] * wanted)
     return split(trace, input, -(-trace.guards.value(size) // wanted), dim)
 
 
@@ -263,14 +265,14 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
         if not trace.guards.decide(symbols.compare("eq", total, size)):
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
-    each = int(sections)
-    if each == 0 and trace.guards.decide(symbols.compare("eq", size, 0)):
+    length = int(sections)
+    if length == 0 and trace.guards.decide(symbols.compare("eq", size, 0)):
         return (input,)
-    if each <= 0:
+    if length <= 0:
         raise ValueError("split expects a positive size")
-    count = max(1, trace.guards.value(symbols.floordiv(symbols.add(size, each - 1), each)))
-    last = symbols.sub(size, each * (count - 1))
-    return _pieces(trace, input, dim, [each] * (count - 1) + [last])
+    count = max(1, trace.guards.value(symbols.floordiv(symbols.add(size, length - 1), length)))
+    last = symbols.sub(size, length * (count - 1))
+    return _pieces(trace, input, dim, [length] * (count - 1) + [last])
 
 
 def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node, ...]:
@@ -311,7 +313,7 @@ def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
 
 
 def _is_legacy_empty(trace: Trace, node: Node) -> bool:
-    """Whether ``node`` has shape (0,): ``torch.cat`` skips such tensors, whatever the shapes of the others."""
+    """Returns whether ``node`` has shape (0,): ``torch.cat`` skips such tensors, whatever the shapes of the others."""
     return len(node.shape) == 1 and trace.guards.hint(node.shape[0]) == 0 and trace.guards.value(node.shape[0]) == 0
 
 
@@ -335,7 +337,7 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
-    """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
+    """Pads with a constant: ``input`` is concatenated with constant tensors; a negative amount is cut off."""
     if mode in MODES:
         # torch repeats what is left of the tensor, and reflects and replicates what it was.
         input, pad = _cut(trace, input, pad) if mode == "circular" else (input, pad)
@@ -365,7 +367,7 @@ def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node
 
 
 def _cut(trace: Trace, input: Node, pad: Any) -> tuple[Node, list[int]]:
-    """``input`` without the elements that negative amounts of padding cut off, and the other amounts."""
+    """Cuts off the elements that negative amounts of padding remove; returns also the other amounts."""
     amounts = [int(amount) for amount in pad]
     for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=False)):
         if min(before, after) < 0:

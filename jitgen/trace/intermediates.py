@@ -1,4 +1,4 @@
-"""Values within one torch function are float32 where its kernel would compute in float32.
+"""Widens values within one torch function to float32 where its kernel would compute in float32.
 
 A row composes a torch function of several nodes: ``mean`` is a sum and a quotient, ``layer_norm`` two statistics and
 what is done with them. Eager torch computes all of that in one kernel and rounds the result alone. So only the results
@@ -22,7 +22,7 @@ _NARROW = ("float16", "bfloat16")
 
 
 def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments: Iterable[Node]) -> list[Node]:
-    """``results`` of a row, computed from float32 intermediates where they are of 16 bits.
+    """Recomputes ``results`` of a row from float32 intermediates where they are of 16 bits.
 
     Args:
         arguments: of the row; neither they nor what they are computed from is changed.

@@ -1,4 +1,5 @@
-"""What a traced function may change outside of it: objects, containers and variables, as they were before the trace.
+"""Records what a traced function may change outside of it: objects, containers and variables, as they were before the
+trace.
 
 ``Captures`` notes every object that it visits before the function runs. After the run the journal compares each with
 what it was. What differs is in ``Changes``. Of a call they stay (``changes_stay``): they happened as in eager Python,
@@ -42,7 +43,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One thing that a function can change.
+    """Refers to one thing that a function can change.
 
     Attributes:
         path: how the function reaches the owner, as a user would write it; empty for variables.
@@ -65,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One place that the function changed.
+    """Describes one place that the function changed.
 
     Attributes:
         old, new: its contents before and after the function ran.
@@ -78,21 +79,21 @@ class Change:
     keys: tuple[Any, ...]
 
     def exchanged(self, exchange: Exchange) -> Change:
-        """The change with the leaves of what is new exchanged. What stays is not touched, nor copied."""
+        """Exchanges the leaves of what is new. What stays is not touched, nor copied."""
         changed = frozenset(self.keys)  # in a tuple, a tensor that is a key would be compared
         new = {key: exchange(value) if key in changed else value for key, value in self.new.items()}
         return replace(self, new=new)
 
     def make(self) -> None:
-        """Make the change, after it was taken back."""
+        """Makes the change, after it was taken back."""
         self._replace(self.old, self.new)
 
     def undo(self) -> None:
-        """Take the change back."""
+        """Takes the change back."""
         self._replace(self.new, self.old)
 
     def _replace(self, left: dict[Any, Any], wanted: dict[Any, Any]) -> None:
-        """Write ``wanted`` over ``left``. Where other threads have written since, theirs stays."""
+        """Writes ``wanted`` over ``left``. Where other threads have written since, theirs stays."""
         now = self.place.read()
         if [*now] != [*left] or not all(same_value(now[key], left[key]) for key in now):
             merged = dict(now)
@@ -105,18 +106,18 @@ class Change:
 
     @property
     def path(self) -> str:
-        """What was changed, as a user would write it."""
+        """Returns what was changed, as a user would write it."""
         if self.place.kind == "item":
             return self.place.path
         return f"{self.place.path}.{self.keys[0]}".lstrip(".")
 
     @property
     def name(self) -> str:
-        """The name of it that the user's code has."""
+        """Returns the name that the user's code has for it."""
         return self.path.partition("[")[0].rpartition(".")[2]
 
     def where(self, key: Any) -> str:
-        """A description of the place of the value at ``key``."""
+        """Describes the place of the value at ``key``."""
         owner = type(self.place.owner).__name__
         owner = f"{'an' if owner[0] in 'aeiouAEIOU' else 'a'} {owner}"
         if self.place.kind == "item":
@@ -125,7 +126,7 @@ class Change:
 
 
 class Changes:
-    """What one run of a function changed.
+    """Holds what one run of a function changed.
 
     Attributes:
         path: one of the places, as a user would write it.
@@ -139,25 +140,24 @@ class Changes:
         self.kept = tuple(kept)
 
     def make(self, values: Sequence[Any] = ()) -> None:
-        """Make the changes, with ``values`` in the place of ``kept``, if they are not there. A second time does
-        nothing."""
+        """Makes the changes, with ``values`` in place of ``kept``, if they are not made. A second time does nothing."""
         if not self._are_made:
             self._are_made = True
-            known = {id(each): value for each, value in zip(self.kept, values, strict=True)}
+            known = {id(stand_in): value for stand_in, value in zip(self.kept, values, strict=True)}
             exchange = Exchange(lambda leaf: known.get(id(leaf), leaf))
             for change in self._changes:
                 change.exchanged(exchange).make()
         self._changes = []
 
     def undo(self) -> None:
-        """Take them back, if the call that they are of has not ended."""
+        """Takes the changes back, if their call has not ended."""
         if self._are_made:
             self._are_made = False
             undo(self._changes)
 
 
 def undo(changes: Iterable[Change]) -> None:
-    """Take ``changes`` back."""
+    """Takes ``changes`` back."""
     for change in changes:
         change.undo()
 
@@ -167,7 +167,7 @@ _of_call: contextvars.ContextVar[list[Changes] | None] = contextvars.ContextVar(
 
 @contextmanager
 def changes_stay(stay: bool = True) -> Iterator[None]:
-    """A context of a call: what a function that is traced in it changes stays, unless the call raises.
+    """Lets what a traced function changes stay after the call of this context, unless the call raises.
 
     Args:
         stay: whether it is one; False within it for traces that no call follows.
@@ -185,24 +185,24 @@ def changes_stay(stay: bool = True) -> Iterator[None]:
 
 
 def may_stay() -> bool:
-    """Whether a call is in progress for which what is traced changes things."""
+    """Returns whether a call is in progress for which what is traced changes things."""
     return _of_call.get() is not None
 
 
-def changes_of(found: list[Change], are_made: bool, kept: Sequence[Any] = ()) -> Changes:
-    """``found``, to be taken back if the call in progress raises.
+def changes_of(listed: list[Change], are_made: bool, kept: Sequence[Any] = ()) -> Changes:
+    """Groups ``listed`` changes, to be taken back if the call in progress raises.
 
     Args:
         kept: what stands in them for tensors and sizes.
     """
-    changes, calls = Changes(found, are_made, kept), _of_call.get()
+    changes, calls = Changes(listed, are_made, kept), _of_call.get()
     if are_made and calls is not None:
         calls.append(changes)
     return changes
 
 
 class Journal:
-    """The objects that a function reaches, with their contents before it ran.
+    """Holds the objects that a function reaches, with their contents before it ran.
 
     Attributes:
         caches: the functions with a cache (``functools.lru_cache``) among them.
@@ -215,7 +215,7 @@ class Journal:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def note(self, path: str, value: Any) -> None:
-        """Note ``value``, which the function reaches by ``path``, and what it consists of."""
+        """Notes ``value``, which the function reaches by ``path``, and what it consists of."""
         if (isinstance(value, GUARDED) and not isinstance(value, type)) or id(value) in self._whole:
             return
         self._whole[id(value)] = value  # whose id no other object then has
@@ -228,7 +228,7 @@ class Journal:
             self.note(f"{path}.{name}", module)
 
     def note_variables(self, function: types.FunctionType, names: Iterable[str]) -> None:
-        """Note the variables around ``function``: its closure's, and the global ones called ``names``."""
+        """Notes the variables around ``function``: its closure's, and the global ones called ``names``."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for name, cell in cells.items():
             self._add(_cell(name, cell))
@@ -243,18 +243,18 @@ class Journal:
             self._noted.append((place, place.read()))
 
     def changed(self) -> list[Change]:
-        """What differs from what was noted."""
-        found = []
+        """Lists what differs from what was noted."""
+        changes = []
         for place, before in self._noted:
             now = place.read()
             keys = _changed(place, before, now)
             if keys is not None:
-                found.append(Change(place, before, now, keys))
-        return found
+                changes.append(Change(place, before, now, keys))
+        return changes
 
 
 def _changed(place: Place, before: dict[Any, Any], now: dict[Any, Any]) -> tuple[Any, ...] | None:
-    """The keys at which contents differ; None where nothing does."""
+    """Returns the keys at which contents differ; None if none do."""
     keys = [key for key in now if not (key in before and same_value(now[key], before[key]))]
     keys = [key for key in keys if not _is_computed_once(place.owner, key, before, now)]
     keys += [key for key in before if key not in now]
@@ -264,9 +264,12 @@ def _changed(place: Place, before: dict[Any, Any], now: dict[Any, Any]) -> tuple
 
 
 def _is_computed_once(owner: Any, key: Any, before: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    """Whether a new attribute is the value of a ``functools.cached_property``, which any reader would have made."""
-    found = isinstance(getattr(type(owner), key, None), functools.cached_property) if isinstance(key, str) else False
-    return found and key not in before and not isinstance(now[key], torch.fx.Proxy)
+    """Returns whether a new attribute is the value of a ``functools.cached_property``, which any reader would have
+    made."""
+    descriptor = (
+        isinstance(getattr(type(owner), key, None), functools.cached_property) if isinstance(key, str) else False
+    )
+    return descriptor and key not in before and not isinstance(now[key], torch.fx.Proxy)
 
 
 def _is_users(value: Any) -> bool:
@@ -277,7 +280,7 @@ def _is_users(value: Any) -> bool:
 
 
 def _places(path: str, value: Any) -> Iterator[Place]:
-    """What of ``value`` a function can change."""
+    """Yields the places of ``value`` that a function can change."""
     if not _is_users(value) or (isinstance(value, torch.Tensor) and type(value) not in _TENSORS):
         return
     if isinstance(value, types.ModuleType):
@@ -306,13 +309,13 @@ def _places(path: str, value: Any) -> Iterator[Place]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name of a module or class is the user's, and not one by which Python describes it."""
+    """Returns whether a name of a module or class is the user's, rather than one by which Python describes it."""
     return not name.startswith(("__", "_abc_"))
 
 
 def _slots(owner: type) -> list[str]:
-    users = [each for each in owner.__mro__ if not is_library(each.__module__)]
-    return [n for each in users for n, member in vars(each).items() if isinstance(member, types.MemberDescriptorType)]
+    users = [base for base in owner.__mro__ if not is_library(base.__module__)]
+    return [n for base in users for n, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
 
 
 def _names(
@@ -323,7 +326,7 @@ def _names(
     is_wanted: Callable[[str], bool],
     name: str = "",
 ) -> Place:
-    """Names and their values, which are written one by one.
+    """Makes a place of names and their values, which are written one by one.
 
     Args:
         variables: what has them; None for attributes of ``owner`` that ``setattr`` writes.
@@ -334,8 +337,8 @@ def _names(
 
     def read() -> dict[str, Any]:
         if variables is not None or is_class:
-            found: Mapping[str, Any] = variables if variables is not None else vars(owner)
-            return {name: value for name, value in [*found.items()] if is_wanted(name)}
+            values: Mapping[str, Any] = variables if variables is not None else vars(owner)
+            return {name: value for name, value in [*values.items()] if is_wanted(name)}
         return {name: value for name in _slots(type(owner)) if (value := getattr(owner, name, MISSING)) is not MISSING}
 
     def write(new: dict[str, Any]) -> None:
@@ -360,7 +363,7 @@ def _names(
 
 
 def _cell(name: str, cell: types.CellType) -> Place:
-    """A variable of a closure."""
+    """Makes a place of a variable of a closure."""
 
     def read() -> dict[str, Any]:
         try:
@@ -378,7 +381,7 @@ def _cell(name: str, cell: types.CellType) -> Place:
 
 
 def _is_writable(value: Any) -> bool:
-    """Whether it is an array whose elements can be compared and written."""
+    """Returns whether ``value`` is an array whose elements can be compared and written."""
     if contents.is_numpy(value):
         is_array = not contents.is_numpy_number(value) and value.flags.writeable
         return is_array and contents.snapshot(value) is not None
@@ -386,7 +389,8 @@ def _is_writable(value: Any) -> bool:
 
 
 def _container(path: str, value: Any) -> Place | None:
-    """The contents of a container of Python's, an array or a context variable; None of any other object."""
+    """Makes a place of the contents of a container of Python's, an array or a context variable; None for other
+    objects."""
     read: Callable[[], dict[Any, Any]]
     write: Callable[[dict[Any, Any]], None]
     if isinstance(value, (list, deque)):

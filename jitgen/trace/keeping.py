@@ -1,4 +1,4 @@
-"""The tensors and sizes that a traced function stores outside of it become outputs of its graph.
+"""Turns the tensors and sizes that a traced function stores outside of it into outputs of its graph.
 
 Neighbours: ``run.py`` asks here after the function has run; ``kept.py`` exchanges what stands for tensors;
 ``escapes.py`` refuses what is stored where no exchange reaches it.
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
 
 def number(leaf: Any) -> Any:
-    """A size or number of a trace as expressions; any other value itself."""
+    """Returns a size or number of a trace as expressions; any other value itself."""
     return Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
 
 
 def _is_number(leaf: Any) -> bool:
-    """Whether ``leaf`` is a number of a trace, or sizes with one."""
+    """Returns whether ``leaf`` is a number of a trace, or sizes with one."""
     return any(map(_is_number, leaf)) if isinstance(leaf, torch.Size) else hasattr(type(leaf), "expr")
 
 
 def described(
     trace: Trace, changes: Sequence[Change], arguments: Any, nodes: list[Node], positions: dict[int, int]
 ) -> tuple[list[Change], list[Output]]:
-    """``changes`` with an ``Output`` in the place of each tensor and number of the trace, and these.
+    """Replaces each tensor and number of the trace in ``changes`` by an ``Output``; returns the changes and the
+    outputs.
 
     Args:
         arguments: the containers that the trace has made of the call's.
@@ -66,14 +67,14 @@ def described(
             return leaf
         return kept[-1]
 
-    exchange, found = Exchange(leaf_of), []
+    exchange, exchanged = Exchange(leaf_of), []
     for change in changes:
         for key in change.keys:
             for value in contained(change.new.get(key)):
                 if id(value) in own or (isinstance(value, weakref.ref) and isinstance(value(), TensorProxy | None)):
                     raise TraceError(_refused(trace, change, key, value))
-        found.append(change.exchanged(exchange))
-    return found, kept
+        exchanged.append(change.exchanged(exchange))
+    return exchanged, kept
 
 
 def _refused(trace: Trace, change: Change, key: Any, value: Any) -> str:

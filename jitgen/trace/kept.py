@@ -1,4 +1,4 @@
-"""Tensors and sizes that a function keeps beyond its call: what stands for them in the values that it stores.
+"""Describes tensors and sizes that a function keeps beyond its call: what stands for them in the values that it stores.
 
 While a function is traced there are no tensors yet. So what it stores is described with an object in the place of each
 tensor, and when the call has its results, each is exchanged for the tensor.
@@ -29,10 +29,10 @@ class Exchange:
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, value: Any) -> Any:
-        """``value`` with its leaves exchanged."""
-        found = self._leaf(value)
-        if found is not value or not _is_container(value):
-            return found
+        """Exchanges the leaves of ``value``."""
+        exchanged = self._leaf(value)
+        if exchanged is not value or not _is_container(value):
+            return exchanged
         if id(value) not in self._done:
             self._done[id(value)] = value, value  # for a container that holds itself
             self._done[id(value)] = value, self._copy(value)
@@ -59,12 +59,12 @@ def _is_container(value: Any) -> bool:
 
 
 def contained(value: Any) -> list[Any]:
-    """``value`` and all that it contains, down to what is none of Python's containers."""
-    found: list[Any] = []
+    """Lists ``value`` and all that it contains, down to what is none of Python's containers."""
+    values: list[Any] = []
 
     def note(leaf: Any) -> Any:
-        found.append(leaf)
+        values.append(leaf)
         return leaf
 
     Exchange(note)(value)
-    return found
+    return values

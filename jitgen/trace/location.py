@@ -1,4 +1,4 @@
-"""The user's line that a torch function was called from, for error messages and for ``Node.location``."""
+"""Locates the user's line that called a torch function, for error messages and for ``Node.location``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _REAL_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 _GENERATED = "<jitgen "
-"""Begins the file names of functions that jitgen generates (``codegen/python.py``)."""
+"""The start of the file names of functions that jitgen generates (``codegen/python.py``)."""
 
 
 def user_location() -> str | None:
-    """``"model.py:12"`` for the innermost frame that is neither jitgen's nor torch's."""
+    """Returns ``"model.py:12"`` for the innermost frame that is neither jitgen's nor torch's."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_users(frame):
@@ -27,13 +27,13 @@ def user_location() -> str | None:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """``"model.py:12"`` for the innermost such frame that ``error`` was raised in."""
-    found, entry = None, error.__traceback__
+    """Returns ``"model.py:12"`` for the innermost such frame in which ``error`` was raised."""
+    location, entry = None, error.__traceback__
     while entry is not None:
         if _is_users(entry.tb_frame):
-            found = f"{entry.tb_frame.f_code.co_filename}:{entry.tb_lineno}"
+            location = f"{entry.tb_frame.f_code.co_filename}:{entry.tb_lineno}"
         entry = entry.tb_next
-    return found
+    return location
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -42,7 +42,7 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def quote(location: str | None) -> str:
-    """``location`` for an error message, with the text of the line if its file can be read."""
+    """Quotes ``location`` for an error message, with the text of the line if its file can be read."""
     if location is None:
         return ""
     name, _, line = location.rpartition(":")

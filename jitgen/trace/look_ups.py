@@ -1,4 +1,5 @@
-"""What user code looks up by a name that it computes: ``getattr``, ``hasattr``, ``vars``, ``dir``, ``os.environ``.
+"""Reports what user code looks up by a name that it computes: ``getattr``, ``hasattr``, ``vars``, ``dir``,
+``os.environ``.
 
 No reading of the code tells such names. The trace runs the code once, though, and every look-up of it is reported to
 ``Captures``, which follows or guards what was looked up.
@@ -27,7 +28,7 @@ _captures: ContextVar[Captures | None] = ContextVar("captures", default=None)
 
 @contextmanager
 def reported_to(captures: Captures) -> Iterator[None]:
-    """Within this context the look-ups of this thread's user code are reported to ``captures``."""
+    """Reports the look-ups of this thread's user code to ``captures`` within this context."""
     token = _captures.set(captures)
     try:
         with _BUILTINS.active(), _ENVIRONMENT.active():
@@ -37,7 +38,7 @@ def reported_to(captures: Captures) -> Iterator[None]:
 
 
 def _report(owner: Any, name: Any) -> None:
-    """Report a look-up by the caller's caller."""
+    """Reports a look-up by the caller's caller."""
     captures, frame = _captures.get(), sys._getframe(2)
     if captures is None or type(owner) is TensorProxy or is_library(frame.f_globals.get("__name__")):
         return
@@ -47,8 +48,8 @@ def _report(owner: Any, name: Any) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether ``frame`` is of the first import of a module, which no later call repeats. torch imports sympy at its
-    first ``broadcast_shapes``, and following what that looks up would not end."""
+    """Returns whether ``frame`` belongs to the first import of a module, which no later call repeats. torch imports
+    sympy at its first ``broadcast_shapes``, and following what that looks up would not end."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             return True
@@ -96,7 +97,7 @@ def _reported_environ_names(environ: Any) -> Any:
 
 
 def _is_users() -> bool:
-    """Whether user code asked for the environment, directly or through ``os.getenv`` and the like."""
+    """Returns whether user code asked for the environment, directly or through ``os.getenv`` and the like."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""torch's losses, composed of other torch functions.
+"""Composes torch's losses of other torch functions.
 
 ``torch.nn.functional`` has Python functions around them, whose bodies are traced (``trace/bodies.py``): these know of
 ``size_average``, of weights that are multiplied at the end, and of many arguments that are refused. The functions here
@@ -20,7 +20,7 @@ from jitgen.trace.table import composition
 
 NONE, MEAN, SUM = 0, 1, 2
 LEAST_DENOMINATOR = 9.999999960041972e-13
-"""What ``binary_cross_entropy`` divides its gradient by, at least: 1e-12 in float32, as ATen has it."""
+"""The least denominator by which ``binary_cross_entropy`` divides its gradient: 1e-12 in float32, as in ATen."""
 
 
 def reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -28,7 +28,7 @@ def reduced(loss: Tensor, reduction: int) -> Tensor:
 
 
 def _difference(input: Tensor, target: Tensor) -> Tensor:
-    """Of tensors of a floating result; bool counts as a number here."""
+    """Subtracts tensors, for a floating result; bool counts as a number here."""
     dtype = torch.result_type(input, target)
     difference = input.to(dtype) - target.to(dtype)
     require_float(difference)
@@ -49,7 +49,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
 
 
 def _huber(difference: Tensor, delta: Any) -> Tensor:
-    """Half the square of a difference up to ``delta``, and beyond it a line of slope ``delta``."""
+    """Computes half the square of a difference up to ``delta``, and beyond it a line of slope ``delta``."""
     size = difference.abs()
     near, far = difference * difference * 0.5, (size - 0.5 * delta) * delta
     limited = torch.where(difference >= delta, delta, torch.where(difference <= -delta, -delta, difference))
@@ -66,7 +66,7 @@ def huber_loss(input: Tensor, target: Tensor, reduction: int = MEAN, delta: floa
 
 @composition("_nn.smooth_l1_loss")
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    """The Huber loss divided by ``beta``; the absolute difference where ``beta`` is 0."""
+    """Computes the Huber loss divided by ``beta``; the absolute difference if ``beta`` is 0."""
     if beta < 0:
         raise ValueError(f"beta must not be negative, but is {beta}")
     if beta == 0:
@@ -79,7 +79,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = MEAN, beta: f
 
 @composition("_nn.binary_cross_entropy")
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
-    """NaN where ``input`` is no probability."""
+    """Computes the loss, which is NaN where ``input`` is no probability."""
     require_float(input)
     require_one_dtype(input, target)
     hit, missed = input.log(), (1 - input).log()
@@ -97,7 +97,8 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """``(1 - target) * input - logsigmoid(input)``, a form that does not overflow; in the dtype of ``target``."""
+    """Computes ``(1 - target) * input - logsigmoid(input)``, a form that does not overflow; in the dtype of
+    ``target``."""
     missed = 1 - target
     require_float(missed)
     right = F.logsigmoid(input)
@@ -136,7 +137,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """NaN where a variance is negative."""
+    """Computes the loss, which is NaN where a variance is negative."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input, var)
     elif var.dim() == input.dim() - 1 and tuple(var.shape) == tuple(input.shape[:-1]):
@@ -217,7 +218,8 @@ def triplet_margin_loss(
 
 
 def _mask(input: Tensor, target: Tensor) -> Tensor:
-    """Which elements of each row are those of its class; the classes are dimension 0 of a vector, else dimension 1.
+    """Tells which elements of each row are those of its class; the classes are dimension 0 of a vector, else dimension
+    1.
 
     Every element of a row compares its index, which a kernel does while it reads the row for a reduction. A comparison
     of 32 bits is half the work of one of 64.
@@ -231,7 +233,7 @@ def _mask(input: Tensor, target: Tensor) -> Tensor:
 
 
 def _labels(input: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """A target of class indices: one for each row of ``input``, int64."""
+    """Returns a target of class indices: one for each row of ``input``, int64."""
     if input.dim() < 1:
         raise ValueError("expected (classes,), (rows, classes) or (rows, classes, ...)")
     if target.dtype not in (torch.int64, torch.uint8):
@@ -248,8 +250,8 @@ def _labels(input: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _reported(label: Tensor, wrong: Tensor) -> Tensor:
-    """``label``, where a kernel on a CPU reports an IndexError if an element of ``wrong`` is true. It reads a table of
-    one element, itself 0, at index 1 then."""
+    """Returns ``label``, which makes a kernel on a CPU report an IndexError if an element of ``wrong`` is true. It
+    reads a table of one element, itself 0, at index 1 then."""
     return label + torch.arange(1)[wrong.long()] if label.device.type == "cpu" else label
 
 
@@ -258,7 +260,7 @@ def _of_class(mask: Tensor, values: Tensor, dim: int) -> Tensor:
 
 
 def _averaged(loss: Tensor, counted: Tensor, label: Tensor, class_weight: Tensor | None, reduction: int) -> Tensor:
-    """``loss`` where a row counts, reduced; a mean is weighted by classes."""
+    """Reduces ``loss`` where a row counts; a mean is weighted by classes."""
     if reduction != MEAN:
         return reduced(torch.where(counted, loss, 0.0), reduction)
     total = counted.to(loss.dtype) if class_weight is None else torch.where(counted, class_weight, 0.0)
@@ -273,7 +275,7 @@ def nll_loss(
     reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a GPU."""
+    """Computes the loss; a class out of range is an IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
     counted = label != ignore_index
@@ -300,8 +302,8 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """For classes or probabilities. Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a
-    GPU."""
+    """Computes the loss for classes or probabilities. Of a class out of range, IndexError from a kernel on a CPU, and
+    NaN from one on a GPU."""
     require_float(input)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
@@ -333,7 +335,7 @@ def cross_entropy_loss(
 def _of_probabilities(
     surprise: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float, dim: int
 ) -> Tensor:
-    """The cross entropy of a distribution for each row; ``surprise`` is minus the logarithm of the softmax."""
+    """Computes the cross entropy of a distribution for each row; ``surprise`` is minus the logarithm of the softmax."""
     require_shape(target, surprise.shape, "the target")
     classes = surprise.shape[dim]
     if label_smoothing:
@@ -348,7 +350,7 @@ def _of_probabilities(
 
 
 def _positive(missed: Tensor) -> Tensor:
-    """``missed`` where it is above 0, and 0 elsewhere without a gradient: torch skips what is NaN, too."""
+    """Returns ``missed`` where it is above 0, and 0 elsewhere without a gradient: torch skips what is NaN, too."""
     return torch.where(missed > 0, missed, 0.0)
 
 
@@ -361,7 +363,7 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a GPU."""
+    """Computes the loss; a class out of range is an IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 are supported")
@@ -382,7 +384,7 @@ def multi_margin_loss(
 
 @composition("_nn.multilabel_margin_loss")
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """The classes of a row are those in front of its first -1; every one is compared with every other class."""
+    """Compares each class of a row, which are those in front of its first -1, with every other class."""
     require_float(input)
     if input.dim() == 0:
         input, target = input.reshape(1), target.reshape(1)
@@ -410,8 +412,8 @@ def linear_cross_entropy(
     label_smoothing: float,
     *chunks: Any,
 ) -> tuple[Tensor]:
-    """The loss alone of ``F.linear_cross_entropy``; ``chunks`` says how torch divides the rows and what it keeps for
-    gradients."""
+    """Computes the loss alone of ``F.linear_cross_entropy``; ``chunks`` says how torch divides the rows and what it
+    keeps for gradients."""
     logits = F.linear(input, linear_weight, linear_bias)
     return (F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing),)
 

@@ -1,4 +1,4 @@
-"""What Python code mentions: the names, imports and methods through which it can reach a value."""
+"""Lists what Python code mentions: the names, imports and methods through which it can reach a value."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ _NOT_SYNTAX = frozenset(
 
 @functools.lru_cache(maxsize=4096)
 def code_names(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in the code, including those in nested functions and comprehensions."""
-    return frozenset().union(*(each.co_names for each in codes_in(code)))
+    """Returns the global and attribute names in the code, including those in nested functions and comprehensions."""
+    return frozenset().union(*(inner.co_names for inner in codes_in(code)))
 
 
 def mentioned(function: Any) -> frozenset[str]:
-    """The names in the code of ``function``; none where it has no code."""
+    """Returns the names in the code of ``function``; none if it has no code."""
     code = getattr(function, "__code__", None)
     return code_names(code) if code is not None else frozenset()
 
 
 def codes_in(code: types.CodeType) -> list[types.CodeType]:
-    """``code`` and that of every function within it."""
-    found = [code]
-    for each in found:
-        found += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
-    return found
+    """Lists ``code`` and that of every function within it."""
+    codes = [code]
+    for code_ in codes:
+        codes += [constant for constant in code_.co_consts if isinstance(constant, types.CodeType)]
+    return codes
 
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    """The names that the code looks up as variables, and not as attributes."""
-    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    """Returns the names that the code looks up as variables, and not as attributes."""
+    steps = (step for inner in codes_in(code) for step in dis.get_instructions(inner))
     return frozenset(step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME")
 
 
 @functools.lru_cache(maxsize=4096)
 def asks_identity(code: types.CodeType) -> bool:
-    """Whether the code compares a variable by ``is`` with something else than a constant, or calls ``id`` or
+    """Returns whether the code compares a variable by ``is`` with something else than a constant, or calls ``id`` or
     ``operator.is_``."""
     if "id" in global_names(code) or not code_names(code).isdisjoint(("is_", "is_not")):
         return True
-    for each in codes_in(code):
-        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+    for inner in codes_in(code):
+        steps = [step for step in dis.get_instructions(inner) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
         for number, step in enumerate(steps):
             if step.opname != "IS_OP":
                 continue
@@ -76,17 +76,18 @@ def asks_identity(code: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def compares_tensor_type(code: types.CodeType) -> str | None:
-    """``"model.py:12"``: the first line that compares a type with ``torch.Tensor``, by ``is``, ``==`` or ``in``."""
-    for each in codes_in(code):
-        if "__class__" not in each.co_names and "type" not in each.co_names:
+    """Returns ``"model.py:12"``: the first line that compares a type with ``torch.Tensor``, by ``is``, ``==`` or
+    ``in``."""
+    for inner in codes_in(code):
+        if "__class__" not in inner.co_names and "type" not in inner.co_names:
             continue
-        line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
+        line, starts = inner.co_firstlineno, dict(dis.findlinestarts(inner))
         loaded: list[Any] = []  # what was loaded since the last call or comparison
-        for step in dis.get_instructions(each):
+        for step in dis.get_instructions(inner):
             line = starts.get(step.offset) or line
             if step.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP"):
                 if {"Tensor", "Parameter"} & set(loaded):
-                    return f"{each.co_filename}:{line}"
+                    return f"{inner.co_filename}:{line}"
                 loaded = []
             elif step.opname.startswith("LOAD_"):
                 loaded.append(step.argval)
@@ -97,32 +98,31 @@ def compares_tensor_type(code: types.CodeType) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
-    """The modules that the code imports while it runs, packages first.
+    """Lists the modules that the code imports while it runs, packages first.
 
     Args:
         package: of the code's module, for relative imports.
     """
-    found: dict[str, None] = {}
-    for each in codes_in(code):
-        steps = list(dis.get_instructions(each))
+    modules: dict[str, None] = {}
+    for inner in codes_in(code):
+        steps = list(dis.get_instructions(inner))
         for number, step in enumerate(steps):
             if step.opname == "IMPORT_NAME":  # after the level and the names that it takes from the module
                 name = "." * steps[number - 2].argval + step.argval
                 packages = importlib.util.resolve_name(name, package).split(".")
-                found |= {".".join(packages[: end + 1]): None for end in range(len(packages))}
-    return tuple(found)
+                modules |= {".".join(packages[: end + 1]): None for end in range(len(packages))}
+    return tuple(modules)
 
 
 @functools.lru_cache(maxsize=4096)
 def _chains(code: types.CodeType) -> tuple[tuple[tuple[str, ...], ...], dict[str, tuple[str, ...]]]:
-    """The dotted names in the code, each as its parts, and what it imports, by the names that it gives them: a module,
-    and the names that lead on from it."""
+    """Returns the dotted names in the code, each as its parts, and what it imports by the names that it gives them."""
     chains: set[tuple[str, ...]] = set()
     imported: dict[str, tuple[str, ...]] = {}
-    for each in codes_in(code):
+    for inner in codes_in(code):
         chain: tuple[str, ...] = ()
         source: tuple[str, ...] = ()
-        for step in dis.get_instructions(each):
+        for step in dis.get_instructions(inner):
             name = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 chain = (*chain, name) if chain else ()
@@ -143,11 +143,12 @@ def _chains(code: types.CodeType) -> tuple[tuple[tuple[str, ...], ...], dict[str
 
 
 def named_functions(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What the dotted names in the code of ``function`` lead to in modules, as ``np.random.seed``, with the name."""
+    """Lists what the dotted names in the code of ``function`` lead to in modules, such as ``np.random.seed``, with the
+    name."""
     code = function.__code__
     chains, imported = _chains(code)
     closed = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    found: list[tuple[str, Any]] = []
+    functions: list[tuple[str, Any]] = []
     for chain in chains:
         root, *rest = chain
         if root in imported:
@@ -168,19 +169,19 @@ def named_functions(function: types.FunctionType) -> list[tuple[str, Any]]:
         for name in rest:
             value = getattr(value, name, None) if isinstance(value, types.ModuleType) else None
         if value is not None and not isinstance(value, types.ModuleType):
-            found.append((".".join(chain), value))
-    return found
+            functions.append((".".join(chain), value))
+    return functions
 
 
 def line_of(codes: Iterable[types.CodeType], name: str) -> str | None:
-    """``"model.py:12"``: the first line of any of ``codes`` that mentions ``name``."""
+    """Returns ``"model.py:12"``: the first line of any of ``codes`` that mentions ``name``."""
     for code in codes:
-        for each in codes_in(code):
-            line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
-            for step in dis.get_instructions(each):
+        for inner in codes_in(code):
+            line, starts = inner.co_firstlineno, dict(dis.findlinestarts(inner))
+            for step in dis.get_instructions(inner):
                 line = starts.get(step.offset) or line
                 if step.argval == name:
-                    return f"{each.co_filename}:{line}"
+                    return f"{inner.co_filename}:{line}"
     return None
 
 
@@ -197,13 +198,13 @@ _CHANGES = frozenset(
 
 
 def line_of_change(codes: Iterable[types.CodeType], name: str) -> str | None:
-    """``"model.py:12"``: the line that changes ``name``, an attribute, a variable or what it refers to; else the first
-    one that mentions it."""
+    """Returns ``"model.py:12"``: the line that changes ``name``, an attribute, a variable or what it refers to; else
+    the first one that mentions it."""
     for code in codes:
-        for each in codes_in(code):
+        for inner in codes_in(code):
             by_line: dict[int, list[dis.Instruction]] = {}
-            line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
-            for step in dis.get_instructions(each):
+            line, starts = inner.co_firstlineno, dict(dis.findlinestarts(inner))
+            for step in dis.get_instructions(inner):
                 line = starts.get(step.offset) or line
                 by_line.setdefault(line, []).append(step)
             for line, steps in by_line.items():
@@ -215,21 +216,21 @@ def line_of_change(codes: Iterable[types.CodeType], name: str) -> str | None:
                     for step in steps
                     if type(step.argval) is str or step.opname in _WRITES_ITEMS
                 ):
-                    return f"{each.co_filename}:{line}"
+                    return f"{inner.co_filename}:{line}"
                 if any(step.opname in _WRITES for step in named):
-                    return f"{each.co_filename}:{line}"
+                    return f"{inner.co_filename}:{line}"
     return line_of(codes, name)
 
 
 def stored_globals(code: types.CodeType) -> frozenset[str]:
-    """The global variables that the code sets or deletes."""
-    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    """Returns the global variables that the code sets or deletes."""
+    steps = (step for inner in codes_in(code) for step in dis.get_instructions(inner))
     return frozenset(step.argval for step in steps if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
 def plain_function(attribute: Any) -> types.FunctionType | None:
-    """The Python function of a class attribute that is a method, a property, or a static or class method, decorated
-    or not."""
+    """Returns the Python function of a class attribute that is a method, a property, or a static or class method,
+    decorated or not."""
     while not isinstance(attribute, types.FunctionType):
         if isinstance(attribute, property):
             attribute = attribute.fget
@@ -247,18 +248,18 @@ def static_function(value: Any, name: str) -> types.FunctionType | None:
 
 
 def static_attribute(value: Any, name: str, default: Any) -> Any:
-    """``inspect.getattr_static`` of an object, in a tenth of the time."""
+    """Returns ``inspect.getattr_static`` of an object, in a tenth of the time."""
     if isinstance(value, type):
         return inspect.getattr_static(value, name, default)
-    found = next((vars(each)[name] for each in type(value).__mro__ if name in vars(each)), default)
+    attribute = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), default)
     own = getattr(value, "__dict__", None)
-    if isinstance(own, dict) and name in own and not hasattr(type(found), "__set__"):
+    if isinstance(own, dict) and name in own and not hasattr(type(attribute), "__set__"):
         return own[name]
-    return found
+    return attribute
 
 
 def lacks(value: Any, name: str) -> bool:
-    """Whether an object that has no static attribute ``name`` has none that its class computes either."""
+    """Returns whether an object that has no static attribute ``name`` has none that its class computes either."""
     owner = type(value)
     if isinstance(value, type) or owner.__getattribute__ is not object.__getattribute__:
         return False
@@ -268,7 +269,7 @@ def lacks(value: Any, name: str) -> bool:
 
 
 def current_method(value: Any, name: str) -> types.FunctionType | None:
-    """``static_function`` of a name that is known to be a method's, in a twentieth of the time."""
+    """Returns ``static_function`` of a name that is known to be a method's, in a twentieth of the time."""
     own: dict[str, Any] = {} if isinstance(value, type) else getattr(value, "__dict__", {})
     if name in own:
         return plain_function(own[name])
@@ -276,46 +277,47 @@ def current_method(value: Any, name: str) -> types.FunctionType | None:
 
 
 def users_classes(owner: type) -> list[type]:
-    """``owner`` and its bases, without those of libraries."""
-    return [each for each in owner.__mro__ if not is_library(each.__module__)]
+    """Returns ``owner`` and its bases, without those of libraries."""
+    return [base for base in owner.__mro__ if not is_library(base.__module__)]
 
 
 def overridden(owner: type, name: str) -> list[type]:
-    """The user's classes behind the first that have a method ``name``, which ``super()`` may reach."""
-    return [each for each in users_classes(owner) if plain_function(vars(each).get(name)) is not None][1:]
+    """Returns the user's classes behind the first that have a method ``name``, which ``super()`` may reach."""
+    return [base for base in users_classes(owner) if plain_function(vars(base).get(name)) is not None][1:]
 
 
 def special_methods(owner: type) -> frozenset[str]:
-    """The special methods of the user's that Python calls for operators and statements: ``x[i]``, ``len(x)``."""
+    """Returns the special methods of the user's that Python calls for operators and statements: ``x[i]``,
+    ``len(x)``."""
     return frozenset(
         name
-        for each in users_classes(owner)
-        for name, method in vars(each).items()
+        for base in users_classes(owner)
+        for name, method in vars(base).items()
         if name[:2] == name[-2:] == "__" and name not in _NOT_SYNTAX and isinstance(method, types.FunctionType)
     )
 
 
 def descriptors(owner: type, names: frozenset[str]) -> list[types.FunctionType]:
-    """What the user's own descriptors run when one of ``names`` is read."""
-    found = {type(inspect.getattr_static(owner, name, None)) for name in names}
-    methods = [static_function(each, "__get__") for each in found if not is_library(each.__module__)]
+    """Returns the methods that the user's own descriptors run when one of ``names`` is read."""
+    kinds = {type(inspect.getattr_static(owner, name, None)) for name in names}
+    methods = [static_function(kind, "__get__") for kind in kinds if not is_library(kind.__module__)]
     return [method for method in methods if method is not None]
 
 
 def with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
-    """``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
+    """Returns ``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
     known, added = names, names
     while added:
         methods = [static_function(owner, name) for name in added]
         if "super" in known:
-            methods += [plain_function(vars(each)[name]) for name in known for each in overridden(owner, name)]
+            methods += [plain_function(vars(base)[name]) for name in known for base in overridden(owner, name)]
         added = frozenset().union(*(mentioned(method) for method in methods if method is not None)) - known
         known |= added
     return known
 
 
 def is_third_party(code: types.CodeType) -> bool:
-    """Whether the code belongs to an installed package, and is not the user's own."""
+    """Returns whether the code belongs to an installed package, and is not the user's own."""
     return code.co_filename.startswith(_INSTALLED)
 
 
@@ -323,7 +325,8 @@ _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module's contents are assumed not to change: torch's, numpy's, jitgen's and the standard library's."""
+    """Returns whether a module's contents are assumed not to change: torch's, numpy's, jitgen's and the standard
+    library's."""
     root = (module or "").partition(".")[0]
     if root == "__main__":
         return False

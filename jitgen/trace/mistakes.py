@@ -1,4 +1,4 @@
-"""What a user reads where a torch function was called with arguments that its row cannot take.
+"""Explains to a user why a torch function's row cannot take the arguments of a call.
 
 A row refuses arguments with a message of its own, and torch's functions that rows call do so too. Where neither did,
 the error is Python's, about objects that users never see ("'>=' not supported between instances of 'Node' and 'int'");
@@ -21,7 +21,7 @@ _SPOKEN = ("RAISE_VARARGS", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 
 
 def refusal(error: Exception, positional: Sequence[Any], named: Mapping[str, Any], hint: Callable[[Any], Any]) -> str:
-    """Why a row refuses these arguments.
+    """Explains why a row refuses these arguments.
 
     Args:
         error: what the row raised.

@@ -1,4 +1,4 @@
-"""torch's modes and the generators of random numbers, which a traced function may read or set.
+"""Guards torch's modes and the generators of random numbers, which a traced function may read or set.
 
 A mode that the function reads is guarded: each call compares it with what it was. Setting one, seeding and drawing
 would happen at the trace alone and are refused: where the user's code names such a function (``refusal``), and where
@@ -43,7 +43,7 @@ _PRECISIONS = frozenset({"allow_tf32", "set_float32_matmul_precision", "fp32_pre
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that a function may change for all that runs after it.
+    """Describes a setting that a function may change for all that runs after it.
 
     Attributes:
         path: of the attribute, or of the function that sets it.
@@ -82,9 +82,9 @@ def _backend_settings() -> list[Setting]:
         (backends.opt_einsum, "torch.backends.opt_einsum", ("enabled", "strategy")),
     ]
     precisions = (backends, "torch.backends"), (matmul, "torch.backends.cuda.matmul")
-    found = [_attribute(owner, path, name) for owner, path, names in owners for name in names if _has(owner, name)]
+    settings = [_attribute(owner, path, name) for owner, path, names in owners for name in names if _has(owner, name)]
     return [
-        *found,
+        *settings,
         Setting("torch.backends.cuda.enable_flash_sdp", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
         Setting(
             "torch.backends.cuda.enable_mem_efficient_sdp",
@@ -114,12 +114,12 @@ def _settings() -> list[Setting]:
 
 
 def flags() -> tuple[Any, ...]:
-    """The settings of ``torch.backends``."""
+    """Returns the settings of ``torch.backends``."""
     return tuple(setting.read() for setting in _BACKENDS)
 
 
 def is_backend(value: Any) -> bool:
-    """Whether ``value`` is one of the objects of ``torch.backends`` whose attributes are settings."""
+    """Returns whether ``value`` is one of the objects of ``torch.backends`` whose attributes are settings."""
     owner = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
     return isinstance(owner, str) and owner.startswith("torch.backends")
 
@@ -150,18 +150,18 @@ _READ["geterr"] = _numpy_errors
 
 
 def read_by(names: frozenset[str]) -> list[tuple[str, Callable[[], Any]]]:
-    """The modes that code with ``names`` reads: the name of each, and the function that reads it."""
+    """Returns the modes that code with ``names`` reads: the name of each, and the function that reads it."""
     return [(name, _READ[name]) for name in sorted(names & _READ.keys())]
 
 
 def reader(function: Any) -> Callable[[], Any] | None:
-    """What reads the mode that ``function``, one of torch's, returns; None where it returns none."""
+    """Returns the function that reads the mode that ``function``, one of torch's, returns; None if it returns none."""
     return next((read for name, read in _READ.items() if getattr(torch, name, None) is function), None)
 
 
 @cache
 def _functions() -> dict[Any, tuple[str, str]]:
-    found: dict[Any, tuple[str, str]] = {}
+    functions: dict[Any, tuple[str, str]] = {}
     for owner in (torch, torch.random, torch.cuda, torch.cuda.random):
         for name, why in (
             *((name, _SEEDS) for name in ("manual_seed", "manual_seed_all", "seed", "seed_all")),
@@ -169,7 +169,7 @@ def _functions() -> dict[Any, tuple[str, str]]:
             ("fork_rng", _STATES),
         ):
             if hasattr(owner, name):
-                found[getattr(owner, name)] = why
+                functions[getattr(owner, name)] = why
     for name in (
         *("set_default_dtype", "set_default_device", "set_default_tensor_type", "set_float32_matmul_precision"),
         *("use_deterministic_algorithms", "set_deterministic_debug_mode", "set_num_threads", "set_num_interop_threads"),
@@ -177,13 +177,14 @@ def _functions() -> dict[Any, tuple[str, str]]:
         *("set_autocast_cache_enabled", "set_anomaly_enabled"),
     ):
         if hasattr(torch, name):
-            found[getattr(torch, name)] = _SETS
-    found |= dict.fromkeys((os.urandom, uuid.uuid1, uuid.uuid4, *map(vars(secrets).get, secrets.__all__)), RANDOM)
-    return found
+            functions[getattr(torch, name)] = _SETS
+    functions |= dict.fromkeys((os.urandom, uuid.uuid1, uuid.uuid4, *map(vars(secrets).get, secrets.__all__)), RANDOM)
+    return functions
 
 
 def refusal(value: Any) -> tuple[str, str] | None:
-    """(what is wrong, what to do) of a function that seeds, draws, or sets a mode; None of any other value."""
+    """Explains why a function that seeds, draws, or sets a mode is refused: (what is wrong, what to do); None for other
+    values."""
     if isinstance(value, random.Random):
         return RANDOM
     numpy_random: Any = sys.modules.get("numpy.random")
@@ -210,7 +211,7 @@ def _seeding(name: str) -> tuple[str, str]:
 
 @contextmanager
 def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
-    """A context after which the modes of this thread are what they were before it, and so are settings of all threads.
+    """Restores the modes of this thread, and settings of all threads, at the end of this context.
 
     Args:
         mentioned: names in the user's code; other settings than it names are those of other threads.
@@ -221,7 +222,7 @@ def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
     grad, cast = torch.is_grad_enabled(), autocast.settings()
     by_any_name = "setattr" in mentioned
     names = frozenset(mentioned) if _PRECISIONS.isdisjoint(mentioned) else _PRECISIONS.union(mentioned)
-    named = [each for each in _settings() if by_any_name or each.path.rpartition(".")[2] in names]
+    named = [item for item in _settings() if by_any_name or item.path.rpartition(".")[2] in names]
     before = [(setting, setting.read()) for setting in named]
     try:
         yield

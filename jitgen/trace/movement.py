@@ -1,4 +1,4 @@
-"""Rows of the functions that move elements without computing: reshaping, permuting, expanding, repeating.
+"""Defines the rows of functions that move elements without computing: reshaping, permuting, expanding, repeating.
 
 Sizes stay symbolic. Where torch's rules depend on a size, the traced call's size decides, and the decision is a guard.
 """
@@ -27,7 +27,7 @@ def view(trace: Trace, node: Node, attrs: tuple[Any, ...], shape: Any) -> Node:
 
 
 def dimension(node: Node, dim: Any, extra: int = 0) -> int:
-    """``dim`` as a non-negative int. ``extra`` is the number of dimensions that the operation adds."""
+    """Returns ``dim`` as a non-negative int. ``extra`` is the number of dimensions that the operation adds."""
     rank, number = len(node.shape) + extra, int(dim)
     if not -max(rank, 1) <= number < max(rank, 1):
         raise IndexError(f"dimension {number} is out of range for a tensor of {rank} dimensions")
@@ -35,7 +35,7 @@ def dimension(node: Node, dim: Any, extra: int = 0) -> int:
 
 
 def dimensions(node: Node, dims: Any) -> list[int]:
-    """Dimensions as non-negative ints, no two of which are the same."""
+    """Returns dimensions as non-negative ints, no two of which are the same."""
     chosen = [dimension(node, dim) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,))]
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"dimension {max(chosen, key=chosen.count)} appears more than once")
@@ -43,7 +43,7 @@ def dimensions(node: Node, dims: Any) -> list[int]:
 
 
 def new_shape(trace: Trace, sizes: Any) -> tuple[Any, ...]:
-    """Sizes for a new tensor, none of which is negative."""
+    """Returns sizes for a new tensor, none of which is negative."""
     shape = sizes_of(trace, sizes)
     for size in shape:
         if not trace.guards.decide(symbols.compare("ge", size, 0)):
@@ -52,7 +52,7 @@ def new_shape(trace: Trace, sizes: Any) -> tuple[Any, ...]:
 
 
 def sizes_of(trace: Trace, sizes: Any) -> tuple[Any, ...]:
-    """Sizes that the user passed, as ints and ``Expr``; a number that is negative, such as -1, is an int."""
+    """Returns sizes that the user passed, as ints and ``Expr``; a number that is negative, such as -1, is an int."""
     return tuple(_size(trace, unwrap(size)) for size in sizes)
 
 
@@ -63,7 +63,7 @@ def _size(trace: Trace, size: Any) -> Any:
 
 
 def listed(sizes: tuple[Any, ...]) -> Any:
-    """Sizes given as one list or as several arguments."""
+    """Returns sizes that were given as one list or as several arguments."""
     return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
 
 
@@ -127,7 +127,7 @@ def flatten(trace: Trace, input: Node, start_dim: int = 0, end_dim: int = -1) ->
 
 @row("ravel", view=True)
 def ravel(trace: Trace, input: Node) -> Node:
-    """A vector that is row-major: a copy where ``input`` is not."""
+    """Flattens to a row-major vector: a copy if ``input`` is not row-major."""
     return trace.make("cast", (flatten(trace, input),), input.dtype, (symbols.product(input.shape),), CONTIGUOUS)
 
 
@@ -257,7 +257,7 @@ def tile(trace: Trace, input: Node, *dims: Any) -> Node:
 
 @row("repeat")
 def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
-    """Every repeated dimension gets a dimension of copies in front of it; the two are then merged by a reshape."""
+    """Puts a dimension of copies in front of every repeated one, and merges the two by a reshape."""
     counts = list(new_shape(trace, listed(sizes)))
     if len(counts) < len(input.shape):
         raise ValueError(f"repeat: {len(counts)} numbers for a tensor of {len(input.shape)} dimensions")

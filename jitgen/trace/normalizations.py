@@ -1,4 +1,4 @@
-"""Rows of softmax and of the normalisations: reductions whose results are broadcast to what they reduced.
+"""Defines the rows of softmax and of the normalisations: reductions whose results are broadcast to what they reduced.
 
 The formulas are the numerically stable ones: the maximum is subtracted before an exponential, and a variance is
 computed from deviations from the mean.
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 
 def shifted(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
-    """``input`` minus its maximum over ``dims``, which changes no result that is computed of it, and so no gradient."""
+    """Subtracts from ``input`` its maximum over ``dims``, which changes no result that is computed of it, and so no
+    gradient."""
     top = trace.detached(reduce(trace, "max", input, dims))
     return pointwise(trace, "sub", input, broadcast_like(trace, top, input))
 
@@ -83,7 +84,7 @@ def _softmax_dim(input: Node, dim: Any) -> int:
 
 @row("logsumexp")
 def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> Node:
-    """max + log(sum(exp(x - max))). An infinite maximum is not subtracted, since inf - inf is NaN."""
+    """Computes max + log(sum(exp(x - max))). An infinite maximum is not subtracted, since inf - inf is NaN."""
     input = trace.cast(input, float_dtype(input.dtype))
     dims = dims_of(input, dim)
     top = trace.detached(reduce(trace, "max", input, dims))
@@ -147,7 +148,7 @@ def layer_norm(
 
 
 def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> Node:
-    """``input`` with mean 0 and variance 1 over ``dims``."""
+    """Normalises ``input`` to mean 0 and variance 1 over ``dims``."""
     deviation = pointwise(trace, "sub", input, broadcast_like(trace, average(trace, input, dims), input))
     variance = average(trace, pointwise(trace, "mul", deviation, deviation), dims)
     scale = pointwise(trace, "rsqrt", pointwise(trace, "add", variance, eps))
@@ -155,18 +156,20 @@ def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> 
 
 
 def _check_parameters(trace: Trace, input: Node, weight: Node | None, bias: Node | None, shape: Shape) -> None:
-    """Refuse a weight or bias that torch does: it has another shape, or another dtype than ``input``. On a CPU the
+    """Refuses a weight or bias with another shape, or another dtype than ``input``, as torch does. On a CPU the
     parameters of a 16-bit input may be float32."""
-    parameters = [each for each in (weight, bias) if each is not None]
+    parameters = [parameter for parameter in (weight, bias) if parameter is not None]
     mixed = trace.device.type == "cpu" and DTYPES[input.dtype].itemsize == 2
-    one_dtype(*parameters, *(() if mixed and all(each.dtype == "float32" for each in parameters) else (input,)))
-    for name, each in (("weight", weight), ("bias", bias)):
-        if each is not None:
-            require_shape(trace, each, shape, f"the {name}")
+    one_dtype(
+        *parameters, *(() if mixed and all(parameter.dtype == "float32" for parameter in parameters) else (input,))
+    )
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None:
+            require_shape(trace, parameter, shape, f"the {name}")
 
 
 def _affine(trace: Trace, normal: Node, weight: Node | None, bias: Node | None) -> Node:
-    """``normal * weight + bias`` in the dtype of ``normal``."""
+    """Computes ``normal * weight + bias`` in the dtype of ``normal``."""
     result = normal if weight is None else pointwise(trace, "mul", normal, weight)
     result = result if bias is None else pointwise(trace, "add", result, bias)
     return trace.cast(result, normal.dtype)
@@ -183,7 +186,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Node:
-    """``input`` (N, C, ...) is normalised within groups of adjacent channels; weight and bias have shape (C,)."""
+    """Normalises ``input`` (N, C, ...) within groups of adjacent channels; weight and bias have shape (C,)."""
     groups = unwrap(num_groups)
     if len(input.shape) < 2:
         raise ValueError(f"group_norm takes (N, C, ...), got {len(input.shape)} dimensions")
@@ -194,7 +197,7 @@ def group_norm(
     _check_parameters(trace, input, weight, bias, (channels,))
     normal = standardized(trace, to_shape(trace, input, (rows, groups, length)), (2,), eps)
     column = (channels, *(1 for _ in spatial))
-    scale, shift = (None if each is None else to_shape(trace, each, column) for each in (weight, bias))
+    scale, shift = (None if parameter is None else to_shape(trace, parameter, column) for parameter in (weight, bias))
     return _affine(trace, to_shape(trace, normal, input.shape), scale, shift)
 
 
@@ -208,7 +211,7 @@ def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: floa
 
 @row("cosine_similarity")
 def cosine_similarity(trace: Trace, x1: Node, x2: Node, dim: Any = 1, eps: float = 1e-8) -> Node:
-    """``sum(a * b)`` of the two vectors, each divided by its norm, or by ``eps`` where the norm is smaller."""
+    """Computes ``sum(a * b)`` of the two vectors, each divided by its norm, or by ``eps`` if the norm is smaller."""
     shape = broadcast_shapes(trace, x1.shape, x2.shape)
     dtype = dtype_name(torch.promote_types(DTYPES[x1.dtype], DTYPES[x2.dtype]))  # 0-d tensors have full precedence
     require_float(dtype)

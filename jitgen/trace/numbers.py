@@ -1,4 +1,4 @@
-"""Sizes and numeric arguments as a traced function sees them: numbers that are symbolic as long as possible.
+"""Presents sizes and numeric arguments to a traced function: numbers that are symbolic as long as possible.
 
 Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs the number itself (``if n > 4``, ``range(n)``,
 ``math.sqrt(n)``, a list index), it gets the number of the traced call, and the trace records a guard. So no number
@@ -26,7 +26,7 @@ from jitgen.trace.guards import Guards
 
 
 class SymbolicNumber:
-    """An int, float or bool that is known when the function is called; see the module."""
+    """Represents an int, float or bool that is known when the function is called; see the module."""
 
     __slots__ = ("expr", "guards")
 
@@ -40,7 +40,7 @@ class SymbolicNumber:
 
     @property
     def node(self) -> _SymNode:
-        """What torch's Python functions ask a symbolic number for (``torch.broadcast_shapes``)."""
+        """Returns what torch's Python functions ask a symbolic number for (``torch.broadcast_shapes``)."""
         return _SymNode(self)
 
     def __bool__(self) -> bool:
@@ -96,7 +96,8 @@ class SymbolicNumber:
 
 
 class _SymNode:
-    """The questions of torch's ``SymNode`` that its Python functions ask; an answer is a guard, as everywhere here."""
+    """Answers the questions of torch's ``SymNode`` that its Python functions ask; an answer is a guard, as everywhere
+    here."""
 
     shape_env = None
 
@@ -132,7 +133,7 @@ _KINDS: dict[str, type[SymbolicNumber]] = {"int": SymbolicInt, "float": Symbolic
 
 
 def wrap(value: Scalar, guards: Guards) -> Any:
-    """``value`` as user code sees it: a ``SymbolicNumber`` for an ``Expr``; a plain number unchanged.
+    """Returns ``value`` as user code sees it: a ``SymbolicNumber`` for an ``Expr``; a plain number unchanged.
 
     An expression that has become too long is the number of the traced call, which becomes a guard.
     """
@@ -142,7 +143,7 @@ def wrap(value: Scalar, guards: Guards) -> Any:
 
 
 def unwrap(value: Any) -> Any:
-    """The ``Expr`` of a symbolic number; any other value unchanged."""
+    """Returns the ``Expr`` of a symbolic number; any other value unchanged."""
     return value.expr if isinstance(value, SymbolicNumber) else value
 
 
@@ -161,7 +162,7 @@ def _binary(function: Callable[[Scalar, Scalar], Scalar]) -> Any:
 
 
 def _concrete(name: str, reflected: bool = False) -> Any:
-    """An operation that has no symbolic form: it is done on the numbers of the traced call, which become guards."""
+    """Makes an operation without a symbolic form: it is done on the numbers of the traced call, which become guards."""
     function = divmod if name == "divmod" else getattr(operator, f"__{name}__")
 
     def operate(self: SymbolicNumber, other: Any) -> Any:

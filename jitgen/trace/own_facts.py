@@ -1,4 +1,5 @@
-"""What a tensor object knows beside its elements: whether it requires grad, its gradient, and what a user stores on it.
+"""Tells what a tensor object knows besides its elements: whether it requires grad, its gradient, and what a user stores
+on it.
 
 Of an argument these are read at the trace and guarded. A result of the trace requires grad where an argument or a
 captured tensor does that it is computed from. What the function would store on a tensor is refused.
@@ -37,7 +38,7 @@ UNTRACKED = {
 
 
 def read(trace: Trace, proxy: TensorProxy, name: str) -> Any:
-    """``proxy.name``, of ``NAMES``.
+    """Reads ``proxy.name``, which is one of ``NAMES``.
 
     Raises:
         TraceError: it is a gradient, or a part of torch's graph, of which a trace knows nothing.
@@ -69,14 +70,14 @@ def _has_no_gradient(tensor: torch.Tensor) -> bool:
 _IS_NONE = {"grad": _has_no_gradient, "grad_fn": lambda tensor: tensor.grad_fn is None}
 
 
-def _guarded(trace: Trace, found: Captured) -> Any:
-    trace.captures.guards.append(found)
+def _guarded(trace: Trace, captured: Captured) -> Any:
+    trace.captures.guards.append(captured)
     trace.captures.follows_arguments = True
-    return found.value
+    return captured.value
 
 
 def _has_history(trace: Trace, proxy: TensorProxy, name: str) -> bool:
-    """Whether a tensor that is no argument requires grad in eager torch.
+    """Returns whether a tensor that is no argument requires grad in eager torch.
 
     Raises:
         TraceError: it does if it is a view, and not if it is a copy, which depends on strides.
@@ -84,22 +85,22 @@ def _has_history(trace: Trace, proxy: TensorProxy, name: str) -> bool:
     if proxy.untracked == "detached":
         return False
     if trace.differentiable or proxy.untracked is None:
-        found = requires_grad(trace, proxy.value, (UNTRACKED_VIEW, UNTRACKED_CONTIGUOUS))
+        tracked = requires_grad(trace, proxy.value, (UNTRACKED_VIEW, UNTRACKED_CONTIGUOUS))
     else:
         inputs = [alias.input for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
         base = proxy.memory.base
         indices = {index for index in inputs if index is not None} | set(base.attrs if base.kind is INPUT else ())
-        found = any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in sorted(indices))
-    if found and proxy.untracked and not proxy.is_view:
+        tracked = any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in sorted(indices))
+    if tracked and proxy.untracked and not proxy.is_view:
         raise TraceError(
             f"{trace.name} reads {name} of what was made where gradients are disabled, and is a view or a copy"
             f"{quote(user_location())}\n  ask the tensor that it was made of"
         )
-    return found
+    return tracked
 
 
 def requires_grad(trace: Trace, node: Node, through: Collection[Any] = (UNTRACKED_VIEW,)) -> bool:
-    """Whether the tensor of ``node`` requires grad in eager torch.
+    """Returns whether the tensor of ``node`` requires grad in eager torch.
 
     Args:
         through: kinds of marks that do not end a history.
@@ -111,27 +112,29 @@ def requires_grad(trace: Trace, node: Node, through: Collection[Any] = (UNTRACKE
                 f"for requires_grad{quote(user_location())}\n  call it where gradients are enabled"
             )
         return False
-    found = [_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node, through)]
-    return any(found)
+    requiring = [
+        _guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node, through)
+    ]
+    return any(requiring)
 
 
 def _inputs_of(node: Node, through: Collection[Any] = ()) -> Iterator[int]:
-    """The inputs to which gradients of ``node`` may flow."""
+    """Yields the inputs to which gradients of ``node`` may flow."""
     stack, seen = [node], {id(node)}
     while stack:
-        each = stack.pop()
-        if not DTYPES[each.dtype].is_floating_point or (is_detached(each) and each.attrs not in through):
+        node_ = stack.pop()
+        if not DTYPES[node_.dtype].is_floating_point or (is_detached(node_) and node_.attrs not in through):
             continue
-        if each.kind is INPUT:
-            yield each.attrs.number
+        if node_.kind is INPUT:
+            yield node_.attrs.number
             continue
-        children = [each.inputs[position] for position in differentiated(each)]
+        children = [node_.inputs[position] for position in differentiated(node_)]
         stack += [child for child in children if id(child) not in seen]
         seen.update(map(id, children))
 
 
 def untracked(source: TensorProxy, node: Node, kind: str | None) -> str | None:
-    """Why autograd does not know of ``node``, which may be a view of ``source``; None where it does.
+    """Explains why autograd does not know of ``node``, which may be a view of ``source``; None if it does.
 
     Args:
         kind: of views that are made now, in a graph without marks.
@@ -142,12 +145,12 @@ def untracked(source: TensorProxy, node: Node, kind: str | None) -> str | None:
 
 
 def output(trace: Trace, proxy: TensorProxy, index: int) -> Output:
-    """Output ``index`` of the graph, which is ``proxy``; where the graph has marks, they say what is not tracked."""
+    """Makes output ``index`` of the graph from ``proxy``; marks in the graph say what is not tracked."""
     return Output(index, untracked=None if trace.differentiable else proxy.untracked)
 
 
 def refuse_untracked(trace: Trace, proxy: TensorProxy, name: str) -> None:
-    """TraceError where ``name``, called where gradients are enabled, would read ``proxy`` with a history that eager
+    """Raises TraceError if ``name``, called while gradients are enabled, would read ``proxy`` with a history that eager
     torch does not know: torch raises an error, or what it does depends on strides."""
     through, why = (UNTRACKED_CONTIGUOUS,), ""
     if proxy.untracked == "view":
@@ -162,7 +165,7 @@ def refuse_untracked(trace: Trace, proxy: TensorProxy, name: str) -> None:
 
 
 def refuse_untracked_update(trace: Trace, proxy: TensorProxy, value: Node, name: str) -> None:
-    """TraceError where an update with ``value`` would be of a tensor with a history that autograd does not know of."""
+    """Raises TraceError if an update with ``value`` would be of a tensor whose history autograd does not know."""
     if proxy.untracked is None or not (trace.differentiable and torch.is_grad_enabled()):
         return
     if DTYPES[value.dtype].is_floating_point and (requires_grad(trace, proxy.value) or requires_grad(trace, value)):
@@ -173,14 +176,14 @@ def refuse_untracked_update(trace: Trace, proxy: TensorProxy, value: Node, name:
 
 
 def refuse_other_history(trace: Trace, node: Node) -> None:
-    """UnsupportedError where ``x.requires_grad_(False)`` of the value ``node`` would change an argument, or a result
-    that requires grad, of which eager torch raises an error."""
+    """Raises UnsupportedError if ``x.requires_grad_(False)`` of the value ``node`` would change an argument, or a
+    result that requires grad, for which eager torch raises an error."""
     if any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in _inputs_of(node)):
         raise UnsupportedError("requires_grad_(False) of what requires grad; write x.detach(), or call it outside")
 
 
 def stored(trace: Trace, proxy: TensorProxy, name: str) -> Any:
-    """What a user has stored as ``name`` on an argument; guarded, as is that nothing is.
+    """Returns what a user has stored as ``name`` on an argument, with a guard, also if nothing is stored.
 
     Raises:
         AttributeError: nothing is.
@@ -193,7 +196,7 @@ def stored(trace: Trace, proxy: TensorProxy, name: str) -> Any:
 
 
 def refuse_storing(trace: Trace, proxy: TensorProxy, name: str) -> None:
-    """TraceError where ``proxy.name = value`` would be done at the trace alone."""
+    """Raises TraceError for ``proxy.name = value``, which would happen at the trace alone."""
     if proxy.input is not None or hasattr(torch.Tensor, name):
         raise TraceError(
             f"{trace.name} sets the attribute {name} of a tensor: later calls launch kernels without running the "
@@ -202,7 +205,8 @@ def refuse_storing(trace: Trace, proxy: TensorProxy, name: str) -> None:
 
 
 def refuse_stored(trace: Trace, proxy: TensorProxy) -> None:
-    """TraceError where the function has stored an attribute on its result, which is another tensor at every call."""
+    """Raises TraceError if the function has stored an attribute on its result, which is another tensor at every
+    call."""
     if name := next(iter(vars(proxy).keys() - OF_PROXIES), None):
         raise TraceError(
             f"{trace.name} sets the attribute {name} of its result, which later calls would not\n"

@@ -1,4 +1,4 @@
-"""Padding with elements of the tensor itself, as one gather: each padded dimension is read at a computed index."""
+"""Pads with elements of the tensor itself, by one gather: each padded dimension is read at a computed index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("reflect", "replicate", "circular")
 
 
 def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
-    """``input`` padded along its last ``len(pad) / 2`` dimensions, in one of ``MODES``; a negative amount is cut off.
+    """Pads ``input`` along its last ``len(pad) / 2`` dimensions, in one of ``MODES``; a negative amount is cut off.
 
     Raises:
         ValueError: torch does not pad this rank by so many numbers, or by more elements than there are.
@@ -44,7 +44,7 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
 
 
 def _index(trace: Trace, length: Any, before: int, size: Any, mode: str) -> Node:
-    """Which of ``size`` elements each of ``length`` is, the first of which is ``before`` in front of them."""
+    """Returns which of ``size`` elements each of ``length`` is, if ``before`` elements are in front of the first."""
     at = pointwise(trace, "sub", trace.make("iota", (), "int64", (length,), (0,)), before)
     last = trace.builder.scalar(symbols.sub(size, 1), "int64")
     if mode == "reflect":

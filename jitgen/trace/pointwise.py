@@ -1,4 +1,4 @@
-"""Rows of torch's pointwise functions: arithmetic, comparisons, bitwise operations, copies.
+"""Defines the rows of torch's pointwise functions: arithmetic, comparisons, bitwise operations, copies.
 
 A torch function that is a single operation of ``ir/ops.py`` is one line of a table here. A new one needs the operation
 there, a row in each dialect, and a line below. Neighbours: ``trace/selection.py`` (tests, logic, ``where``, ``clamp``),
@@ -183,7 +183,7 @@ _register()
 
 
 def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
-    """The divisor of a division in ``dtype``.
+    """Checks the divisor of a division in ``dtype``.
 
     Where that is an integer's, the number 0 is refused, and elements that are 0 make a kernel on a CPU report an error,
     as torch's does. A kernel on a GPU gives some number, as torch's does.
@@ -208,7 +208,7 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
 def _scaled(
     trace: Trace, other: Value, alpha: Value, dtype: str, checked: str | None = None, negated: bool = False
 ) -> Value:
-    """``alpha * other`` in ``dtype``, which does not depend on ``alpha``.
+    """Computes ``alpha * other`` in ``dtype``, which does not depend on ``alpha``.
 
     Args:
         checked: the dtype whose range ``alpha`` must be within, ``dtype`` if None; then a float is none for integers.
@@ -223,7 +223,7 @@ def _scaled(
 
 
 def _require_alpha(alpha: Value, dtype: str) -> None:
-    """torch's rule for the factor of a sum or difference of ``dtype``: a bool multiplies bools alone."""
+    """Checks torch's rule for the factor of a sum or difference of ``dtype``: a bool multiplies bools alone."""
     if symbols.kind_of(unwrap(alpha)) == "bool" and dtype != "bool":
         raise TypeError(f"a bool alpha for a result of {dtype}, which torch refuses too; pass 0 or 1")
 
@@ -295,13 +295,13 @@ def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
 
 @row("contiguous", view=True)
 def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_format) -> Node:
-    """A copy that is row-major if it is returned. torch returns a tensor that is row-major already itself."""
+    """Copies to row-major memory if it is returned. torch returns a tensor that is row-major already itself."""
     return ordered(trace, input, memory_format)
 
 
 @row("fill", "zero")
 def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
-    """``fill_``, ``zero_`` and ``torch.fill``."""
+    """Traces ``fill_``, ``zero_`` and ``torch.fill``."""
     if isinstance(value, Node) and value.shape:
         raise TypeError("fill takes a number or a 0-d tensor")
     return filled(trace, element(trace, value, input.dtype), input.shape)
@@ -309,7 +309,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
 
 @row("copy")
 def copy(trace: Trace, input: Node, src: Node, non_blocking: bool = False) -> Node:
-    """``copy_``."""
+    """Traces ``copy_``."""
     return filled(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
 
 
@@ -325,7 +325,7 @@ def float_power(trace: Trace, input: Value, exponent: Value) -> Node:
 
 @row("pow")
 def power(trace: Trace, input: Value, exponent: Value) -> Node:
-    """A power; for some constant exponents (2, 3, 0.5, -1, ...) products and roots, as in torch."""
+    """Computes a power; for some constant exponents (2, 3, 0.5, -1, ...) products and roots, as in torch."""
     dtype = result_dtype(input, exponent)
     if isinstance(input, Node) and dtype not in ("float32", "float64"):
         require_range(trace, exponent, dtype)
@@ -385,7 +385,7 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
     dtype = float_dtype(input.dtype)
     value = input if eps is None else clamp(trace, trace.cast(input, dtype), eps, 1 - eps)
     rest = pointwise(trace, "sub", 1.0, value, dtype=dtype)
-    found = pointwise(trace, "log", pointwise(trace, "div", value, rest, dtype=dtype))
+    logit_ = pointwise(trace, "log", pointwise(trace, "div", value, rest, dtype=dtype))
 
     def slopes(value_: Node) -> list[Node]:
         ends = (0.0, 1.0) if eps is None else (eps, 1 - eps)
@@ -394,13 +394,13 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
         slope = pointwise(trace, "reciprocal", pointwise(trace, "mul", value, rest, dtype=dtype))
         return [where(trace, pointwise(trace, "bitwise_or", below, above), math.nan if eps is None else 0.0, slope)]
 
-    return derived(trace, found, [input], slopes)
+    return derived(trace, logit_, [input], slopes)
 
 
 @row("lerp")
 @floats_only
 def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
-    """torch's formula: it starts from the nearer end, so that a weight of 1 gives exactly ``end``."""
+    """Interpolates by torch's formula: it starts from the nearer end, so that a weight of 1 gives exactly ``end``."""
     one_dtype(input, end, *([weight] if isinstance(weight, Node) and weight.shape else []))
     require_computable(trace, weight, input.dtype)
     if isinstance(weight, Node):
@@ -435,7 +435,7 @@ def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
 
 @row("hypot")
 def hypot(trace: Trace, input: Node, other: Node) -> Node:
-    """sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows.
+    """Computes sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows.
 
     As in C, it is infinite where one of them is, even beside a NaN.
     """
@@ -445,20 +445,20 @@ def hypot(trace: Trace, input: Node, other: Node) -> Node:
     ratio = pointwise(trace, "div", small, large)
     root = pointwise(trace, "sqrt", pointwise(trace, "add", 1.0, pointwise(trace, "mul", ratio, ratio)))
     plain = pointwise(trace, "eq", large, 0.0, result="bool")
-    infinite = pointwise(trace, "bitwise_or", *(isinf(trace, each) for each in (first, second)))
+    infinite = pointwise(trace, "bitwise_or", *(isinf(trace, operand) for operand in (first, second)))
     value = where(trace, plain, large, pointwise(trace, "mul", large, root))
     value = where(trace, infinite, math.inf, value)
     return derived(
         trace,
         value,
         [input, other],
-        lambda value: [pointwise(trace, "div", each, value, dtype=dtype) for each in (input, other)],
+        lambda value: [pointwise(trace, "div", operand, value, dtype=dtype) for operand in (input, other)],
     )
 
 
 @row("logaddexp")
 def logaddexp(trace: Trace, input: Node, other: Node) -> Node:
-    """max + log1p(exp(-|a - b|)). Of two equal infinities the result is that infinity."""
+    """Computes max + log1p(exp(-|a - b|)). Of two equal infinities the result is that infinity."""
     large = pointwise(trace, "maximum", input, other)
     gap = pointwise(trace, "neg", pointwise(trace, "abs", pointwise(trace, "sub", input, other)))
     total = pointwise(trace, "add", large, pointwise(trace, "log1p", pointwise(trace, "exp", gap)))

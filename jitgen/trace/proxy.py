@@ -1,4 +1,4 @@
-"""``TensorProxy``: the object that user code has in place of a tensor while its function is traced.
+"""Defines ``TensorProxy``, which user code has in place of a tensor while its function is traced.
 
 Neighbour: every operation on a proxy is a call of ``Trace.call`` or ``Trace.attribute`` (``trace/tracer.py``).
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """The memory of a tensor of the trace, which its views share.
+    """Represents the memory of a tensor of the trace, which its views share.
 
     Attributes:
         base: the node of the whole tensor's current value, which the values of all views are views of.
@@ -43,7 +43,7 @@ class Memory:
 
 
 class TensorProxy(fx.Proxy):
-    """A tensor of the trace.
+    """Represents a tensor of the trace.
 
     Attributes:
         value: the node of its current value; an update in place replaces it.
@@ -142,8 +142,8 @@ _install_inplace_operators()
 
 
 def untraceable(error: Exception) -> str | None:
-    """What ``error`` says, in a user's words, where a function of torch's in C raised it because it got a proxy: most
-    name its type, the jiterator says that it is no Tensor. None for any other error."""
+    """Explains an error that a function of torch's in C raised because it got a proxy (most name its type, the
+    jiterator says that it is no Tensor); None for any other error. None for any other error."""
     said = str(error)
     is_about_proxies = TensorProxy.__name__ in said or "tuple is not a Tensor" in said
     return said.replace(TensorProxy.__name__, "Tensor") if is_about_proxies else None

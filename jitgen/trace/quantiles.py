@@ -1,7 +1,6 @@
-"""Order statistics as compositions: medians, the k-th values, quantiles and modes, from sorted rows.
+"""Composes order statistics from sorted rows: medians, the k-th values, quantiles and modes.
 
-Where torch may give any index of
-an element that occurs several times, the result here is always the same one.
+Where torch may give any index of an element that occurs several times, the result here is always the same one.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _at(row: Tensor, index: Tensor) -> Tensor:
-    """The element of each row at ``index`` (..., 1), which is in the row; a 0-d ``index`` is that of every row."""
+    """Reads the element of each row at ``index`` (..., 1), which is in the row; a 0-d ``index`` serves every row."""
     index = index if index.dim() else index.reshape([1] * row.dim())
     return torch.take_along_dim(row, index, -1)
 
 
 def _rows(input: Tensor, dim: Any) -> Tensor:
-    """``input`` with dimension ``dim`` last; all of it as one row for None, and a 0-d tensor as a row of one."""
+    """Moves dimension ``dim`` of ``input`` last; None makes one row of everything, and a 0-d tensor is a row of one."""
     if dim is None or input.dim() == 0:
         return input.reshape(-1)
     return input.movedim(dim, -1)
 
 
-def _back(found: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
-    """``found`` (..., 1), of rows of ``input``, in the shape of torch's result."""
+def _back(statistic: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    """Gives ``statistic`` (..., 1), of rows of ``input``, the shape of torch's result."""
     if dim is None:
-        return found.reshape([1] * input.dim() if keepdim else [])
+        return statistic.reshape([1] * input.dim() if keepdim else [])
     if input.dim() == 0:
-        return found.reshape([])
-    return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
+        return statistic.reshape([])
+    return statistic.movedim(-1, dim) if keepdim else statistic.squeeze(-1)
 
 
 def _numbers_only(name: str, input: Tensor) -> None:
@@ -70,8 +69,8 @@ def median(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
 @composition("nanmedian")
 def nanmedian(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if not input.is_floating_point():
-        found = median(input, dim, keepdim)
-        return found if dim is None else torch.return_types.nanmedian(found)
+        result = median(input, dim, keepdim)
+        return result if dim is None else torch.return_types.nanmedian(result)
     row = _rows(input, dim)
     if dim is None and row.shape[-1] == 0:
         return torch.full((), float("nan"), dtype=row.dtype)
@@ -88,13 +87,13 @@ def kthvalue(input: Tensor, k: Any, dim: Any = -1, keepdim: bool = False) -> Any
     row = _rows(input, dim)
     if not 1 <= k <= row.shape[-1]:
         raise ValueError(f"kthvalue: k is {int(k)}, of {int(row.shape[-1])} elements")
-    values, indices = (found[..., k - 1 : k] for found in torch.sort(row))
+    values, indices = (sorted_[..., k - 1 : k] for sorted_ in torch.sort(row))
     return _both(torch.return_types.kthvalue, values, indices, input, dim, keepdim)
 
 
 @composition("mode")
 def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
-    """The least of the values that are met most often, and the last place of it."""
+    """Finds the least of the values that occur most often, and the last place of it."""
     row = _rows(input, dim)
     _not_empty("mode", row, dim)
     sorted, indices = torch.sort(row)
@@ -110,7 +109,7 @@ def _is_differentiated(input: Tensor) -> bool:
 
 
 def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
-    """torch's pair of values and indices; without a dimension the value alone.
+    """Returns torch's pair of values and indices; without a dimension the value alone.
 
     Where gradients are computed, the element that the index names has that of the value, a NaN too.
     """
@@ -125,7 +124,8 @@ def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keep
 
 
 def _shared(row: Tensor, value: Tensor) -> Tensor:
-    """``value`` as the maximum of the elements of ``row`` equal to it, which share its gradient, as in torch."""
+    """Returns ``value`` as the maximum of the elements of ``row`` equal to it, which share its gradient, as in
+    torch."""
     equal = (row == value) | (torch.isnan(row) & torch.isnan(value))
     return shared(torch.where(equal, row, float("-inf"))).amax(-1, keepdim=True)
 
@@ -175,11 +175,11 @@ def _quantile(name: str, input: Tensor, q: Any, dim: Any, keepdim: bool, interpo
     below = torch.floor(ranks)
     lower, upper = _at(sorted, below.to(torch.int64)), _at(sorted, torch.ceil(ranks).to(torch.int64))
     weight = 0.5 if interpolation == "midpoint" else ranks - below
-    found = torch.lerp(lower, upper, torch.full_like(ranks, weight) if interpolation == "midpoint" else weight)
+    interpolated = torch.lerp(lower, upper, torch.full_like(ranks, weight) if interpolation == "midpoint" else weight)
     if name == "quantile" and not _is_differentiated(input):
-        found = torch.where(missing.any(-1, keepdim=True), float("nan"), found)
+        interpolated = torch.where(missing.any(-1, keepdim=True), float("nan"), interpolated)
     if q.dim() == 0:
-        return _back(found, input, dim, keepdim)
+        return _back(interpolated, input, dim, keepdim)
     if dim is None or input.dim() == 0:
-        return found.reshape([-1] + [1] * (input.dim() if keepdim else 0))
-    return found.movedim(-1, dim + 1 if dim >= 0 else dim) if keepdim else found.squeeze(-1)
+        return interpolated.reshape([-1] + [1] * (input.dim() if keepdim else 0))
+    return interpolated.movedim(-1, dim + 1 if dim >= 0 else dim) if keepdim else interpolated.squeeze(-1)

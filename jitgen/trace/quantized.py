@@ -1,4 +1,5 @@
-"""Quantised weights of a trace: the node of each, from tensors that are arguments or that the function closes over."""
+"""Keeps the quantised weights of a trace: the node of each, from tensors that are arguments or that the function closes
+over."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedWeights:
-    """The quantised weights that one trace has met.
+    """Holds the quantised weights that one trace has met.
 
     Args:
         layout: the layout in which kernels read them.
@@ -31,11 +32,11 @@ class QuantizedWeights:
         self._column_orders: dict[int, Node] = {}
 
     def argument(self, weight: Any) -> TensorProxy:
-        """A proxy for an unpacked weight; its tensors (codes, scales, ...) are proxies already."""
+        """Makes a proxy for an unpacked weight; its tensors (codes, scales, ...) are proxies already."""
         return TensorProxy(self.node([tensor.value for tensor in weight.tensors], weight.token), self._trace)
 
     def node(self, tensors: Sequence[Node], token: Any) -> Node:
-        """The node of a weight that consists of ``tensors``.
+        """Makes the node of a weight that consists of ``tensors``.
 
         Raises:
             UnsupportedError: kernels read such weights in another layout.
@@ -55,23 +56,25 @@ class QuantizedWeights:
         return node
 
     def captured(self, weight: Any) -> Node:
-        """The node of a weight that the function closes over; each of its tensors is a graph input."""
+        """Returns the node of a weight that the function closes over; each of its tensors is a graph input."""
         node = self._captured.get(id(weight))
         if node is None:
-            found = self._trace.captured_weight(weight)
+            captured = self._trace.captured_weight(weight)
             unpacked = weights.unpack_weight(weight, self.layout)
-            parts = [captured_part(found, self.layout, index) for index in range(len(unpacked.tensors))]
-            self._trace.captures.guards.append(captured_token(found))
+            parts = [captured_part(captured, self.layout, index) for index in range(len(unpacked.tensors))]
+            self._trace.captures.guards.append(captured_token(captured))
             nodes = [self._trace.captured_input(part) for part in parts]
             node = self._captured[id(weight)] = self.node(nodes, unpacked.token)
         return node
 
     def column_order(self, weight: Node) -> Node | None:
-        """The order in which the columns of ``weight``, or of what it is a view of, are stored; None in their own."""
+        """Returns the order in which the columns of ``weight``, or of what it is a view of, are stored; None for their
+        own."""
         return self._column_orders.get(id(weight.under_views))
 
     def rows(self, weight: Node, index: Node) -> Node:
-        """The rows of ``weight`` that ``index`` numbers, by torch operations on its tensors (``quant/lookup.py``).
+        """Looks up the rows of ``weight`` that ``index`` numbers, by torch operations on its tensors
+        (``quant/lookup.py``).
 
         Raises:
             UnsupportedError: ``weight`` is a view of a quantised weight.

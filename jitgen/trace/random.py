@@ -1,4 +1,5 @@
-"""Rows of random numbers and dropout, of the operation ``philox``: bits that are a function of seed, offset and index.
+"""Defines the rows of random numbers and dropout, by the operation ``philox``: bits that are a function of seed, offset
+and index.
 
 Each tensor of random numbers has an offset of its own, beyond the one that a call draws from torch's generator
 (``runtime/random.py``). A view of one, or two kernels that read one, see the same numbers. Distributions are torch's;
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Bits of a uniform number of a dtype: with more of them it would round to 1."""
+"""The bits of a uniform number of a dtype: with more of them it would round to 1."""
 
 
 # ------------------------------------------------------------------------------------------------------------- bits
 
 
 def bits(trace: Trace, shape: Shape) -> Node:
-    """64 random bits for each element of ``shape``, as int64."""
+    """Draws 64 random bits for each element of ``shape``, as int64."""
     count = symbols.product(shape)
     index = trace.make("iota", (), "int64", (count,), (0,))
     if shape != (count,):
@@ -46,12 +47,12 @@ def bits(trace: Trace, shape: Shape) -> Node:
 
 
 def uniform(trace: Trace, shape: Shape, dtype: str) -> Node:
-    """Numbers from [0, 1), every multiple of two to the power of minus the bits of ``dtype``."""
+    """Draws numbers from [0, 1): multiples of two to the power of minus the bits of ``dtype``."""
     return _unit(trace, bits(trace, shape), 0, dtype)
 
 
 def _unit(trace: Trace, random: Node, first: int, dtype: str) -> Node:
-    """The bits from ``first`` on as a number from [0, 1)."""
+    """Converts the bits from ``first`` on to a number from [0, 1)."""
     digits = _DIGITS[dtype]
     moved = pointwise(trace, "right_shift", random, first) if first else random
     whole = pointwise(trace, "bitwise_and", moved, 2**digits - 1)
@@ -60,7 +61,7 @@ def _unit(trace: Trace, random: Node, first: int, dtype: str) -> Node:
 
 
 def normal(trace: Trace, shape: Shape, dtype: str) -> Node:
-    """Numbers of the standard normal distribution (Box and Muller, "A Note on the Generation of Random Normal
+    """Draws numbers of the standard normal distribution (Box and Muller, "A Note on the Generation of Random Normal
     Deviates", 1958)."""
     random = bits(trace, shape)
     if dtype == "float64":
@@ -71,8 +72,8 @@ def normal(trace: Trace, shape: Shape, dtype: str) -> Node:
         radius = pointwise(trace, "mul", pointwise(trace, "add", trace.cast(low, "float32"), 0.5), 2.0**-32)
         angle = _unit(trace, random, 32, "float32")
     length = pointwise(trace, "sqrt", pointwise(trace, "mul", pointwise(trace, "log", radius), -2.0))
-    found = pointwise(trace, "mul", length, pointwise(trace, "cos", pointwise(trace, "mul", angle, 2 * math.pi)))
-    return trace.cast(found, dtype)
+    numbers = pointwise(trace, "mul", length, pointwise(trace, "cos", pointwise(trace, "mul", angle, 2 * math.pi)))
+    return trace.cast(numbers, dtype)
 
 
 # -------------------------------------------------------------------------------------------------------- factories
@@ -128,8 +129,8 @@ def randn_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = No
 
 
 def _integers(trace: Trace, low: Any, high: Any, shape: Shape, dtype: str) -> Node:
-    """Numbers from [low, high): what 63 bits leave modulo the distance, which favours none by more than 2**-63 of it
-    times the distance."""
+    """Draws integers from [low, high): 63 bits modulo the distance, which favours none by more than 2**-63 of it times
+    the distance."""
     if not low < high:
         raise ValueError(f"randint: {int(low)} is not below {int(high)}")
     random = pointwise(trace, "bitwise_and", bits(trace, shape), 2**63 - 1)
@@ -173,7 +174,7 @@ def randint_like(
 
 
 def _chosen(trace: Trace, probability: Any, shape: Shape) -> Node:
-    """True with ``probability``, to within 2**-24."""
+    """Draws true with ``probability``, to within 2**-24."""
     return pointwise(trace, "lt", uniform(trace, shape, "float32"), probability, dtype="float32", result="bool")
 
 
@@ -184,7 +185,7 @@ def _probability(trace: Trace, p: Any) -> None:
 
 @row("torch.bernoulli", "Tensor.bernoulli")
 def bernoulli(trace: Trace, input: Node, p: Any = None, *, generator: Any = None) -> Node:
-    """1 with the probability that the element of ``input`` is, or with ``p``."""
+    """Draws 1 with the probability that the element of ``input`` is, or with ``p``."""
     _plain(trace, generator, None)
     if p is None:
         require_float(input.dtype)
@@ -230,8 +231,8 @@ def exponential(trace: Trace, input: Node, lambd: Any = 1.0, *, generator: Any =
         raise ValueError(f"exponential_: lambd is {float(lambd)}, and must be positive")
     wide = "float64" if input.dtype == "float64" else "float32"
     above = pointwise(trace, "sub", 1.0, uniform(trace, input.shape, wide))
-    found = pointwise(trace, "div", pointwise(trace, "neg", pointwise(trace, "log", above)), lambd)
-    return trace.cast(found, input.dtype)
+    numbers = pointwise(trace, "div", pointwise(trace, "neg", pointwise(trace, "log", above)), lambd)
+    return trace.cast(numbers, input.dtype)
 
 
 @row("Tensor.log_normal")
@@ -241,20 +242,20 @@ def log_normal(trace: Trace, input: Node, mean: Any = 1.0, std: Any = 2.0, *, ge
 
 @row("Tensor.cauchy")
 def cauchy(trace: Trace, input: Node, median: Any = 0.0, sigma: Any = 1.0, *, generator: Any = None) -> Node:
-    """By the inverse of the distribution function."""
+    """Draws by the inverse of the distribution function."""
     _plain(trace, generator, None)
     require_float(input.dtype)
     if sigma <= 0:
         raise ValueError(f"cauchy_: sigma is {float(sigma)}, and must be positive")
     wide = "float64" if input.dtype == "float64" else "float32"
     turned = pointwise(trace, "mul", pointwise(trace, "sub", uniform(trace, input.shape, wide), 0.5), math.pi)
-    found = pointwise(trace, "mul", pointwise(trace, "tan", turned), sigma)
-    return trace.cast(pointwise(trace, "add", found, median), input.dtype)
+    numbers = pointwise(trace, "mul", pointwise(trace, "tan", turned), sigma)
+    return trace.cast(pointwise(trace, "add", numbers, median), input.dtype)
 
 
 @row("Tensor.geometric")
 def geometric(trace: Trace, input: Node, p: Any, *, generator: Any = None) -> Node:
-    """The number of trials up to the first success, by the inverse of the distribution function."""
+    """Draws the number of trials up to the first success, by the inverse of the distribution function."""
     _plain(trace, generator, None)
     if not 0 < p < 1:
         raise ValueError(f"geometric_: p is {float(p)}, and must be between 0 and 1")
@@ -275,7 +276,7 @@ def normal_of(
     device: Any = None,
     generator: Any = None,
 ) -> Node:
-    """Numbers with the means and standard deviations of tensors, or of ``size``."""
+    """Draws numbers with the means and standard deviations of tensors, or of ``size``."""
     _plain(trace, generator, device)
     if not isinstance(std, Node) and std < 0:
         raise ValueError(f"normal: std is {float(std)}, and must not be negative")
@@ -285,7 +286,10 @@ def normal_of(
     if size is not None:
         shape, name = _sizes(trace, size), _float_dtype(dtype, dtype_name(default_dtype()))
     else:
-        shape, name = broadcast_shapes(trace, *(each.shape for each in tensors)), _float_dtype(None, tensors[0].dtype)
+        shape, name = (
+            broadcast_shapes(trace, *(tensor.shape for tensor in tensors)),
+            _float_dtype(None, tensors[0].dtype),
+        )
     standard = normal(trace, shape, name)
     return pointwise(trace, "add", pointwise(trace, "mul", standard, std, dtype=name), mean, dtype=name)
 
@@ -305,7 +309,7 @@ def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
 
 @row("torch.feature_dropout", itself=True)
 def feature_dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
-    """Whole channels, dimension 1, are dropped."""
+    """Drops whole channels, dimension 1."""
     _probability(trace, p)
     if not train or p == 0:
         return input
@@ -315,7 +319,7 @@ def feature_dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
 
 
 def _scaled(trace: Trace, input: Node, shape: Shape, p: Any) -> Node:
-    """``input`` times a mask of ``shape``: 1 / (1 - p) with probability 1 - p, else 0."""
+    """Multiplies ``input`` by a mask of ``shape``: 1 / (1 - p) with probability 1 - p, else 0."""
     if p == 1:
         return pointwise(trace, "mul", input, 0.0)
     wide = "float64" if input.dtype == "float64" else "float32"

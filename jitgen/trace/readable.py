@@ -1,4 +1,4 @@
-"""Which tensors a kernel can read: arguments and captured tensors alike."""
+"""Decides which tensors a kernel can read: arguments and captured tensors alike."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TANGENT = (
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether eager torch would propagate a tangent of ``tensor``. Outside of ``dual_level()`` no tensor has one, which
-    one comparison tells; within, each tensor takes some 10 us."""
+    """Returns whether eager torch would propagate a tangent of ``tensor``. Outside of ``dual_level()`` no tensor has
+    one, which one comparison tells; within, each tensor takes some 10 us."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
     if is_functorch_wrapped_tensor(tensor) and any(
@@ -47,26 +47,27 @@ def has_tangent(tensor: torch.Tensor) -> bool:
 
 
 def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
-    """UnsupportedError where one of ``tensors`` is a dual tensor, of which a kernel would read the primal alone."""
+    """Raises UnsupportedError if one of ``tensors`` is a dual tensor, of which a kernel would read the primal alone."""
     if forward_ad._current_level >= 0 and any(map(has_tangent, tensors)):
         raise UnsupportedError(f"{name}: {TANGENT}")
 
 
 def is_traced_tensor(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of them."""
+    """Returns whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of
+    them."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(tensor)
 
 
 def any_traced(leaves: Iterable[Any]) -> bool:
-    """Whether some argument stands for one that torch will have when it runs what it traces now, or for a batch of
-    them: a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
+    """Returns whether some argument stands for one that torch will have when it runs what it traces now, or for a batch
+    of them: a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
     return any(
         is_traced_tensor(leaf) if isinstance(leaf, torch.Tensor) else isinstance(leaf, SYMBOLIC) for leaf in leaves
     )
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:
-    """What keeps a kernel from reading the elements of ``tensor`` at its address, and what to do; None if nothing does.
+    """Explains why a kernel cannot read the elements of ``tensor`` at its address, and what to do; None if it can.
 
     Some tensors of torch have no address, or one that is 0: those within ``torch.func.vmap``, zero tensors of forward
     derivatives, tensors whose storage has been freed.

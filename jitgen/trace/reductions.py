@@ -1,4 +1,4 @@
-"""Rows of torch's reductions: sums, products, extrema, and what is composed of them.
+"""Defines the rows of torch's reductions: sums, products, extrema, and what is composed of them.
 
 Every row is composed of ``reduce`` nodes, whose reduced dimensions remain with size 1, and of pointwise nodes. Which of
 them share a kernel is decided later, by the reduction family (``families/rows/reduction/claim.py``). The formulas are
@@ -33,7 +33,7 @@ Dims = Any  # None, an int, or a sequence of ints
 
 
 def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
-    """The dimensions that torch's argument ``dim`` names: all of them for None or ()."""
+    """Returns the dimensions that torch's argument ``dim`` names: all of them for None or ()."""
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return tuple(range(len(input.shape)))
     chosen = dimensions(input, dim)
@@ -41,7 +41,7 @@ def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
 
 
 def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str | None = None) -> Node:
-    """The reduction ``kind`` (of ``ir.graph.REDUCTIONS``) over ``dims``, which remain with size 1."""
+    """Reduces ``input`` by ``kind`` (of ``ir.graph.REDUCTIONS``) over ``dims``, which remain with size 1."""
     dtype = dtype or input.dtype
     dims = reduced_dims(kind, dims, input.shape)
     if not dims:
@@ -53,19 +53,19 @@ def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str
 
 
 def squeeze_reduced(trace: Trace, node: Node, dims: Sequence[int], keepdim: bool = False) -> Node:
-    """``node``, a reduction over ``dims``, without these dimensions, unless ``keepdim``."""
+    """Removes the dimensions ``dims`` of a reduction, unless ``keepdim``."""
     for dim in () if keepdim else reversed(dims):
         node = view(trace, node, ("squeeze", dim), (*node.shape[:dim], *node.shape[dim + 1 :]))
     return node
 
 
 def broadcast_like(trace: Trace, node: Node, input: Node) -> Node:
-    """``node``, a reduction of ``input``, broadcast to the shape of ``input``."""
+    """Broadcasts ``node``, a reduction of ``input``, to the shape of ``input``."""
     return expand(trace, node, input.shape)
 
 
 def count(input: Node, dims: Sequence[int]) -> Any:
-    """The number of elements that a reduction over ``dims`` combines."""
+    """Counts the elements that a reduction over ``dims`` combines."""
     return symbols.product(input.shape[dim] for dim in dims)
 
 
@@ -77,7 +77,7 @@ def as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Nod
 
 
 def _nonempty(trace: Trace, input: Node, dims: Sequence[int]) -> None:
-    """Refuse to reduce nothing; that there is something becomes a guard."""
+    """Refuses to reduce nothing; that there is something becomes a guard."""
     if any(trace.guards.decide(symbols.compare("eq", input.shape[dim], 0)) for dim in dims):
         raise IndexError("expected the reduced dimensions to have a size other than 0")
 
@@ -153,8 +153,8 @@ def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
 
 
 def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Any:
-    """(values, indices) along ``dim``. Where gradients are computed the values are gathered: of equal elements the one
-    that the index names has the gradient, as in torch. A reduction's is divided among them."""
+    """Finds (values, indices) along ``dim``. Where gradients are computed the values are gathered: of equal elements
+    the one that the index names has the gradient, as in torch. A reduction's is divided among them."""
     index = _arg(trace, f"arg{kind}", input, dim, keepdim)
     dims = dims_of(input, int(dim))
     if trace.differentiable and dims and DTYPES[input.dtype].is_floating_point:
@@ -204,7 +204,7 @@ def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> 
 
 
 def _as_torch(trace: Trace, result: Node, input: Node) -> Node:
-    """The result of any and all, a bool, as the dtype that torch gives it: uint8 for a uint8 input."""
+    """Converts the result of any and all, a bool, to the dtype that torch gives it: uint8 for a uint8 input."""
     return trace.cast(result, "uint8") if input.dtype == "uint8" else result
 
 
@@ -217,7 +217,8 @@ def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
 
 
 def _variance(trace: Trace, input: Node, dim: Dims, correction: Any) -> tuple[Node, Node]:
-    """(variance, mean). The variance is computed from deviations from the mean; dimensions remain with size 1."""
+    """Computes (variance, mean). The variance is computed from deviations from the mean; dimensions remain with size
+    1."""
     dims, whole = dims_of(input, dim), dim is None or not input.shape
     require_float(input.dtype)
     middle = average(trace, input, dims)
@@ -245,11 +246,10 @@ def _variance(trace: Trace, input: Node, dim: Dims, correction: Any) -> tuple[No
 def _without_freedom(
     trace: Trace, input: Node, deviation: Node, dims: Sequence[int], freedom: Any, whole: bool
 ) -> Node:
-    """The variance of ``input`` by deviations from the mean where ``freedom``, the degrees of freedom, is at most 0:
+    """Computes the variance of ``input`` from deviations if ``freedom``, the degrees of freedom, is at most 0:
     infinite, with eager torch's gradients. These are infinite by the sign of the deviation, finite along ``dims`` for a
     freedom below 0, and +inf everywhere for a reduction of a ``whole`` tensor. None flows through the mean, whose
-    gradient is 0: it would be a sum of infinities of both signs.
-    """
+    gradient is 0: it would be a sum of infinities of both signs."""
     zero = trace.cast(as_node(trace, 0.0), deviation.dtype)
     value = trace.detached(deviation)
     moves = pointwise(trace, "sub", input, trace.detached(input))  # 0, and a gradient of 1
@@ -271,7 +271,7 @@ def _correction(unbiased: Any, correction: Any) -> Any:
 
 
 def _dim_and_unbiased(dim: Any, unbiased: Any) -> tuple[Any, Any]:
-    """``torch.var``'s second argument is ``unbiased`` where it is a bool, and otherwise ``dim``."""
+    """Tells ``dim`` from ``unbiased`` in ``torch.var``'s second argument, which is ``unbiased`` if it is a bool."""
     return (None, dim) if isinstance(dim, bool) else (dim, unbiased)
 
 
@@ -297,8 +297,8 @@ def var_mean(
 ) -> tuple[Node, Node]:
     dim, unbiased = _dim_and_unbiased(dim, unbiased)
     dims = dims_of(input, dim)
-    found = _variance(trace, input, dim, _correction(unbiased, correction))
-    return tuple(squeeze_reduced(trace, node, dims, keepdim) for node in found)  # type: ignore[return-value]
+    variance = _variance(trace, input, dim, _correction(unbiased, correction))
+    return tuple(squeeze_reduced(trace, node, dims, keepdim) for node in variance)  # type: ignore[return-value]
 
 
 @row("std_mean")
@@ -310,14 +310,15 @@ def std_mean(
 
 
 def _root(trace: Trace, total: Node) -> Node:
-    """The square root of a sum of squares. Where that is 0 its gradient is 0, as that of eager torch's norm and std."""
+    """Computes the square root of a sum of squares. Where that is 0 its gradient is 0, as that of eager torch's norm
+    and std."""
     if trace.differentiable:
         total = where(trace, pointwise(trace, "eq", total, 0, result="bool"), trace.detached(total), total)
     return pointwise(trace, "sqrt", total)
 
 
 def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
-    """The vector norm over ``dims``, which remain with size 1."""
+    """Computes the vector norm over ``dims``, which remain with size 1."""
     p = 2.0 if p in (None, "fro") else float(p)
     size = pointwise(trace, "abs", input)
     if p == math.inf:
@@ -338,7 +339,7 @@ def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
 
 
 def _norm_slope(trace: Trace, input: Node, norm: Node, p: float) -> Node:
-    """The derivative of a norm: ``sign(x) |x|^(p - 1) norm^(1 - p)``, and 0 where the norm is 0.
+    """Computes the derivative of a norm: ``sign(x) |x|^(p - 1) norm^(1 - p)``, and 0 where the norm is 0.
 
     Below p = 1 it is 0 where x is 0, too, as eager torch has it.
     """

@@ -1,4 +1,4 @@
-"""Functions of Python's own that user code meets in another form while some thread traces.
+"""Replaces functions of Python's own that user code meets in another form while some thread traces.
 
 They are replaced for all threads, as torch.fx replaces builtins while it traces; so a replacement asks whether it is
 called by code that is being traced, and does nothing else elsewhere.
@@ -17,7 +17,7 @@ class Replaced:
     """Replaces attributes of a module or class while at least one thread is within ``active()``."""
 
     def __init__(self, owner: Any, replacements: Mapping[str, Callable[..., Any]]):
-        """``replacements``: by the attribute's name."""
+        """Takes ``replacements`` by the attribute's name."""
         self._owner = owner
         self._replacements = dict(replacements)
         self._originals = {name: getattr(owner, name) for name in replacements}

@@ -1,4 +1,4 @@
-"""``trace``: one run of a function on proxies, from its flattened arguments to its graph."""
+"""Runs a function once on proxies, from its flattened arguments to its graph (``trace``)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trace(
     runs: bool = True,
     differentiable: bool = False,
 ) -> Traced:
-    """Trace ``function``.
+    """Traces ``function``.
 
     Args:
         leaves: the flattened ``(args, kwargs)``. Tensors and ``SymbolicScalar`` become proxies; ``SymbolicNumber`` and
@@ -60,33 +60,36 @@ def trace(
     """
     guards.asks_identity = False
     arguments = function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
-    state, traced, found, described, kept = _run_once(*arguments)
+    state, traced, changed, described, kept = _run_once(*arguments)
     if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
-        journal.undo(found)
-        state, traced, found, described, kept = _run_once(*arguments)
+        journal.undo(changed)
+        state, traced, changed, described, kept = _run_once(*arguments)
     stay = runs and journal.may_stay() and not kept and not escapes.kept(guards.given)
     if stay:
-        _set_context_variables(found)
+        _set_context_variables(changed)
     else:
-        journal.undo(found)
-    found = described  # without tensors of the trace, which are to be gone
+        journal.undo(changed)
+    changed = described  # without tensors of the trace, which are to be gone
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
     try:
-        escapes.check(name, function, guards.given, others, state.captures.codes, found, state.captures.journal.caches)
+        escapes.check(
+            name, function, guards.given, others, state.captures.codes, changed, state.captures.journal.caches
+        )
     except TraceError:
         if stay:
-            journal.undo(found)
+            journal.undo(changed)
         raise
-    if not found:
+    if not changed:
         return traced
-    changes = journal.changes_of(found, stay, kept)
+    changes = journal.changes_of(changed, stay, kept)
     # A trace that changed something is for one call alone: the next has to run the function, too.
     never = Captured(changes.path, lambda: MISSING, None)
     return replace(traced, guards=(*traced.guards, never), changes=changes)
 
 
 def _run_once(*arguments: Any) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
-    """A run of a function; what it changed, which is taken back if it raises; that as ``keeping.described`` returns it.
+    """Runs a function once; returns also what it changed, which is taken back if it raises, as it is and as
+    ``keeping.described`` returns it.
 
     It runs in a copy of the context, since a context variable that had no value cannot lose one that it gets.
     """
@@ -104,16 +107,16 @@ def _run_in_context(
     state = Trace(function, name, guards, *others)
     guards.given.clear()  # of the caller's own numbers
     try:
-        found = _run(state, leaves, tree)
+        run = _run(state, leaves, tree)
     except BaseException:
         journal.undo(state.captures.journal.changed())
         raise
     state.forget_tensors()
-    return state, *found
+    return state, *run
 
 
 def _set_context_variables(changes: Sequence[Change]) -> None:
-    """Give context variables the values that a function has given them in a context of its own."""
+    """Gives context variables the values that a function has given them in a context of its own."""
     for change in changes:
         if isinstance(change.place.owner, contextvars.ContextVar):
             change.place.write(change.new)
@@ -121,7 +124,7 @@ def _set_context_variables(changes: Sequence[Change]) -> None:
 
 @contextmanager
 def _as_in_eager_torch(state: Trace) -> Iterator[None]:
-    """A context in which user code meets proxies as tensors, and what it looks up is captured."""
+    """Makes user code meet proxies as tensors, and captures what it looks up, within this context."""
     with (
         proxies_are_tensors(),
         transforms_are_refused(),
@@ -133,7 +136,7 @@ def _as_in_eager_torch(state: Trace) -> Iterator[None]:
 
 
 def _autograd_function_of(error: BaseException) -> str | None:
-    """The name of the ``torch.autograd.Function`` whose ``apply`` raised ``error``; None where none did."""
+    """Returns the name of the ``torch.autograd.Function`` whose ``apply`` raised ``error``; None if none did."""
     apply: Any = torch.autograd.Function.apply
     entry = error.__traceback__
     while entry is not None:
@@ -146,9 +149,11 @@ def _autograd_function_of(error: BaseException) -> str | None:
 def _run(
     state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec
 ) -> tuple[Traced, list[Change], list[Change], list[Output]]:
-    """Run the function of ``state``; see ``trace`` and ``_run_once``."""
+    """Runs the function of ``state``; see ``trace`` and ``_run_once``."""
     guards = state.guards
-    known = {id(found.value): found.value for found in state.captures.tensors} if _asks_identity(state) else None
+    known = (
+        {id(captured.value): captured.value for captured in state.captures.tensors} if _asks_identity(state) else None
+    )
     arguments, keywords = entered(state, leaves, tree, known)
     before = pytree.tree_flatten((arguments, keywords))
     token = tracing.set(guards)
@@ -183,10 +188,10 @@ def _run(
     state.captures.settle()
     captured_guards = list(state.captures.guards)
     if known is not None:
-        captured_guards.append(_identities([found.read for found in state.captures.tensors]))
+        captured_guards.append(_identities([captured.read for captured in state.captures.tensors]))
     captured_guards += settings_guards(guards)
     # The trace has refused each that is used while gradients are enabled.
-    needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
+    needs_grad = [index for index, captured in enumerate(state.captured) if captured.value.requires_grad]
     under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
     traced = Traced(
         graph,
@@ -205,7 +210,7 @@ def _asks_identity(state: Trace) -> bool:
 
 
 def _identities(captured: Sequence[Callable[[], Any]]) -> Captured:
-    """The guard on which arguments and captured tensors are one object."""
+    """Guards which arguments and captured tensors are one object."""
 
     def read() -> tuple[int, ...]:
         tensors = [leaf for leaf in call_leaves.get() if isinstance(leaf, torch.Tensor)]
@@ -216,7 +221,7 @@ def _identities(captured: Sequence[Callable[[], Any]]) -> Captured:
 
 
 def _refuse_changed_arguments(state: Trace, arguments: tuple[Any, Any], leaves: list[Any], tree: Any) -> None:
-    """TraceError where the function has changed a list, dict or other container among its arguments.
+    """Raises TraceError if the function has changed a list, dict or other container among its arguments.
 
     Args:
         arguments: copies of the call's containers, as the function has left them.

@@ -1,4 +1,5 @@
-"""The row of ``F.scaled_dot_product_attention``: products and a softmax, which the attention family puts in one kernel.
+"""Defines the row of ``F.scaled_dot_product_attention``: products and a softmax, which the attention family puts in one
+kernel.
 
 A row without any unmasked key gives zeros, as torch's function does, and so does a call without keys; the plain formula
 gives NaN there, which is what its softmax gives.
@@ -36,7 +37,7 @@ def scaled_dot_product_attention(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> Node:
-    """``query`` (..., M, D), ``key`` (..., N, D), ``value`` (..., N, E); the result is (..., M, E).
+    """Computes attention of ``query`` (..., M, D), ``key`` (..., N, D) and ``value`` (..., N, E): (..., M, E).
 
     With ``enable_gqa`` the dimension before M may be a multiple of that of key and value, whose heads then serve so
     many neighbouring heads of the query each.
@@ -76,7 +77,7 @@ def scaled_dot_product_attention(
 def _grouped(
     trace: Trace, query: Node, key: Node, value: Node, mask: Node | None, enable_gqa: bool
 ) -> tuple[Node, Node, Node, Node | None]:
-    """The operands with heads that share keys along a dimension of their own, where ``enable_gqa`` says so."""
+    """Gives heads that share keys a dimension of their own, if ``enable_gqa`` says so."""
     if not enable_gqa or len(query.shape) < 3 or query.shape[-3] == key.shape[-3] == value.shape[-3]:
         return query, key, value, mask
     heads, groups = query.shape[-3], key.shape[-3]
@@ -84,12 +85,12 @@ def _grouped(
     if trace.guards.decide(symbols.compare("eq", heads, groups)) and same:
         return query, key, value, mask
     if not same or not trace.guards.decide(symbols.compare("eq", symbols.mod(heads, groups), 0)):
-        counts = ", ".join(str(trace.guards.hint(each.shape[-3])) for each in (query, key, value))
+        counts = ", ".join(str(trace.guards.hint(shared.shape[-3])) for shared in (query, key, value))
         raise ValueError(f"enable_gqa: the heads of query, key and value do not divide: {counts}")
-    each = symbols.floordiv(heads, groups)
+    shared = symbols.floordiv(heads, groups)
 
     def split(node: Node) -> Node:
-        shape: Any = (*node.shape[:-3], groups, each, *node.shape[-2:])
+        shape: Any = (*node.shape[:-3], groups, shared, *node.shape[-2:])
         return view(trace, node, ("reshape",), shape)
 
     def single(node: Node) -> Node:
@@ -103,9 +104,9 @@ def _grouped(
 
 
 def _masked(trace: Trace, scores: Node, mask: Node, dtype: str) -> Node:
-    """``scores`` where a bool ``mask`` is True and -inf elsewhere; or with a float ``mask`` added."""
-    found = broadcast_shapes(trace, mask.shape, scores.shape)
-    if tuple(map(trace.guards.hint, found)) != tuple(map(trace.guards.hint, scores.shape)):
+    """Masks ``scores``: -inf where a bool ``mask`` is False, or a float ``mask`` added."""
+    shape = broadcast_shapes(trace, mask.shape, scores.shape)
+    if tuple(map(trace.guards.hint, shape)) != tuple(map(trace.guards.hint, scores.shape)):
         here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (mask.shape, scores.shape))
         raise ValueError(f"attn_mask of shape {here} does not fit scores of shape {wanted}")
     if mask.dtype == "bool":
@@ -116,13 +117,13 @@ def _masked(trace: Trace, scores: Node, mask: Node, dtype: str) -> Node:
 
 
 def _indices(trace: Trace, size: Any, dim: int) -> Node:
-    """The indices below ``size``, as a row (``dim`` 0) or as a column."""
+    """Returns the indices below ``size``, as a row (``dim`` 0) or as a column."""
     indices = trace.make("iota", (), "int64", (size,), (0,))
     return view(trace, indices, ("unsqueeze", dim), (size, 1) if dim else (1, size))
 
 
 def _safe_softmax(trace: Trace, scores: Node) -> Node:
-    """Softmax over the last dimension; zeros where every score of a row is -inf."""
+    """Computes softmax over the last dimension; zeros where every score of a row is -inf."""
     dims = (len(scores.shape) - 1,)
     top = reduce(trace, "max", scores, dims)
     hidden = pointwise(trace, "eq", top, -math.inf, result="bool")

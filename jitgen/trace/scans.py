@@ -1,4 +1,4 @@
-"""Rows of torch's cumulative functions: each is a ``scan`` node along one dimension.
+"""Defines the rows of torch's cumulative functions: each is a ``scan`` node along one dimension.
 
 Integers and bool are added and multiplied as int64, as in torch. What bool has extrema of are the numbers 0 and 1.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def scan(trace: Trace, kind: str, input: Node, dim: int, dtype: str | None = None) -> Node:
-    """``kind`` of the elements of ``input`` up to each one along ``dim``, from the first on; of ``dtype``."""
+    """Scans ``input`` by ``kind`` along ``dim``; the results are of ``dtype``."""
     return trace.make("scan", (input,), dtype or input.dtype, input.shape, (kind, dim, False))
 
 
@@ -48,7 +48,7 @@ def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) ->
 
 
 def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
-    """(values, indices)."""
+    """Finds the running extremum: (values, indices)."""
     if input.dtype.startswith("float8"):
         raise UnsupportedError(
             f"cum{kind} of {input.dtype} is not implemented, in torch neither; convert it, with .float() say"

@@ -1,4 +1,4 @@
-"""Rows of the functions that write a tensor at computed indices: ``scatter``, ``index_add``, ``index_put``,
+"""Defines the rows of functions that write a tensor at computed indices: ``scatter``, ``index_add``, ``index_put``,
 assignment to a part of a tensor, and their likes.
 
 Each becomes one ``scatter`` node (``ir/scatters.py``), or several where torch's function is composed of them; values
@@ -60,7 +60,8 @@ def scattered(
     kind: str = "set",
     movements: Movements = (),
 ) -> Node:
-    """``base`` with the elements at ``coordinates`` replaced by ``value`` or combined with it; see ``ir/scatters.py``.
+    """Replaces the elements of ``base`` at ``coordinates`` by ``value``, or combines them with it; see
+    ``ir/scatters.py``.
 
     Args:
         value: of the base's dtype; the indices are broadcast to its shape.
@@ -78,7 +79,7 @@ def _places(rank: int, dim: int) -> list[int]:
 
 
 def _shaped_as(trace: Trace, input: Node, result: Node) -> Node:
-    """``result``, of one dimension where ``input`` has none."""
+    """Returns ``result``, which has one dimension, in the shape of an ``input`` that may have none."""
     return result if input.shape else view(trace, result, ("squeeze", 0), ())
 
 
@@ -139,7 +140,7 @@ def index_reduce(
 
 
 def _reduced(trace: Trace, input: Node, source: Node, reduce: str, include_self: bool, combine: Any) -> Node:
-    """``input`` reduced with ``source``; ``combine(base, source, kind)`` is the scatter."""
+    """Reduces ``input`` with ``source``; ``combine(base, source, kind)`` is the scatter."""
     kind, base = _REDUCTIONS[reduce], input
     if not include_self:
         base = combine(input, _identity(reduce, input.dtype), "set")
@@ -156,7 +157,7 @@ def _reduced(trace: Trace, input: Node, source: Node, reduce: str, include_self:
 
 
 def _identity(reduce: str, dtype: str) -> Any:
-    """The number that a reduction of other numbers does not change by."""
+    """Returns the number that is neutral in a reduction."""
     if reduce in ("sum", "mean", "prod"):
         return 1 if reduce == "prod" else 0
     if dtype == "bool":
@@ -194,7 +195,7 @@ def index_fill(trace: Trace, input: Node, dim: int, index: Node, value: Any) -> 
 
 
 def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
-    """``input`` with slices along ``dim`` replaced by those of ``source``, or by a number, or combined with them."""
+    """Replaces slices of ``input`` along ``dim`` by those of ``source``, or by a number, or combines them with it."""
     require_index(index)
     if len(index.shape) > 1:
         raise IndexError("the index must have at most one dimension")
@@ -239,7 +240,7 @@ def index_put(trace: Trace, input: Node, indices: Any, values: Any, accumulate: 
 
 @row("setitem", "__setitem__", inplace=True)
 def setitem(trace: Trace, input: Node, key: Any, value: Any) -> Node:
-    """The new value of ``input`` after ``input[key] = value``."""
+    """Returns the new value of ``input`` after ``input[key] = value``."""
     refuse_nested(key)
     return _assigned(trace, input, key if isinstance(key, tuple) else (key,), value, "set")
 
@@ -264,7 +265,7 @@ def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind:
 
 
 def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
-    """``value`` broadcast to ``shape``, without leading dimensions of size 1 that ``shape`` lacks."""
+    """Broadcasts ``value`` to ``shape``, without leading dimensions of size 1 that ``shape`` lacks."""
     if value.kind.is_number:
         return filled(trace, value, shape)
     value = _without_leading_ones(trace, value, len(shape))
@@ -279,25 +280,25 @@ def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
 
 
 def _without_leading_ones(trace: Trace, value: Node, rank: int) -> Node:
-    """``value`` without leading dimensions of size 1, as long as it has more than ``rank`` dimensions."""
+    """Drops leading dimensions of size 1, as long as ``value`` has more than ``rank`` dimensions."""
     while len(value.shape) > rank and trace.guards.decide(symbols.compare("eq", value.shape[0], 1)):
         value = view(trace, value, ("squeeze", 0), value.shape[1:])
     return value
 
 
 def movements_from(source: Node, viewed: Node) -> Movements | None:
-    """The movements that lead from ``source`` to a view of it; None where it is no such view."""
-    found: list[tuple[Any, ...]] = []
+    """Returns the movements that lead from ``source`` to a view of it; None if it is no such view."""
+    movements: list[tuple[Any, ...]] = []
     while viewed is not source:
         if viewed.kind is not VIEW:
             return None
-        found.append((viewed.attrs, viewed.shape))
+        movements.append((viewed.attrs, viewed.shape))
         viewed = viewed.inputs[0]
-    return tuple(reversed(found))
+    return tuple(reversed(movements))
 
 
 def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: Node, kind: str) -> Node:
-    """Assignment through a mask, the only index of the key; beside it are slices of everything."""
+    """Assigns through a mask, the only index of the key; the rest are slices of everything."""
     if not mask.shape or any(item is not mask and item is not Ellipsis and not _is_everything(item) for item in key):
         raise UnsupportedError("assignment through a mask beside other indices is not supported; use torch.where")
     first = next(number for number, item in enumerate(key) if item is mask)

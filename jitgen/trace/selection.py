@@ -1,4 +1,4 @@
-"""Rows of torch's tests, logic and selection: ``isnan``, ``logical_and``, ``where``, ``clamp``, ``tril``.
+"""Defines the rows of torch's tests, logic and selection: ``isnan``, ``logical_and``, ``where``, ``clamp``, ``tril``.
 
 Comparisons such as ``eq`` are single operations; they are in the tables of ``trace/pointwise.py``.
 """
@@ -105,12 +105,12 @@ def fmax(trace: Trace, input: Node, other: Node) -> Node:
 
 
 def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
-    """A tensor of ``like``'s shape, every element of which is ``value``."""
+    """Makes a tensor of ``like``'s shape, every element of which is ``value``."""
     return filled(trace, operand(trace, value, dtype), like.shape)
 
 
 def truth(trace: Trace, value: Value) -> Node:
-    """``value != 0`` as bool."""
+    """Computes ``value != 0`` as bool."""
     node = as_node(trace, value)
     return node if node.dtype == "bool" else pointwise(trace, "ne", node, 0, result="bool")
 
@@ -186,7 +186,7 @@ def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> No
 
 
 def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool = False) -> Node:
-    """``input`` between ``min`` and ``max``, either of which may be None.
+    """Clamps ``input`` between ``min`` and ``max``, either of which may be None.
 
     Args:
         flat_ends: whether no gradient flows to an element that is equal to a bound, as in ``relu6``.
@@ -200,7 +200,7 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     for bound in bounds:
         require_range(trace, bound, dtype)
     value = input
-    if trace.differentiable and any(isinstance(each, Node) and is_float(each) for each in (input, min, max)):
+    if trace.differentiable and any(isinstance(operand, Node) and is_float(operand) for operand in (input, min, max)):
         # A minimum or maximum would give half the gradient to an element that is equal to a bound.
         if isinstance(min, Node) and isinstance(max, Node) and is_float(min):  # of equal bounds, neither has a gradient
             min = where(trace, pointwise(trace, "lt", min, max, result="bool"), min, trace.detached(min))
@@ -241,8 +241,8 @@ def heaviside(trace: Trace, input: Node, values: Node) -> Node:
 
 
 def _triangle(trace: Trace, input: Node, diagonal: Any, comparison: str) -> Node:
-    """``input`` where ``comparison`` of column - row with ``diagonal`` holds, and 0 elsewhere; of the last two
-    dimensions."""
+    """Keeps the elements of ``input`` for which column - row compares with ``diagonal``, and sets the others to 0; in
+    the last two dimensions."""
     if len(input.shape) < 2:
         raise ValueError(f"a triangle is of a matrix, got {len(input.shape)} dimensions")
     rows, columns = input.shape[-2:]

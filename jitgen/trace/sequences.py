@@ -1,4 +1,4 @@
-"""Lists and tuples among the arguments and results of torch functions, and those of subclasses of them.
+"""Rebuilds lists and tuples among the arguments and results of torch functions, and those of subclasses of them.
 
 A subclass may be constructed in any way, so only those whose construction is known are made again: lists, tuples, named
 tuples, and the struct sequences that torch returns (``torch.return_types``).
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 
 def rebuilt(value: Any, items: list[Any]) -> Any:
-    """``value``, a list or a tuple, with ``items`` in the place of its own.
+    """Rebuilds ``value``, a list or a tuple, with ``items`` in place of its own.
 
     One of another subclass is itself where these are its own items, and a plain list or tuple where they are not.
     """
@@ -30,8 +30,8 @@ def rebuilt(value: Any, items: list[Any]) -> Any:
 
 
 def flattened(values: Any) -> Iterator[Any]:
-    """What ``values`` contain, down to what is no container; unlike ``torch.utils._pytree``'s, also what is in lists
-    and tuples of subclasses."""
+    """Yields what ``values`` contain, down to what is no container; unlike ``torch.utils._pytree``'s, also what is in
+    lists and tuples of subclasses."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, (list, tuple)):
             for item in leaf:

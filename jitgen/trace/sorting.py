@@ -1,7 +1,8 @@
-"""Rows of torch's functions of sorted rows: ``sort`` and ``topk``. What is composed of them: ``quantiles.py``.
+"""Defines the rows of torch's functions of sorted rows: ``sort`` and ``topk``. What is composed of them:
+``quantiles.py``.
 
-They make ``sort`` nodes (``ir/sorts.py``) and slices of them. A slice of the ranks becomes part
-of the sort, so that a kernel finds no more ranks than are asked for.
+They make ``sort`` nodes (``ir/sorts.py``) and slices of them. A slice of the ranks becomes part of the sort, so that a
+kernel finds no more ranks than are asked for.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ if TYPE_CHECKING:
 
 
 def sorted_(trace: Trace, input: Node, dim: Any, descending: bool) -> tuple[Node, Node]:
-    """(values, indices) of ``input`` sorted along ``dim``; that of a single element where ``input`` is one."""
+    """Sorts ``input`` along ``dim``: (values, indices); one that is a single element is sorted already."""
     if input.dtype.startswith("float8"):
         raise UnsupportedError(f"sorting {input.dtype} is not implemented, in torch neither; convert it to float16")
     along = dimension(input, dim)
     if not input.shape:
         return trace.copy(input, input.dtype), operand(trace, 0, "int64")
-    of = along, bool(descending), 0
-    values = trace.make("sort", (input,), input.dtype, input.shape, ("values", *of))
-    return values, trace.make("sort", (input,), "int64", input.shape, ("indices", *of))
+    attrs = along, bool(descending), 0
+    values = trace.make("sort", (input,), input.dtype, input.shape, ("values", *attrs))
+    return values, trace.make("sort", (input,), "int64", input.shape, ("indices", *attrs))
 
 
 def ranks(trace: Trace, node: Node, dim: int, start: Size, count: Size) -> Node:
-    """``count`` elements along ``dim`` of a sorted ``node``, from rank ``start`` on; a 0-d node as it is."""
+    """Selects ``count`` elements along ``dim`` of a sorted ``node``, from rank ``start`` on; a 0-d node stays as it
+    is."""
     if not node.shape:
         return node
     return view(trace, node, ("slice", dim, start, 1), (*node.shape[:dim], count, *node.shape[dim + 1 :]))
@@ -43,8 +45,8 @@ def ranks(trace: Trace, node: Node, dim: int, start: Size, count: Size) -> Node:
 
 @row("sort")
 def sort(trace: Trace, input: Node, dim: Any = -1, descending: Any = False, stable: Any = False) -> Any:
-    found: Any = sorted_(trace, input, dim, descending)
-    return torch.return_types.sort(found)
+    pair: Any = sorted_(trace, input, dim, descending)
+    return torch.return_types.sort(pair)
 
 
 @row("argsort")
@@ -66,5 +68,5 @@ def topk(trace: Trace, input: Node, k: Any, dim: Any = -1, largest: Any = True, 
     if not all(map(trace.guards.decide, fits)):
         raise ValueError(f"topk: k is {trace.guards.hint(count)}, of {trace.guards.hint(size)} elements")
     values, indices = sorted_(trace, input, dim, largest)
-    found: Any = ranks(trace, values, along, 0, count), ranks(trace, indices, along, 0, count)
-    return torch.return_types.topk(found)
+    pair: Any = ranks(trace, values, along, 0, count), ranks(trace, indices, along, 0, count)
+    return torch.return_types.topk(pair)

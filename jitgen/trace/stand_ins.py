@@ -1,4 +1,4 @@
-"""Functions of torch, written in Python, that a trace meets in another form.
+"""Replaces functions of torch, written in Python, that a trace meets in another form.
 
 ``torch.cond`` would compile its branches, and a ``BatchNorm`` whose momentum is None would ask for the value of a
 tensor. What stands for them says the same in functions that have rows.
@@ -22,7 +22,7 @@ _forward: Callable[..., Any] = _BatchNorm.forward
 
 
 def _chosen(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-    """Both branches, which have no effects, and of their results those that the condition chooses."""
+    """Runs both branches, which have no effects, and selects between their results by the condition."""
     if tracing.get() is None:
         return _cond(pred, true_fn, false_fn, operands)
     if isinstance(pred, (bool, int)):
@@ -31,7 +31,7 @@ def _chosen(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any]
 
 
 def _normalized(module: Any, input: torch.Tensor) -> torch.Tensor:
-    """``_BatchNorm.forward`` where the running statistics are averages over all batches."""
+    """Computes ``_BatchNorm.forward`` with running statistics that are averages over all batches."""
     is_average = module.momentum is None and module.training and module.track_running_stats
     if tracing.get() is None or not is_average or module.num_batches_tracked is None:
         result: torch.Tensor = _forward(module, input)
@@ -52,6 +52,6 @@ _BATCH_NORM = Replaced(_BatchNorm, {"forward": _normalized})
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """A context in which user code that is traced meets the functions of this module."""
+    """Makes user code that is traced meet the functions of this module."""
     with _TORCH.active(), _BATCH_NORM.active():
         yield

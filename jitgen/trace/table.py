@@ -1,14 +1,13 @@
-"""The table from torch functions to rows.
+"""Maps torch functions to rows.
 
 A row is a Python function that takes the trace and torch's arguments (tensors as nodes) and returns nodes; or it is a
 *composition*, the function written in other torch functions, which are traced in its place. It is registered under
-torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``,
-``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
+torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``, ``torch.special.exp2``,
+``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
 
 A qualified name is for the function of one namespace, ``Tensor.where`` for the method; ``_nn`` and ``_VF`` are the C++
 functions behind those of ``torch.nn.functional`` and ``torch.functional``, and ``aten`` those of ``torch.ops.aten``. A
-function of torch that is written in Python needs no row: its body is traced
-(``trace/bodies.py``).
+function of torch that is written in Python needs no row: its body is traced (``trace/bodies.py``).
 
 Rows are in the modules of ``ROW_MODULES``, which are imported at the first look-up.
 """
@@ -29,7 +28,7 @@ from jitgen.trace.bodies import body
 
 @dataclass(frozen=True)
 class Row:
-    """How one torch function is traced.
+    """Describes how one torch function is traced.
 
     Attributes:
         function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
@@ -65,7 +64,7 @@ _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 def row(
     *names: str, view: bool = False, itself: bool = False, weights: bool = False, inplace: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the row of torch's ``names``; what may return an argument itself is a view too."""
+    """Registers a function as the row of torch's ``names``; what may return an argument itself is a view too."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -78,7 +77,7 @@ def row(
 def composition(
     *names: str, view: bool = False, itself: bool = False, copied: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of tensors, written in torch functions that have rows, as torch's ``names``."""
+    """Registers a function of tensors, written in torch functions that have rows, as torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -89,7 +88,7 @@ def composition(
 
 
 def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of (trace, node) as the value of the tensor properties ``names``."""
+    """Registers a function of (trace, node) as the value of the tensor properties ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         PROPERTIES.update(dict.fromkeys(names, function))
@@ -99,19 +98,19 @@ def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def rows() -> dict[str, Row]:
-    """Every row, by torch's names for it."""
+    """Returns every row, by torch's names for it."""
     _load()
     return ROWS
 
 
 def properties() -> dict[str, Callable[..., Any]]:
-    """The tensor properties, by name."""
+    """Returns the tensor properties, by name."""
     _load()
     return PROPERTIES
 
 
 def find(target: Any) -> tuple[Row | None, str]:
-    """The row of a torch function, operator, tensor method or method name, and its name for messages."""
+    """Finds the row of a torch function, operator, tensor method or method name, and its name for messages."""
     if isinstance(target, str):
         return _method(target), f"Tensor.{target}"
     try:
@@ -163,7 +162,7 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
 
 
 def _qualified(space: str, name: str) -> Row | None:
-    """The row of a function in a namespace: its own, or else that of the functions of this name."""
+    """Returns the row of a function in a namespace: its own, or else that of the functions of this name."""
     return by_name(f"{space}.{name}") or by_name(name)
 
 
@@ -172,31 +171,35 @@ def _method(name: str) -> Row | None:
 
 
 def _body(function: Any) -> Row | None:
-    found = body(function)
-    return Row(found, weights=function is torch.nn.functional.embedding, composed=True, python=True) if found else None
+    function_ = body(function)
+    return (
+        Row(function_, weights=function is torch.nn.functional.embedding, composed=True, python=True)
+        if function_
+        else None
+    )
 
 
 @cache
 def by_name(name: str) -> Row | None:
-    """The row of a method or function name, dunder, reflected and in-place spellings included."""
+    """Returns the row of a method or function name, dunder, reflected and in-place spellings included."""
     _load()
     if name in ROWS:
         return ROWS[name]
     if name.startswith("__") and name.endswith("__"):
         bare = name[2:-2]
         if bare.startswith("i") and bare[1:] in _REFLECTED:
-            found = by_name(f"__{bare[1:]}__")
-            return replace(found, is_view=False, inplace=True) if found else None
+            row_ = by_name(f"__{bare[1:]}__")
+            return replace(row_, is_view=False, inplace=True) if row_ else None
         if bare.startswith("r") and bare[1:] in _REFLECTED and bare != "rshift":
-            found = by_name(f"__{bare[1:]}__")
-            return Row(_swapped(found.function)) if found else None
+            row_ = by_name(f"__{bare[1:]}__")
+            return Row(_swapped(row_.function)) if row_ else None
         return ROWS.get(_OPERATORS.get(bare, bare))
     if name.endswith("_copy"):  # what the function of that name views, in memory of its own
-        found = by_name(name.removesuffix("_copy"))
-        return replace(found, is_view=False, itself=False) if found and found.is_view and not found.composed else None
+        row_ = by_name(name.removesuffix("_copy"))
+        return replace(row_, is_view=False, itself=False) if row_ and row_.is_view and not row_.composed else None
     if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
-        found = by_name(name[:-1])
-        return replace(found, is_view=False, inplace=True) if found and not found.is_view else None
+        row_ = by_name(name[:-1])
+        return replace(row_, is_view=False, inplace=True) if row_ and not row_.is_view else None
     return None
 
 

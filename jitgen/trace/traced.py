@@ -1,4 +1,4 @@
-"""What a trace leaves: the graph, the structure of the return value, and what it captured."""
+"""Holds what a trace leaves: the graph, the structure of the return value, and what it captured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.trace.journal import Changes
 
 @dataclass(frozen=True)
 class Output:
-    """One leaf of the function's return value.
+    """Describes one leaf of the function's return value.
 
     Attributes:
         index: the graph output that it is; None where it is no tensor.
@@ -28,12 +28,12 @@ class Output:
 
 
 class Sizes(tuple[Any, ...]):
-    """The ints and ``Expr`` of a ``torch.Size``, which a function may return."""
+    """Holds the ints and ``Expr`` of a ``torch.Size``, which a function may return."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The result of a trace.
+    """Holds the result of a trace.
 
     Attributes:
         graph: the function as a graph.
@@ -57,6 +57,6 @@ class Traced:
 
     @staticmethod
     def from_graph(graph: Graph) -> Traced:
-        """A trace that is ``graph`` alone: every input is an argument, and the results are a tuple."""
+        """Makes a trace that is ``graph`` alone: every input is an argument, and the results are a tuple."""
         leaves = tuple(map(Output, range(len(graph.outputs))))
         return Traced(graph, leaves, pytree.tree_flatten(tuple(range(len(leaves))))[1], (), ())

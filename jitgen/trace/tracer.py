@@ -1,4 +1,4 @@
-"""Tracing: the function runs on proxies, and the torch functions that it calls become the nodes of a graph.
+"""Traces: the function runs on proxies, and the torch functions that it calls become the nodes of a graph.
 
 ``torch.fx`` supplies the proxy (operators, methods, ``__torch_function__``). A torch function mode intercepts functions
 of real tensors, so that ``weight.exp()`` on a captured weight is computed in the kernel, at every call. Each torch
@@ -50,7 +50,7 @@ from jitgen.trace.updates import is_selection, memory_of, note_copies, updated
 
 
 class _Tracer(fx.Tracer):
-    """The tracer that ``torch.fx`` requires of a proxy; it hands every call on to ``Trace.call``."""
+    """Implements the tracer that ``torch.fx`` requires of a proxy; it hands every call on to ``Trace.call``."""
 
     def __init__(self, trace: Trace):
         super().__init__()
@@ -83,7 +83,7 @@ _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag
 
 
 class Trace:
-    """One run of a function on proxies: the state that rows work with.
+    """Represents one run of a function on proxies: the state that rows work with.
 
     Attributes:
         name: the function's name, for messages.
@@ -124,7 +124,7 @@ class Trace:
         self.enables_gradients = False
         """Whether the function enables gradients in a call under ``no_grad``."""
         self.draws = 0
-        """Tensors of random numbers so far; see ``trace/random.py``."""
+        """The number of tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self.sources: list[Captured] = []
         """Where each input of the graph is read."""
@@ -137,7 +137,7 @@ class Trace:
     # ------------------------------------------------------------------------------------------------- inputs
 
     def input(self, tensor: torch.Tensor, position: int) -> TensorProxy:
-        """A proxy for the next argument.
+        """Makes a proxy for the next argument.
 
         Args:
             position: of the argument among the leaves of the call.
@@ -146,24 +146,24 @@ class Trace:
         self.sources.append(Captured(f"argument {position}", lambda: call_leaves.get()[position], tensor))
         return TensorProxy(self._input_node(tensor), self, input=index)
 
-    def _on_device(self, found: Captured, tensor: torch.Tensor) -> Captured:
+    def _on_device(self, captured: Captured, tensor: torch.Tensor) -> Captured:
         if self.runs and tensor.device != self.device:
             raise UnsupportedError(
-                f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
+                f"{self.name}: {captured.path} is on {tensor.device}, the arguments on {self.device}; move it there"
             )
-        return found
+        return captured
 
     def _find_captured(self, tensor: torch.Tensor) -> Captured:
-        found = self.captures.tensor(tensor)
-        if found is None:
+        captured = self.captures.tensor(tensor)
+        if captured is None:
             raise TraceError(
                 f"{self.name}: a tensor that is neither an argument nor reachable by a name of the function"
                 f"{quote(user_location())}\n  pass it as an argument, or give it a name the function closes over"
             )
-        return found
+        return captured
 
     def host_scalar(self, scalar: SymbolicScalar) -> TensorProxy:
-        """A proxy for a 0-d CPU tensor among CUDA arguments (``trace/host_scalars.py``)."""
+        """Makes a proxy for a 0-d CPU tensor among CUDA arguments (``trace/host_scalars.py``)."""
         self.host_scalars.append(TensorProxy(self.builder.scalar(scalar.expr, scalar.dtype), self))
         return self.host_scalars[-1]
 
@@ -175,28 +175,28 @@ class Trace:
         return self.builder.make("input", (), dtype, shape, (index,))
 
     def captured_weight(self, weight: Any) -> Captured:
-        """Where a quantised weight is found that the function closes over."""
+        """Captures a quantised weight that the function closes over."""
         return self._on_device(self._find_captured(weight), weight)
 
     def captured_input(self, part: Captured) -> Node:
-        """The input node of a tensor of such a weight."""
+        """Returns the input node of a tensor of such a weight."""
         self.captured.append(part)
         self.sources.append(part)
         return self._input_node(part.value)
 
     def captured_tensor(self, tensor: torch.Tensor) -> Node:
-        """The value of a tensor that the function closes over: an input, or what an update has made of it."""
+        """Returns the value of a tensor that the function closes over: an input, or what an update has made of it."""
         return self.captured_proxy(tensor).value
 
     def captured_proxy(self, tensor: torch.Tensor) -> TensorProxy:
-        """What stands for a tensor that the function closes over."""
+        """Returns the proxy of a tensor that the function closes over."""
         proxy = self._captured_proxies.get(id(tensor))
         if proxy is None:
-            found = self._find_captured(tensor)
+            captured = self._find_captured(tensor)
             unreadable = None if is_traced_tensor(tensor) and not self.runs else why_unreadable(tensor)
             if unreadable is not None:
-                raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            node = self.captured_input(self._on_device(found, tensor))
+                raise UnsupportedError(f"{self.name}: {captured.path}: {unreadable}{quote(user_location())}")
+            node = self.captured_input(self._on_device(captured, tensor))
             proxy = self._captured_proxies[id(tensor)] = TensorProxy(node, self, input=node.attrs.number)
         if tensor.requires_grad and torch.is_grad_enabled() and not self.differentiable:
             raise RequiresGrad(
@@ -209,7 +209,7 @@ class Trace:
     # -------------------------------------------------------------------------------------------------- calls
 
     def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of ``target``, a torch function, an operator, or a method's name, for these arguments."""
+        """Calls ``target``, a torch function, an operator, or a method's name, with these arguments."""
         if isinstance(target, str):
             try:
                 check_method(target, args, kwargs)
@@ -267,8 +267,7 @@ class Trace:
         named: dict[str, Any],
         proxies: Sequence[TensorProxy],
     ) -> Any:
-        """What the row makes of the arguments, in nodes. A composition gets ``proxies`` for theirs, which it may
-        update."""
+        """Calls the row with the arguments as nodes. A composition gets ``proxies`` for theirs, which it may update."""
         try:
             positional, named, inner = self._autocast(name, positional, named)
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
@@ -301,7 +300,8 @@ class Trace:
     def _tracked(
         self, row: table.Row, name: str, result: Any, proxies: Sequence[TensorProxy], itself: Mapping[int, TensorProxy]
     ) -> Any:
-        """``result``, of a call of ``name``, as autograd knows of it: where gradients are disabled, not."""
+        """Returns ``result``, of a call of ``name``, with marks where autograd does not know of it: gradients are
+        disabled."""
         leaves, tree = pytree.tree_flatten(result)
         if torch.is_grad_enabled():
             computes = any(isinstance(leaf, Node) and is_float(leaf) for leaf in leaves)
@@ -319,7 +319,7 @@ class Trace:
         return pytree.tree_unflatten(leaves, tree)
 
     def _untracked_view(self, name: str) -> str | None:
-        """The kind of what ``name`` views in a graph that has no marks of what is not tracked."""
+        """Returns the kind of what ``name`` views in a graph that has no marks of what is not tracked."""
         if self.differentiable:
             return None
         if name.rpartition(".")[2] in ("detach", "data"):
@@ -327,14 +327,14 @@ class Trace:
         return None if torch.is_grad_enabled() else "view"
 
     def composed(self, function: Callable[..., Any], proxies: Sequence[TensorProxy]) -> Node:
-        """The node of ``function``, in torch calls, of ``proxies``."""
+        """Traces ``function``, which calls torch, on ``proxies``."""
         with torch._C._EnableTorchFunction(), InterceptFunctions(self):
             node: Node = self._enter(function(*proxies))
         return node
 
     def _autocast(self, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """The arguments as ``torch.autocast`` converts them for a function, and a context for what it calls: where
-        autocast has converted them, it is not enabled within."""
+        """Converts the arguments as ``torch.autocast`` does for a function; returns also a context for what it calls,
+        where autocast is disabled if it has converted them."""
         values = (*positional, *named.values())
         dtype = autocast.target(name, self.device.type, values)
         if dtype is None or any(isinstance(value, Node) and value.is_weight for value in values):
@@ -356,7 +356,7 @@ class Trace:
         return UnsupportedError(f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n  {remedy}")
 
     def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
-        """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
+        """Returns a row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
         leaves, tree = pytree.tree_flatten(result)
         nodes = [leaf for leaf in leaves if isinstance(leaf, Node)]
         wide = iter(with_wide_intermediates(self.builder, nodes, arguments))
@@ -369,16 +369,16 @@ class Trace:
         )
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
-        """``proxy.name``: a property's value, a method to call, or what the user has stored on an argument."""
+        """Reads ``proxy.name``: a property's value, a method to call, or what the user has stored on an argument."""
         if name in own_facts.NAMES:
             with torch._C.DisableTorchFunction():
                 return own_facts.read(self, proxy, name)
-        found = table.properties().get(name)
-        if found is not None:
+        read = table.properties().get(name)
+        if read is not None:
             with torch._C.DisableTorchFunction():
-                value = found(self, proxy.value)
+                value = read(self, proxy.value)
                 if name in table.VIEW_PROPERTIES and value is not proxy.value:
-                    row = table.Row(found, is_view=True)
+                    row = table.Row(read, is_view=True)
                     value = self._tracked(row, name, value, (proxy,), {}) if self.differentiable else value
                 itself = {id(proxy.value): proxy} if name == "real" else {}
                 return self._leave(value, (proxy,), itself, untracked=self._untracked_view(name))
@@ -392,11 +392,12 @@ class Trace:
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
 
     def _proxy_of(self, value: Any) -> TensorProxy | None:
-        """The proxy that ``value`` is, or that stands for it where it is a captured tensor which the trace has met."""
+        """Returns the proxy that ``value`` is, or that stands for a captured tensor which the trace has met; else
+        None."""
         return value if isinstance(value, TensorProxy) else self._captured_proxies.get(id(value))
 
     def _enter(self, value: Any) -> Any:
-        """An argument as a row sees it: tensors become nodes, anything else is unchanged."""
+        """Turns an argument into what a row takes: tensors become nodes, anything else is unchanged."""
         if isinstance(value, TensorProxy):
             return value.value
         if weights.is_quantized(value):
@@ -414,13 +415,13 @@ class Trace:
         return value
 
     def _rounded(self, leaf: Any) -> Any:
-        """``leaf``, of a result; as eager torch stores it, where it is a value of 16 bits that is computed."""
+        """Rounds ``leaf``, of a result, as eager torch stores it, if it is a computed value of 16 bits."""
         if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or leaf.is_in_memory:
             return leaf
         return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
 
     def _unaliased(self, value: Any) -> Any:
-        """``value`` in memory of its own: an argument, or a view of one, becomes a copy.
+        """Copies ``value`` if it is an argument, or a view of one.
 
         A copy costs nothing within a kernel; only one that is returned is written to memory.
         """
@@ -438,7 +439,7 @@ class Trace:
         copied: bool = False,
         untracked: str | None = None,
     ) -> Any:
-        """A row's result as user code sees it.
+        """Turns a row's result into what user code sees.
 
         Args:
             sources: the proxies of which it may be a view.
@@ -463,16 +464,16 @@ class Trace:
         return value
 
     def forget_tensors(self) -> None:
-        """Release all tensors of the trace."""
+        """Releases all tensors of the trace."""
         self._captured_proxies.clear()
         self._returned.clear()
         self.sources.clear()
         self.host_scalars.clear()
 
     def returned(self, proxy: TensorProxy) -> Node:
-        """The node of an output. A view of an updated argument is a view of its new value here. Any other output that
-        has the value of such an argument, or of another output, is a copy, as outputs are distinct tensors unless the
-        function returns one tensor twice."""
+        """Returns the node of an output. A view of an updated argument is a view of its new value here. Any other
+        output that has the value of such an argument, or of another output, is a copy, as outputs are distinct tensors
+        unless the function returns one tensor twice."""
         if self.host_scalars and INPUT not in proxy.value.kinds:
             raise UnsupportedError(
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
@@ -498,7 +499,7 @@ class Trace:
         return node
 
     def _is_view_of_updated(self, proxy: TensorProxy) -> bool:
-        """Whether ``proxy`` is a view of an argument that was updated, or of such a captured tensor."""
+        """Returns whether ``proxy`` is a view of an argument that was updated, or of such a captured tensor."""
         node, base = proxy.value, proxy.memory.base
         same = [index for index, value in self.mutated.items() if value is base]
         if same != [proxy.memory.input]:  # none, or another argument has the same new value
@@ -523,13 +524,13 @@ class Trace:
         return self.make("cast", (node,), dtype, node.shape)
 
     def detached(self, node: Node, attrs: tuple[str, ...] = DETACHED) -> Node:
-        """``node`` as a value through which no gradient flows."""
+        """Marks ``node`` as a value through which no gradient flows."""
         if not (self.differentiable and DTYPES[node.dtype].is_floating_point):
             return node
         return self.make("view", (node,), node.dtype, node.shape, attrs)
 
     def copy(self, node: Node, dtype: str) -> Node:
-        """``node`` as ``dtype`` in memory of its own."""
+        """Copies ``node``, as ``dtype``, to memory of its own."""
         return self.make("cast", (node,), dtype, node.shape)
 
     def _cast_scalar(self, node: Node, dtype: str) -> Node:
@@ -539,10 +540,10 @@ class Trace:
 
 
 def _by_node(proxies: Sequence[TensorProxy]) -> dict[int, TensorProxy]:
-    """Proxies by the ids of their nodes; none where several tensors have one value."""
-    found: dict[int, TensorProxy] = {}
+    """Maps the ids of nodes to their proxies; a value that several tensors have is left out."""
+    by_node: dict[int, TensorProxy] = {}
     shared = set()
     for proxy in proxies:
-        if found.setdefault(id(proxy.value), proxy) is not proxy:
+        if by_node.setdefault(id(proxy.value), proxy) is not proxy:
             shared.add(id(proxy.value))
-    return {key: proxy for key, proxy in found.items() if key not in shared}
+    return {key: proxy for key, proxy in by_node.items() if key not in shared}

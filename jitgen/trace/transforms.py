@@ -1,4 +1,5 @@
-"""torch.func's transforms within a traced function: ``vmap``, ``grad`` and ``jvp`` wrap memory, and a proxy has none.
+"""Refuses torch.func's transforms within a traced function: ``vmap``, ``grad`` and ``jvp`` wrap memory, and a proxy has
+none.
 
 They are refused where they begin. Once begun, torch's C++ code would fail an assertion on a proxy and leave the stack
 of its transforms broken for the process.
@@ -41,6 +42,6 @@ _REPLACED = _refused(vmap, "vmap"), _refused(eager_transforms, "grad", "jvp")
 @contextmanager
 def transforms_are_refused() -> Iterator[None]:
     with ExitStack() as active:
-        for each in _REPLACED:
-            active.enter_context(each.active())
+        for replaced in _REPLACED:
+            active.enter_context(replaced.active())
         yield

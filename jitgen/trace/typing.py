@@ -1,4 +1,4 @@
-"""torch's rules for result dtypes and shapes (promotion, broadcasting), applied to nodes and numbers.
+"""Applies torch's rules for result dtypes and shapes (promotion, broadcasting) to nodes and numbers.
 
 Every row builds on ``pointwise`` or on ``operand`` and ``expand`` here.
 """
@@ -33,7 +33,7 @@ STORAGE_ONLY = ("float8_e4m3fn", "float8_e5m2")
 
 
 def _wrapped(value: Any) -> torch.dtype:
-    """The dtype that a Python number has in torch's promotion."""
+    """Returns the dtype that a Python number has in torch's promotion."""
     kind = symbols.kind_of(unwrap(value))
     if kind == "float":
         return torch.get_default_dtype()
@@ -51,7 +51,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def result_dtype(*values: Any) -> str:
-    """The dtype of an operation on tensors and numbers, as ATen's ``result_type`` computes it.
+    """Returns the dtype of an operation on tensors and numbers, as ATen's ``result_type`` computes it.
 
     Tensors with dimensions have precedence over 0-d tensors, and these over numbers. A class of lower precedence
     affects the result only where its kind (bool, integer, floating) is higher.
@@ -73,12 +73,13 @@ def result_dtype(*values: Any) -> str:
 
 
 def float_dtype(dtype: str) -> str:
-    """``dtype`` where it is floating, else torch's default dtype."""
+    """Returns ``dtype`` where it is floating, else torch's default dtype."""
     return dtype if DTYPES[dtype].is_floating_point else dtype_name(default_dtype())
 
 
 def broadcast_shapes(trace: Trace, *shapes: Shape) -> Shape:
-    """The broadcast shape. Where sizes must be equal and their expressions do not prove it, that becomes a guard."""
+    """Returns the broadcast shape. Where sizes must be equal and their expressions do not prove it, that becomes a
+    guard."""
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Any] = [1] * rank
     for shape in shapes:
@@ -107,7 +108,7 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
 
 
 def expand(trace: Trace, node: Node, shape: Shape) -> Node:
-    """``node`` broadcast to ``shape``. Sizes that a guard makes equal become the expressions in ``shape``.
+    """Broadcasts ``node`` to ``shape``. Sizes that a guard makes equal become the expressions in ``shape``.
 
     What is repeated has the size 1 itself and no expression that a guard makes 1, as the size of ``x[1:]`` of two rows:
     gradients are summed along the sizes of 1, and views are moved through them.
@@ -124,14 +125,14 @@ def expand(trace: Trace, node: Node, shape: Shape) -> Node:
 
 
 def filled(trace: Trace, node: Node, shape: Shape) -> Node:
-    """A tensor of ``shape``, every element of which is the 0-d ``node``. A number becomes a view too."""
+    """Makes a tensor of ``shape``, every element of which is the 0-d ``node``. A number becomes a view too."""
     if node.kind.is_number:
         return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape else node
     return expand(trace, node, shape)
 
 
 def operand(trace: Trace, value: Any, dtype: str) -> Node:
-    """A tensor or number as an operand of an operation in ``dtype``."""
+    """Converts a tensor or number to an operand of an operation in ``dtype``."""
     if isinstance(value, Node):
         if value.dtype in STORAGE_ONLY and dtype in STORAGE_ONLY:
             raise UnsupportedError(f"no arithmetic on {value.dtype}, as in torch; convert it first, with .float() say")
@@ -155,7 +156,7 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
 
 
 def element(trace: Trace, value: Any, dtype: str) -> Node:
-    """A tensor or number as what elements of a ``dtype`` tensor are set to; a number must be within the range."""
+    """Converts a tensor or number to elements of a ``dtype`` tensor; a number must be within the range."""
     if isinstance(value, Node) and value.dtype == dtype:
         return value  # of any dtype: it is stored, and nothing is computed of it
     require_range(trace, value, dtype)
@@ -163,7 +164,7 @@ def element(trace: Trace, value: Any, dtype: str) -> Node:
 
 
 def require_range(trace: Trace, value: Any, dtype: str) -> None:
-    """Refuse a number beyond the range of ``dtype``, as torch does wherever it converts one: as elements, bounds, and
+    """Refuses a number beyond the range of ``dtype``, as torch does wherever it converts one: as elements, bounds, and
     factors (``alpha``). Operands of arithmetic and comparisons are the exception; these wrap, in torch too."""
     if is_number(value) and not _fits(trace, unwrap(value), dtype):
         raise NumberRangeError(
@@ -173,18 +174,20 @@ def require_range(trace: Trace, value: Any, dtype: str) -> None:
 
 
 def require_computable(trace: Trace, value: Any, dtype: str) -> None:
-    """The same of a number that torch converts to the dtype in which it computes ``dtype``."""
+    """Refuses a number beyond the range of the dtype in which torch computes ``dtype``."""
     require_range(trace, value, compute_dtype(dtype))
 
 
 def require_scalar_tensor(trace: Trace, value: Any, dtype: str) -> None:
-    """The same of a number that torch makes a 0-d tensor of first: one of 16 bits may become infinite."""
+    """Refuses a number beyond the range of a ``dtype`` tensor that torch makes of it; one of 16 bits may become
+    infinite."""
     if dtype not in ("float16", "bfloat16"):
         require_range(trace, value, dtype)
 
 
 def _fits(trace: Trace, value: Any, dtype: str) -> bool:
-    """Whether ``dtype`` has a number that ``value`` is rounded to; of a symbolic one that becomes a guard."""
+    """Returns whether ``dtype`` has a number that ``value`` is rounded to; for a symbolic one the answer becomes a
+    guard."""
     if dtype == "bool":
         return True
     floating = DTYPES[dtype].is_floating_point
@@ -200,7 +203,8 @@ def _fits(trace: Trace, value: Any, dtype: str) -> bool:
 
 
 def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, result: str | None = None) -> Node:
-    """``op`` on broadcast operands of ``dtype`` (torch's promotion if None), giving ``result`` (``dtype`` if None)."""
+    """Applies ``op`` to broadcast operands of ``dtype`` (torch's promotion if None), giving ``result`` (``dtype`` if
+    None)."""
     dtype = dtype or result_dtype(*values)
     if dtype in STORAGE_ONLY:
         raise UnsupportedError(f"no arithmetic on {dtype}, as in torch; convert it first, with .float() say")
@@ -212,7 +216,7 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
 
 
 def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
-    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
+    """Returns the number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
 
     Raises:
         ValueError: ``value`` is an integer beyond int64 and uint64.
@@ -226,7 +230,7 @@ def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether ``value`` is a number that is the same in every call, and not a symbolic one."""
+    """Returns whether ``value`` is a number that is the same in every call, and not a symbolic one."""
     return isinstance(value, (bool, int, float)) and not isinstance(value, SymbolicNumber)
 
 
@@ -239,13 +243,13 @@ def is_float(node: Node) -> bool:
 
 
 def as_node(trace: Trace, value: Value) -> Node:
-    """``value`` as a node; a number as the 0-d tensor that torch converts it to."""
+    """Converts ``value`` to a node; a number becomes the 0-d tensor that torch converts it to."""
     return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
 
 
 def as_stored(trace: Trace, value: Value, dtype: str) -> Node:
-    """A tensor as an operand of ``dtype``; a number rounded to it, where torch makes an element of it first: in
-    comparisons (so bfloat16(0.1) == 0.1), remainders, and what sets elements."""
+    """Converts a tensor to an operand of ``dtype``, and rounds a number to it, where torch makes an element of it
+    first: in comparisons (so bfloat16(0.1) == 0.1), remainders, and what sets elements."""
     if isinstance(value, Node) and value.dtype == dtype:
         return value
     if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
@@ -254,26 +258,26 @@ def as_stored(trace: Trace, value: Value, dtype: str) -> Node:
 
 
 def readable(trace: Trace, node: Node) -> Node:
-    """``node`` itself, or of a float8, on which there is no arithmetic, its numbers in float32: for the few functions
-    that torch defines for float8 too."""
+    """Returns ``node`` itself, or the numbers of a float8, on which there is no arithmetic, in float32: for the few
+    functions that torch defines for float8 too."""
     return trace.cast(node, "float32") if node.dtype in STORAGE_ONLY else node
 
 
 def one_dtype(*values: Any) -> None:
-    """Refuse tensors of different dtypes, for a function that does not promote; other values are passed over."""
+    """Refuses tensors of different dtypes, for a function that does not promote; other values are passed over."""
     dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, Node))
     if len(dtypes) > 1:
         raise TypeError(f"the tensors must have one dtype, as in torch; they are {' and '.join(dtypes)}")
 
 
 def require_float(dtype: str) -> None:
-    """Refuse a dtype that is not floating, as torch does."""
+    """Refuses a dtype that is not floating, as torch does."""
     if not DTYPES[dtype].is_floating_point:
         raise TypeError(f"not defined for {dtype} tensors")
 
 
 def require_shape(trace: Trace, node: Node, shape: Shape, what: str) -> None:
-    """Refuse a tensor of another shape, where torch does not broadcast; that the sizes agree becomes a guard."""
+    """Refuses a tensor of another shape, where torch does not broadcast; that the sizes agree becomes a guard."""
     here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))
     if here != wanted:
         raise ValueError(f"{what} has shape {here}, expected {wanted}")
@@ -282,7 +286,7 @@ def require_shape(trace: Trace, node: Node, shape: Shape, what: str) -> None:
 
 
 def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a row of a function that torch defines for floating-point tensors only."""
+    """Decorates the row of a function that torch defines for floating-point tensors only."""
 
     @functools.wraps(function)
     def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:

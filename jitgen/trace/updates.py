@@ -1,4 +1,4 @@
-"""Updates in place: which tensors share memory in a trace, and what each of them is after one was changed."""
+"""Follows updates in place: which tensors share memory in a trace, and what each of them is after one was changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COPIES_OF_UPDATES = 1 << 20
 
 
 def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> None:
-    """An update in place by the function ``name``.
+    """Updates ``proxy`` in place by the function ``name``.
 
     The value of ``proxy`` becomes ``value``, and that of every view of the same memory follows.
 
@@ -100,8 +100,8 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
 
 
 def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> bool:
-    """Whether autograd would know of an update of the tensor that ``steps`` lead to: it does not under ``no_grad``, nor
-    of one of ``x.detach()`` or ``x.data``."""
+    """Returns whether autograd would know of an update of the tensor that ``steps`` lead to: it does not under
+    ``no_grad``, nor for ``x.detach()`` or ``x.data``."""
     if not trace.differentiable or not DTYPES[value.dtype].is_floating_point:
         return True
     if not torch.is_grad_enabled():
@@ -117,8 +117,8 @@ def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> 
 
 
 def _with_history(trace: Trace, value: Node, before: Node, name: str) -> Node:
-    """``value``, which an update that autograd does not know of has made of ``before``: the gradient is that of
-    ``before``, as in eager torch."""
+    """Returns ``value``, which an untracked update has made of ``before``, with the gradient of ``before``, as in eager
+    torch."""
     if before.kind is not INPUT:
         return with_gradient(trace, value, before, 1.0)
     if trace.sources[before.attrs.number].value.requires_grad:
@@ -131,7 +131,7 @@ def _with_history(trace: Trace, value: Node, before: Node, name: str) -> Node:
 
 
 def is_selection(value: object) -> bool:
-    """Whether ``value`` is what integers choose that are 0-d tensors, as of ``x[i]``.
+    """Returns whether ``value`` is what 0-d integer tensors choose, as in ``x[i]``.
 
     torch selects it as a number does, and so it is a view; here it is read by a gather, as the number is not known.
     """
@@ -145,18 +145,18 @@ def _is_one_number(node: Node) -> bool:
 
 
 def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
-    """The views and selections that lead from ``base`` to ``value``; None where others do."""
-    found: list[Node] = []
+    """Returns the views and selections that lead from ``base`` to ``value``; None if something else does."""
+    steps: list[Node] = []
     while value is not base:
         if value.kind is not VIEW and not is_selection(value):
             return None
-        found.append(value)
+        steps.append(value)
         value = value.inputs[0]
-    return tuple(reversed(found))
+    return tuple(reversed(steps))
 
 
 def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
-    """Note which of ``results``, views of ``sources``, may be copies, as those of reshape are at some strides."""
+    """Notes which of ``results``, views of ``sources``, may be copies, as those of reshape are at some strides."""
     for result in results:
         for source in sources if isinstance(result, TensorProxy) else ():
             if source.memory is result.memory and source is not result:
@@ -165,7 +165,7 @@ def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
 
 
 def _is_writable(steps: Sequence[Node], memory: Memory, is_view: bool) -> bool:
-    """Whether each element of the view that ``steps`` lead to is one of the tensor's.
+    """Returns whether each element of the view that ``steps`` lead to is one of the tensor's.
 
     Args:
         is_view: whether no reshape among them may be a copy.
@@ -189,7 +189,7 @@ def _moved(trace: Trace, base: Node, steps: Sequence[Node]) -> Node:
 
 
 def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> Node:
-    """``base`` with the view of it that ``steps`` lead to replaced by ``value``."""
+    """Replaces the view of ``base`` that ``steps`` lead to by ``value``."""
     first = next((n for n, step in enumerate(steps) if step.kind is GATHER or step.attrs.kind == "reshape"), None)
     if not steps:
         return value
@@ -205,7 +205,7 @@ def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> No
 
 
 def memory_of(node: Node) -> Node:
-    """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
+    """Returns the node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
     while node.kind is VIEW or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
         node = node.inputs[0]
     return node

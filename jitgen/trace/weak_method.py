@@ -1,4 +1,4 @@
-"""A method bound to an instance that it does not keep alive, and traces of it that do not either.
+"""Binds a method to an instance that neither it nor its traces keep alive.
 
 What a decorated method has resolved is remembered for each instance (``call/methods.py``). If the traced function or
 its guards referred to the instance, no instance would ever be freed.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class WeakMethod:
-    """``types.MethodType``, with a weak reference to the instance.
+    """Acts like ``types.MethodType``, with a weak reference to the instance.
 
     Attributes:
         instance: the weak reference.
     """
 
     def __init__(self, function: Callable[..., Any], instance: Any):
-        """Raises TypeError where the instance has no weak references."""
+        """Raises TypeError if the instance has no weak references."""
         functools.update_wrapper(self, function)
         self.__func__ = function
         if hasattr(function, "__code__"):
@@ -48,10 +48,10 @@ class WeakMethod:
 
 
 class WeakGuard:
-    """A guard on the identity of an object, as ``Captured``, that does not keep the object alive."""
+    """Guards the identity of an object, like ``Captured``, without keeping the object alive."""
 
     def __init__(self, guard: Captured):
-        """Raises TypeError where the object has no weak references."""
+        """Raises TypeError if the object has no weak references."""
         self.path, self.read = guard.path, guard.read
         self.reference = weakref.ref(guard.value)
 
@@ -61,7 +61,7 @@ class WeakGuard:
 
 
 def weakly(guard: Captured) -> Any:
-    """``guard``, or one like it that does not keep alive an object that may refer to the instance."""
+    """Returns ``guard``, or one like it that does not keep alive an object that may refer to the instance."""
     owner = type(guard.value)
     root = owner.__module__.partition(".")[0]
     # Numbers, strings, dtypes, functions and the like refer to no object of the user's.

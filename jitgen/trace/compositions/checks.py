@@ -1,4 +1,4 @@
-"""Checks of arguments that compositions begin with; what they refuse, torch refuses."""
+"""Checks the arguments of compositions; what they refuse, torch refuses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def require_float(*tensors: Tensor) -> None:
 
 
 def require_one_dtype(*tensors: Tensor | None) -> None:
-    """For functions that do not promote."""
+    """Refuses tensors of different dtypes, for functions that do not promote."""
     names = list(dict.fromkeys(_name(tensor) for tensor in tensors if tensor is not None))
     if len(names) > 1:
         raise TypeError(f"the tensors must have one dtype, as in torch; they are {' and '.join(names)}")
 
 
 def require_shape(tensor: Tensor, shape: Sequence[Any], what: str) -> None:
-    """For functions that do not broadcast."""
+    """Refuses a tensor of another shape, for functions that do not broadcast."""
     if tensor.dim() != len(shape) or any(size != other for size, other in zip(tensor.shape, shape, strict=True)):
         raise ValueError(f"{what} has shape {_plain(tensor.shape)}, expected {_plain(shape)}")
 

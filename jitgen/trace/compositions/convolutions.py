@@ -1,4 +1,4 @@
-"""Convolutions as matrix products, and the windows that they multiply.
+"""Composes convolutions of matrix products, and of the windows that they multiply.
 
 A window's elements at one offset are a slice of every stride-th element (``compositions/pooling.py``). Stacked, the
 slices are the columns of a matrix, by which the weight is multiplied: one kernel that copies and one product. A
@@ -22,14 +22,14 @@ from jitgen.trace.table import composition
 
 
 def _columns(input: Tensor, windows: Windows) -> Tensor:
-    """(N, channels, elements of a window, windows) of (N, channels, ...)."""
+    """Rearranges (N, channels, ...) as (N, channels, elements of a window, windows)."""
     padded = windows.padded(input, 0)
     pieces = [windows.piece(padded, offset).flatten(2) for offset in windows.offsets()]
     return torch.stack(pieces, 2)
 
 
 def _convolved(input: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int) -> Tensor:
-    """Of (N, channels, ...) and (outputs, channels / groups, ...): (N, outputs, ...)."""
+    """Convolves (N, channels, ...) with (outputs, channels / groups, ...): (N, outputs, ...)."""
     rows, channels, outputs = input.shape[0], input.shape[1], weight.shape[0]
     columns = _columns(input, windows)
     length = channels // groups * math.prod(windows.kernel)
@@ -40,7 +40,7 @@ def _convolved(input: Tensor, weight: Tensor, bias: Tensor | None, windows: Wind
 
 
 def _checked(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, count: int) -> tuple[Tensor, bool]:
-    """(N, channels, ...) of an input that may lack N, and whether it does."""
+    """Returns (N, channels, ...) of an input that may lack N, and whether it does."""
     require_one_dtype(input, weight, bias)
     require_rank(weight, (count + 2,))
     require_rank(input, (count + 1, count + 2))
@@ -50,17 +50,17 @@ def _checked(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, co
 
 
 def _padding(padding: Any, kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> list[list[int]]:
-    """(before, after) for each dimension."""
+    """Returns the padding (before, after) of each dimension."""
     if padding == "valid":
         return [[0, 0] for _ in kernel]
     if padding == "same":
-        if any(each != 1 for each in stride):
+        if any(amount != 1 for amount in stride):
             raise ValueError("padding='same' is not supported for strided convolutions")
-        totals = [each * (size - 1) for size, each in zip(kernel, dilation, strict=True)]
+        totals = [amount * (size - 1) for size, amount in zip(kernel, dilation, strict=True)]
         return [[total // 2, total - total // 2] for total in totals]
     if isinstance(padding, str):
         raise ValueError(f"padding is 'same', 'valid' or numbers, not {padding!r}")
-    return [[each, each] for each in listed(padding, len(kernel))]
+    return [[amount, amount] for amount in listed(padding, len(kernel))]
 
 
 def convolution(
@@ -104,7 +104,7 @@ def transposed(
         raise ValueError(
             f"{int(x.shape[1])} channels in {groups} groups for a weight {tuple(int(n) for n in weight.shape)}"
         )
-    if any(more >= max(step, each) for more, step, each in zip(beyond, steps, dilations, strict=True)):
+    if any(more >= max(step, outputs) for more, step, outputs in zip(beyond, steps, dilations, strict=True)):
         raise ValueError("the output padding must be smaller than the stride or the dilation")
     amounts: list[int] = []
     for dim in reversed(range(count)):
@@ -113,15 +113,15 @@ def transposed(
         amounts += [reach - around[dim], reach - around[dim] + beyond[dim]]
     x = F.pad(x, amounts)
     reversed_weight = weight.flip(tuple(range(2, count + 2)))
-    each = weight.shape[1]
-    grouped = reversed_weight.reshape(groups, weight.shape[0] // groups, each, *kernel).transpose(1, 2)
-    grouped = grouped.reshape(groups * each, weight.shape[0] // groups, *kernel)
+    outputs = weight.shape[1]
+    grouped = reversed_weight.reshape(groups, weight.shape[0] // groups, outputs, *kernel).transpose(1, 2)
+    grouped = grouped.reshape(groups * outputs, weight.shape[0] // groups, *kernel)
     result = _convolved(x, grouped, bias, Windows(x, count, kernel, 1, 0, dilations, False), groups)
     return result.squeeze(0) if single else result
 
 
 def spread(input: Tensor, dim: int, step: int) -> Tensor:
-    """``step - 1`` zeros between neighbours along ``dim``."""
+    """Inserts ``step - 1`` zeros between neighbours along ``dim``."""
     if step == 1:
         return input
     size = input.shape[dim]
@@ -168,7 +168,7 @@ _register()
 
 @composition("_nn.im2col")
 def im2col(input: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """``F.unfold``: (N, channels * elements of a window, windows) of (N, channels, height, width)."""
+    """Computes ``F.unfold``: (N, channels * elements of a window, windows) of (N, channels, height, width)."""
     require_rank(input, (3, 4))
     x = input.unsqueeze(0) if input.dim() == 3 else input
     around = listed(padding, 2)
@@ -179,14 +179,14 @@ def im2col(input: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride:
 
 @composition("_nn.col2im")
 def col2im(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """``F.fold``: the windows' elements, each added where it came from."""
+    """Computes ``F.fold``: the windows' elements, each added where it came from."""
     require_rank(input, (2, 3))
     x = input.unsqueeze(0) if input.dim() == 2 else input
     sizes, kernel, apart = listed(output_size, 2), listed(kernel_size, 2), listed(dilation, 2)
     around, steps = listed(padding, 2), listed(stride, 2)
     counts = [
-        (size + 2 * pad - each * (length - 1) - 1) // step + 1
-        for size, pad, each, length, step in zip(sizes, around, apart, kernel, steps, strict=True)
+        (size + 2 * pad - dilated * (length - 1) - 1) // step + 1
+        for size, pad, dilated, length, step in zip(sizes, around, apart, kernel, steps, strict=True)
     ]
     if x.shape[1] % math.prod(kernel) or x.shape[2] != math.prod(counts):
         raise ValueError(f"{math.prod(counts)} windows of {math.prod(kernel)} elements are not those of the input")

@@ -1,4 +1,4 @@
-"""Diagonals, and functions that put a tensor into a part of another."""
+"""Composes diagonals, and functions that put a tensor into a part of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jitgen.trace.table import composition
 
 @composition("diagonal", view=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The last two dimensions are merged; then every (columns + 1)-th element is taken."""
+    """Merges the last two dimensions, and then takes every (columns + 1)-th element."""
     if valid_dim(input, dim1) == valid_dim(input, dim2):
         raise ValueError("the dimensions of a diagonal must differ")
     matrices = input.movedim((dim1, dim2), (-2, -1))
@@ -106,5 +106,5 @@ def slice_scatter(
 
 
 def _along(vector: Tensor, input: Tensor, dim: int) -> Tensor:
-    """A vector that broadcasts along ``dim`` of ``input``."""
+    """Reshapes a vector so that it broadcasts along ``dim`` of ``input``."""
     return vector.reshape(-1, *[1] * (input.dim() - 1 - dim % input.dim()))

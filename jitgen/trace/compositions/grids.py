@@ -1,4 +1,4 @@
-"""Functions that make tensors of evenly spaced numbers and of coordinates."""
+"""Composes functions that make tensors of evenly spaced numbers and of coordinates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _require_arithmetic(name: str, dtype: torch.dtype) -> None:
 
 @composition("linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Both ends are exact: the second half is computed from the end backwards."""
+    """Computes the second half from the end backwards, so that both ends are exact."""
     dtype, steps = torch.get_default_dtype() if dtype is None else dtype, int(steps)
     if not dtype.is_floating_point:
         raise UnsupportedError("linspace of integers is not supported; torch.arange is")
@@ -93,7 +93,8 @@ def cartesian_prod(tensors: Any) -> Tensor:
 
 
 def _triangle(lengths: Tensor, first: Tensor, total: int, dtype: torch.dtype) -> Tensor:
-    """(2, total): the row and the column of each element; row r has ``lengths[r]`` of them from ``first[r]`` on."""
+    """Returns (2, total): the row and the column of each element; row r has ``lengths[r]`` of them from ``first[r]``
+    on."""
     ends = lengths.cumsum(0)
     index = torch.arange(total)
     row = torch.searchsorted(ends, index, right=True)
@@ -118,7 +119,7 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = torch.int6
 
 @composition("pdist")
 def pdist(input: Tensor, p: float = 2) -> Tensor:
-    """The distances of all pairs of rows."""
+    """Computes the distances of all pairs of rows."""
     require_float(input)
     require_rank(input, (2,))
     if p < 0:

@@ -1,4 +1,4 @@
-"""``F.interpolate`` and ``F.grid_sample``: elements read at computed coordinates, weighted and added.
+"""Composes ``F.interpolate`` and ``F.grid_sample``: elements read at computed coordinates, weighted and added.
 
 Coordinates are computed as torch does, in float32 at least: where a coordinate is rounded to an element, a coordinate
 that is more exact may choose another one.
@@ -18,7 +18,7 @@ from jitgen.trace.compositions.checks import require_float, require_one_dtype, r
 from jitgen.trace.table import composition
 
 Taps = list[tuple[Tensor, Tensor | None]]
-"""What a result's element is a sum of along one dimension: (indices, weights); weights None are 1."""
+"""The elements of which a result's element is a sum along one dimension: (indices, weights); weights None are 1."""
 
 
 def _wide(input: Tensor) -> torch.dtype:
@@ -26,7 +26,7 @@ def _wide(input: Tensor) -> torch.dtype:
 
 
 def _sizes(input: Tensor, output_size: Any, scales: Any, count: int) -> tuple[list[int], list[float | None]]:
-    """The sizes of the result, and the scales that the user gave."""
+    """Returns the sizes of the result, and the scales that the user gave."""
     require_rank(input, (count + 2,))
     if output_size is not None:
         return [int(size) for size in output_size], [None] * count
@@ -61,14 +61,15 @@ def _resampled(input: Tensor, output_size: Any, scales: Any, count: int, taps: C
 
 
 MOST_IN_WHOLE_STEPS = 128
-"""Sum of the two sizes of an image up to which torch's kernel for a CPU takes the nearest elements in whole steps."""
+"""The largest sum of an image's two sizes for which torch's kernel for a CPU takes the nearest elements in whole
+steps."""
 
 
 def _scales_on_a_cpu(
     input: Tensor, sizes: Sequence[int], given: Sequence[float | None], taps: Callable[..., Taps]
 ) -> list[float | None]:
-    """``given`` without those that torch ignores on a CPU: of a size that stays as it is where elements are weighted
-    linearly, and in small images of the nearest elements that of one that doubles, too."""
+    """Drops the scales that torch ignores on a CPU: with linear weights those of unchanged sizes, and for the nearest
+    elements in small images also those of doubled sizes."""
     multiples: tuple[int, ...] = (1,) if taps in _LINEAR.values() else ()
     if taps is _nearest and len(sizes) == 2 and sum(sizes) <= MOST_IN_WHOLE_STEPS:
         multiples = (1, 2)
@@ -79,7 +80,7 @@ def _scales_on_a_cpu(
 
 
 def _step(old: int, new: int, scale: float | None) -> float:
-    """Elements of the input for one of the result."""
+    """Returns how many elements of the input one of the result steps."""
     return 1.0 / scale if scale else old / new
 
 
@@ -94,7 +95,7 @@ def _nearest_exact(old: int, new: int, scale: float | None, dtype: torch.dtype) 
 
 
 def _source(old: int, new: int, scale: float | None, dtype: torch.dtype, align_corners: bool) -> Tensor:
-    """The coordinate of each element of the result, in elements of the input."""
+    """Returns the coordinate of each element of the result, in elements of the input."""
     coordinate = torch.arange(new).to(dtype)
     if align_corners:
         return coordinate * ((old - 1) / (new - 1) if new > 1 else 0.0)
@@ -118,7 +119,7 @@ CUBIC = -0.75
 
 
 def cubic_weights(fraction: Tensor) -> list[Tensor]:
-    """The weights of the four neighbours of a coordinate that is ``fraction`` behind the second."""
+    """Returns the weights of the four neighbours of a coordinate that is ``fraction`` past the second."""
 
     def near(x: Tensor) -> Tensor:
         return ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
@@ -183,7 +184,7 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
 def _bounded(coordinate: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """A coordinate as the padding mode moves it into the tensor; with zeros it stays where it is."""
+    """Moves a coordinate into the tensor as the padding mode does; with zeros it stays where it is."""
     if padding == BORDER:
         return coordinate.clamp(0, size - 1)
     if padding == REFLECTION:
@@ -199,7 +200,8 @@ def _bounded(coordinate: Tensor, size: int, padding: int, align_corners: bool) -
 
 
 def _read(input: Tensor, coordinates: Sequence[Tensor], padding: int, align_corners: bool, bound: bool) -> Tensor:
-    """The elements at whole coordinates, the first of the first dimension; 0 outside. (N, ..., channels)."""
+    """Reads the elements (N, ..., channels) at whole coordinates, the first of the first dimension; 0 outside. (N, ...,
+    channels)."""
     rows = torch.arange(input.shape[0]).reshape(-1, *[1] * (coordinates[0].dim() - 1))
     key: list[Any] = [rows, slice(None)]
     inside = None
@@ -216,8 +218,8 @@ def _read(input: Tensor, coordinates: Sequence[Tensor], padding: int, align_corn
 def grid_sampler(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    """``input`` (N, channels, ...) at the coordinates ``grid`` (N, ..., dimensions), the last dimension first, of which
-    -1 and 1 are the edges."""
+    """Samples ``input`` (N, channels, ...) at the coordinates ``grid`` (N, ..., dimensions), the last dimension first,
+    with the edges at -1 and 1."""
     require_float(input)
     require_one_dtype(input, grid)
     count = input.dim() - 2
@@ -251,8 +253,8 @@ def _weighted(input: Tensor, coordinates: Sequence[Tensor], cubic: bool, padding
     for chosen in itertools.product(range(len(offsets)), repeat=len(coordinates)):
         at = [first + offsets[number] for first, number in zip(firsts, chosen, strict=True)]
         factor: Any = None
-        for each, number in zip(weights, chosen, strict=True):
-            factor = each[number] if factor is None else factor * each[number]
+        for weights_, number in zip(weights, chosen, strict=True):
+            factor = weights_[number] if factor is None else factor * weights_[number]
         piece = _read(input, at, padding, align_corners, cubic) * factor.unsqueeze(-1)
         total = piece if total is None else total + piece
     assert total is not None

@@ -1,4 +1,4 @@
-"""Products of matrices and vectors, composed of those that have a kernel."""
+"""Composes products of matrices and vectors of those that have a kernel."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def chain_matmul(*matrices: Any) -> Tensor:
 
 @composition("linalg_multi_dot")
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
-    """In the order that takes fewest multiplications, for the sizes of the traced call."""
+    """Multiplies in the order that takes fewest multiplications, for the sizes of the traced call."""
     if len(tensors) < 2:
         raise ValueError("a chain has two matrices at least")
     require_one_dtype(*tensors)
@@ -158,7 +158,7 @@ def vander(x: Tensor, *, N: int | None = None) -> Tensor:
 
 @composition("torch.bilinear", "_nn.bilinear")
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x1 (..., i) weight (o, i, j) x2 (..., j)``."""
+    """Computes ``x1 (..., i) weight (o, i, j) x2 (..., j)``."""
     if input1.dim() != input2.dim() or weight.dim() != 3:
         raise ValueError("bilinear takes two inputs of equally many dimensions and a weight of three")
     outputs, left, right = weight.shape

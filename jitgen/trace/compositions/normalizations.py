@@ -1,4 +1,4 @@
-"""Normalisations whose statistics are arguments, and the forms of normalisation that return them."""
+"""Composes normalisations whose statistics are arguments, and the forms of normalisation that return them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitgen.trace.table import composition
 
 
 def _of_channels(vector: Tensor, input: Tensor) -> Tensor:
-    """A vector (channels,) as it broadcasts to ``input`` (N, channels, ...)."""
+    """Reshapes a vector (channels,) to broadcast to ``input`` (N, channels, ...)."""
     return vector.reshape(1, -1, *[1] * (input.dim() - 2))
 
 
@@ -26,12 +26,12 @@ def _check_channels(input: Tensor, *vectors: Tensor | None) -> None:
     require_float(input)
     if input.dim() < 2:
         raise ValueError(f"expected (N, channels, ...), got {input.dim()} dimensions")
-    found = [vector for vector in vectors if vector is not None]
-    for vector in found:
+    given = [vector for vector in vectors if vector is not None]
+    for vector in given:
         require_shape(vector, (input.shape[1],), "a vector of the channels")
         if vector.dtype != input.dtype and not (input.dtype.itemsize == 2 and vector.dtype == torch.float32):
             raise TypeError(f"a vector of the channels is {vector.dtype}, the input {input.dtype}")
-    if len({vector.dtype for vector in found}) > 1:
+    if len({vector.dtype for vector in given}) > 1:
         raise TypeError("the vectors of the channels must have one dtype")
 
 
@@ -47,7 +47,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """With the statistics of the batch in training, in which the running statistics move toward those."""
+    """Normalises with the statistics of the batch in training, and moves the running statistics toward them."""
     return native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
@@ -62,7 +62,8 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(result, the mean, the reciprocal of the standard deviation): both of no elements where not in training."""
+    """Returns (result, the mean, the reciprocal of the standard deviation); outside of training the latter have no
+    elements."""
     if not input.numel():
         return input.clone(), torch.zeros(0), torch.zeros(0)
     _check_channels(input, weight, bias, running_mean, running_var)
@@ -87,23 +88,23 @@ def native_batch_norm(
 
 
 def _statistics(input: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The mean and the variance, in float32 at least."""
+    """Returns the mean and the variance, in float32 at least."""
     wide = input.float() if input.dtype.itemsize == 2 else input
     variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
     return mean, variance
 
 
-def _update(running: Tensor | None, found: Tensor, momentum: float) -> None:
-    """Move ``running`` toward ``found``; no gradient flows through it."""
+def _update(running: Tensor | None, observed: Tensor, momentum: float) -> None:
+    """Moves ``running`` toward ``observed``; no gradient flows through it."""
     if running is not None:
-        running.copy_((momentum * found + (1 - momentum) * running).detach())
+        running.copy_((momentum * observed + (1 - momentum) * running).detach())
 
 
 @composition("_native_batch_norm_legit")
 def native_batch_norm_legit(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Without running statistics where four arguments fewer follow."""
+    """Accepts calls without running statistics, which have four arguments fewer."""
     if len(arguments) == 3:
         arguments = (None, None, *arguments)
     return native_batch_norm(input, weight, bias, *arguments)
@@ -119,8 +120,8 @@ def batch_norm_with_update(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    found = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *found, torch.zeros(0, dtype=torch.uint8)
+    results = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *results, torch.zeros(0, dtype=torch.uint8)
 
 
 @composition("torch.instance_norm")
@@ -135,7 +136,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Each channel of each sample is normalised by itself."""
+    """Normalises each channel of each sample by itself."""
     if not use_input_stats:
         return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
     _check_channels(input, weight, bias, running_mean, running_var)
@@ -174,7 +175,7 @@ def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype:
 
 @composition("aten._safe_softmax", "_safe_softmax")
 def safe_softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """0 where every element of a row is minus infinity."""
+    """Computes softmax, with 0 in a row whose every element is minus infinity."""
     masked = (input == -float("inf")).all(dim, keepdim=True)
     return torch.where(masked, 0, input.softmax(dim, dtype=dtype))
 
@@ -186,6 +187,6 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
 
 @composition("torch._weight_norm")
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """``v`` with norms ``g`` along ``dim``; with one norm, that of all elements, where ``dim`` is -1."""
+    """Returns ``v`` with norms ``g`` along ``dim``; with one norm, that of all elements, if ``dim`` is -1."""
     others = tuple(d for d in range(v.dim()) if d != dim)
     return v * (g / v.norm(2, others, keepdim=True) if dim != -1 else g / v.norm(2))

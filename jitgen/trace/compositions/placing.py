@@ -1,4 +1,5 @@
-"""Functions that put chosen elements into place: those under a mask, maxima where they were, the rows of a bag."""
+"""Composes functions that put chosen elements into place: those under a mask, maxima where they were, the rows of a
+bag."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from jitgen.trace.table import composition
 
 @composition("masked_scatter")
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Elements under ``mask`` become those of ``source``, in order. A source of too few is an index out of range."""
+    """Replaces the elements under ``mask`` by those of ``source``, in order. A source of too few is an index out of
+    range."""
     require_one_dtype(input, source)
     if mask.dtype != torch.bool:
         raise TypeError("masked_scatter expects a bool mask")
@@ -31,7 +33,8 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @composition("nonzero_static")
 def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """The indices of the first ``size`` elements that are not 0, a row each; behind them rows of ``fill_value``."""
+    """Returns the indices of the first ``size`` elements that are not 0, a row each, and then rows of
+    ``fill_value``."""
     if size < 0:
         raise ValueError(f"size must not be negative, but is {int(size)}")
     if not input.dim():
@@ -99,7 +102,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """The rows of ``weight`` (rows, columns) that ``input`` names, combined for each bag: (bags, columns).
+    """Combines the rows of ``weight`` (rows, columns) that ``input`` names for each bag: (bags, columns).
 
     Args:
         input: a bag in each row, or all bags behind one another.
@@ -129,15 +132,15 @@ def embedding_bag(
         begins = torch.zeros(input.shape[0] + 1, dtype=torch.int64)
         bag = begins.index_add(0, offsets.long(), torch.ones_like(offsets).long()).cumsum(0)[:-1] - 1
     flat = input.reshape(-1)
-    found = weight.index_select(0, flat)
+    looked_up = weight.index_select(0, flat)
     if per_sample_weights is not None:
-        found = found * per_sample_weights.reshape(-1, 1)
+        looked_up = looked_up * per_sample_weights.reshape(-1, 1)
     counted = torch.ones_like(flat, dtype=torch.bool) if padding_idx is None else flat != padding_idx % weight.shape[0]
     bag = torch.where(counted, bag, rows)  # of what is left out, a bag behind the last one
     number = torch.zeros(rows + 1, dtype=torch.int64).index_add(0, bag, torch.ones_like(bag))[:rows, None]
     empty = weight.new_zeros(rows + 1, weight.shape[1])
     if mode == "max":
-        most = empty.index_reduce(0, bag, found, "amax", include_self=False)[:rows]
+        most = empty.index_reduce(0, bag, looked_up, "amax", include_self=False)[:rows]
         return torch.where(number > 0, most, 0)
-    total = empty.index_add(0, bag, found)[:rows]
+    total = empty.index_add(0, bag, looked_up)[:rows]
     return total if mode == "sum" else total / number.clamp(min=1)

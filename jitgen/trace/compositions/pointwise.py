@@ -1,4 +1,4 @@
-"""Pointwise functions, composed of those that have operations of their own."""
+"""Composes pointwise functions of those that have operations of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jitgen.trace.table import composition
 
 
 def floating(value: Any) -> Any:
-    """A tensor of integers as one of torch's default dtype."""
+    """Converts a tensor of integers to torch's default dtype."""
     if isinstance(value, Tensor) and not value.is_floating_point():
         return value.to(torch.get_default_dtype())
     return value
@@ -61,7 +61,7 @@ def ldexp(input: Tensor, other: Tensor) -> Tensor:
 
 @composition("logaddexp2")
 def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
-    """max + log2(1 + 2^-|a - b|). Of two equal infinities the result is that infinity."""
+    """Computes max + log2(1 + 2^-|a - b|). Of two equal infinities the result is that infinity."""
     require_float(input, other)
     large = torch.maximum(input, other)
     tail = (-(input - other).abs()).exp2().log1p() * (1 / math.log(2))
@@ -69,12 +69,13 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
 
 
 NEAR_ZERO = tuple((-1) ** k * 2 * k * math.pi ** (2 * k) / math.factorial(2 * k + 1) for k in range(1, 10))
-"""The derivative of sinc(x), divided by x, by powers of x^2; for x in [-1/4, 1/4], where its formula cancels."""
+"""The coefficients of sinc's derivative divided by x, by powers of x^2; for x in [-1/4, 1/4], where its formula
+cancels."""
 
 
 @composition("sinc")
 def sinc(input: Tensor) -> Tensor:
-    """sin(pi x) / (pi x) by the sine of what is left of the nearest integer, so that it is 0 at integers."""
+    """Computes sin(pi x) / (pi x) by the sine of the distance to the nearest integer, so that it is 0 at integers."""
     x = floating(input)
     nearest = x.round()
     rest, sign = (x - nearest) * math.pi, 1 - 2 * nearest.remainder(2)
@@ -141,7 +142,7 @@ def isreal(input: Tensor) -> Tensor:
 
 @composition("angle")
 def angle(input: Tensor) -> Tensor:
-    """0 or pi, or NaN."""
+    """Computes 0 or pi, or NaN."""
     x = floating(input)
     result = torch.where(x < 0, torch.full_like(x, math.pi), 0.0)
     return with_gradient(torch.where(x.isnan(), x, result), x, 0.0)
@@ -169,7 +170,7 @@ def _degree(n: Any) -> int:
 
 
 def _recurrence(x: Any, n: Any, first: Any, step: Any) -> Tensor:
-    """The polynomial of degree ``n`` by its three-term recurrence; 0 for negative degrees."""
+    """Evaluates the polynomial of degree ``n`` by its three-term recurrence; 0 for negative degrees."""
     if not isinstance(x, Tensor):
         raise UnsupportedError("the argument of a polynomial must be a tensor; write torch.tensor(x)")
     x, degree = floating(x), _degree(n)

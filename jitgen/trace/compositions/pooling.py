@@ -1,4 +1,4 @@
-"""Windows over the last dimensions: pooling.
+"""Composes pooling: windows over the last dimensions.
 
 A window's elements at one offset are a slice of every stride-th element; a pool combines as many slices as its window
 has elements, ``MOST_PIECES`` at most.
@@ -24,14 +24,14 @@ from jitgen.trace.table import composition
 
 
 def listed(value: Any, count: int) -> list[int]:
-    values = [int(each) for each in value] if isinstance(value, (tuple, list)) else [int(value)]
+    values = [int(item) for item in value] if isinstance(value, (tuple, list)) else [int(value)]
     if len(values) not in (1, count):
         raise ValueError(f"expected a number, or {count} of them, got {len(values)}")
     return values if len(values) == count else values * count
 
 
 class Windows:
-    """The windows of a pool over the last ``count`` dimensions.
+    """Describes the windows of a pool over the last ``count`` dimensions.
 
     Attributes:
         counts: the number of windows along each dimension.
@@ -75,7 +75,7 @@ class Windows:
         return itertools.product(*map(range, self.kernel))
 
     def piece(self, padded: Tensor, offset: Sequence[int]) -> Tensor:
-        """The elements of all windows at one offset."""
+        """Returns the elements of all windows at one offset."""
         key: list[Any] = [Ellipsis]
         for at, dilation, count, stride in zip(offset, self.dilation, self.counts, self.stride, strict=True):
             key.append(slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride))
@@ -85,7 +85,7 @@ class Windows:
 def _average(
     input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, pads: bool, divisor: Any
 ) -> Tensor:
-    """The mean of each window; of int64 it is rounded towards 0, as in torch, which has no other integers."""
+    """Computes the mean of each window; of int64 it is rounded towards 0, as in torch, which has no other integers."""
     if input.dtype != torch.int64:
         require_float(input)
     rounding = None if input.is_floating_point() else "trunc"
@@ -107,7 +107,7 @@ def _average(
 
 
 def _elements(windows: Windows, dim: int, pads: bool) -> Tensor:
-    """How many elements each window along a dimension counts: with ``pads`` those of the padding too."""
+    """Counts the elements of each window along a dimension, with ``pads`` those of the padding too."""
     size, padding = windows.sizes[dim], windows.padding[dim]
     start = torch.arange(windows.counts[dim]) * windows.stride[dim] - padding
     end = (start + windows.kernel[dim]).clamp(max=size + padding)
@@ -156,7 +156,7 @@ def avg_pool3d(
 
 
 def _maximum(input: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its index in the flattened dimensions.
+    """Finds the largest element of each window, and its index in the flattened dimensions.
 
     Of equal elements the first is taken, and of several NaN the last, as in torch. It has the gradient.
 
@@ -181,7 +181,7 @@ def _maximum(input: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
 
 
 def _grid(windows: Windows, offset: Sequence[int]) -> list[Tensor]:
-    """The index of each window's element at ``offset`` along every dimension, as it broadcasts."""
+    """Returns the index of each window's element at ``offset`` along every dimension, as it broadcasts."""
     count = len(windows.sizes)
     return [
         (
@@ -200,11 +200,11 @@ def _flat_indices(windows: Windows, offset: Sequence[int]) -> Tensor:
 
 
 def _inside(windows: Windows, offset: Sequence[int]) -> Tensor:
-    found: Any = None
+    inside: Any = None
     for size, index in zip(windows.sizes, _grid(windows, offset), strict=True):
         valid = (index >= 0) & (index < size)
-        found = valid if found is None else found & valid
-    return found
+        inside = valid if inside is None else inside & valid
+    return inside
 
 
 def _max_pools() -> None:
@@ -249,7 +249,7 @@ _max_pools()
 
 
 def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int]]:
-    """(dimension, outputs) of each pooled dimension, the last one first."""
+    """Returns (dimension, outputs) of each pooled dimension, the last one first."""
     require_rank(input, (count + 1, count + 2))
     wanted = list(output_size) if isinstance(output_size, (tuple, list)) else [output_size] * count
     sizes = [
@@ -264,7 +264,8 @@ def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int
 
 @dataclass(frozen=True)
 class _Adaptive:
-    """The windows of one dimension: window i of n covers elements floor(i * size / n) to ceil((i + 1) * size / n).
+    """Describes the windows of one dimension: window i of n covers elements floor(i * size / n) to ceil((i + 1) * size
+    / n).
 
     Where their sizes differ, every window is read with as many elements as the longest has.
 
@@ -281,11 +282,11 @@ class _Adaptive:
 
     @property
     def even(self) -> bool:
-        """Whether all windows have the same size."""
+        """Returns whether all windows have the same size."""
         return self.outputs == 0 or self.size % self.outputs == 0
 
     def unfolded(self, input: Tensor) -> Tensor:
-        """``input`` with its windows along ``dim``."""
+        """Reads ``input`` with its windows along ``dim``."""
         if self.outputs == 0:
             return input.narrow(self.dim, 0, 0).unsqueeze(self.dim + 1)
         if self.even:
@@ -294,15 +295,15 @@ class _Adaptive:
         return input.index_select(self.dim, index.flatten()).unflatten(self.dim, (self.outputs, self._longest()))
 
     def inside(self) -> Tensor:
-        """Whether an element belongs to its window, to be broadcast with ``unfolded``."""
+        """Returns whether an element belongs to its window, to be broadcast with ``unfolded``."""
         return (self._elements() < self._ends()[:, None]).reshape(self.outputs, self._longest(), *[1] * self.after)
 
     def lengths(self) -> Tensor:
-        """The elements of each window, to be broadcast with what ``of`` is reduced to."""
+        """Counts the elements of each window, to be broadcast with what ``unfolded`` is reduced to."""
         return (self._ends() - self._starts()).reshape(self.outputs, *[1] * self.after)
 
     def _elements(self) -> Tensor:
-        """The elements that windows read, [outputs, longest]; those of the last may be beyond the end."""
+        """Returns the elements that windows read, [outputs, longest]; those of the last may be beyond the end."""
         return self._starts()[:, None] + torch.arange(self._longest())
 
     def _starts(self) -> Tensor:
@@ -312,12 +313,12 @@ class _Adaptive:
         return ((torch.arange(self.outputs) + 1) * self.size + self.outputs - 1) // self.outputs
 
     def _longest(self) -> int:
-        each = range(self.outputs)
-        return max(-(-(i + 1) * self.size // self.outputs) - i * self.size // self.outputs for i in each)
+        windows = range(self.outputs)
+        return max(-(-(i + 1) * self.size // self.outputs) - i * self.size // self.outputs for i in windows)
 
 
 def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive]:
-    """The windows of each pooled dimension, the last one first."""
+    """Yields the windows of each pooled dimension, the last one first."""
     for dim, outputs in _outputs(input, output_size, count):
         size = int(input.shape[dim])
         if not size:
@@ -326,7 +327,7 @@ def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive
 
 
 def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
-    """The mean of each window; of 16-bit elements in float32, where windows differ in size."""
+    """Computes the mean of each window; of 16-bit elements in float32 if windows differ in size."""
     if windows.even:
         return windows.unfolded(input).mean(windows.dim + 1)
     wide = windows.unfolded(input.to(torch.promote_types(input.dtype, torch.float32)))
@@ -335,8 +336,8 @@ def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
 
 
 def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
-    """Returns the largest element of each window, and its index in it (``windows.unfolded``): the first of equal
-    ones, and the last NaN, as in torch."""
+    """Finds the largest element of each window, and its index in it (``windows.unfolded``): the first of equal ones,
+    and the last NaN, as in torch."""
     values = windows.unfolded(input)
     if not windows.even:
         least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
@@ -352,7 +353,7 @@ def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
 
 
 def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
-    """One dimension at a time: the largest elements, and their indices in the flattened dimensions."""
+    """Pools one dimension at a time: the largest elements, and their indices in the flattened dimensions."""
     sizes = [int(size) for size in input.shape[-count:]]
     indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
     for windows in _adaptive(input, output_size, count):

@@ -1,4 +1,4 @@
-"""Functions that reduce: sums without NaN, distances, differences, covariances, integrals."""
+"""Composes functions that reduce: sums without NaN, distances, differences, covariances, integrals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> T
 
 
 def distance(difference: Tensor, p: float) -> Tensor:
-    """The norm of the last dimension. For p = inf every element that has the largest size gets all of the gradient.
+    """Computes the norm of the last dimension. For p = inf every element that has the largest size gets all of the
+    gradient.
 
     For p = 0 a NaN is counted by a vector norm, while torch's distances are NaN then; so is the slope for p = 1.
     """
@@ -84,7 +85,7 @@ def diff(
         raise ValueError("the order of a difference must not be negative")
     if n == 0:
         return input.clone()  # torch joins nothing then
-    around = [each for each in (prepend, input, append) if each is not None]
+    around = [piece for piece in (prepend, input, append) if piece is not None]
     joined = torch.cat(around, dim) if len(around) > 1 else input
     for _ in range(int(n)):
         length = joined.shape[dim]
@@ -97,7 +98,7 @@ def diff(
 
 @composition("trapezoid", "trapz")
 def trapezoid(y: Tensor, x: Any = None, *, dx: Any = None, dim: int = -1) -> Tensor:
-    """Of an even spacing the ends count half."""
+    """Integrates by the trapezoidal rule; with even spacing the ends count half."""
     if y.dtype == torch.bool:
         raise TypeError("not defined for bool tensors")
     length = y.shape[dim]
@@ -191,7 +192,7 @@ def matrix_norm(
 
 @composition("linalg_norm")
 def linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The norm of a matrix where a kind is asked for and there are two dimensions; else that of all elements."""
+    """Computes the norm of a matrix if a kind is asked for and there are two dimensions; else that of all elements."""
     require_float(A)
     if ord is not None and dim is None and A.dim() not in (1, 2):
         raise ValueError("a norm of a kind is of one dimension or of two")

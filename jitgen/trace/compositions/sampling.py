@@ -1,4 +1,4 @@
-"""Random choices and dropout that are written with other random functions."""
+"""Composes random choices and dropout of other random functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.trace.table import composition
 
 @composition("multinomial")
 def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
-    """Categories with probabilities in proportion to ``input``: the first of as many exponential clocks to ring.
+    """Draws categories with probabilities in proportion to ``input``: the first of as many exponential clocks to ring.
 
     What cannot be drawn, since too few categories are possible, is an index out of range.
     """
@@ -38,12 +38,12 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, g
 
 
 _SATURATED = -1.7580993408473766
-"""What selu has at minus infinity, which alpha dropout puts in place of what it drops."""
+"""The value of selu at minus infinity, which alpha dropout puts in place of what it drops."""
 
 
 def _alpha_dropped(input: Tensor, p: float, noise: Tensor) -> Tensor:
-    """``input`` where ``noise`` is 1, else the saturated value, scaled so that mean and variance remain (Klambauer et
-    al., "Self-Normalizing Neural Networks", 2017)."""
+    """Returns ``input`` where ``noise`` is 1, else the saturated value, scaled so that mean and variance remain
+    (Klambauer et al., "Self-Normalizing Neural Networks", 2017)."""
     scale = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
     return (torch.where(noise > 0, input, _SATURATED) - p * _SATURATED) * scale
 
@@ -66,7 +66,7 @@ def alpha_dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
 
 @composition("torch.feature_alpha_dropout", itself=True)
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """Whole channels, dimension 1, are dropped."""
+    """Drops whole channels, dimension 1."""
     if train and p != 0 and input.dim() < 2:
         raise ValueError("feature dropout needs at least 2 dimensions")
     return _dropped_out(input, p, train, (*input.shape[:2], *[1] * (input.dim() - 2)))

@@ -1,4 +1,5 @@
-"""Functions that compare every element with each of a few: membership, buckets, histograms, gradients on a grid."""
+"""Composes functions that compare every element with each of a few: membership, buckets, histograms, gradients on a
+grid."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
 MOST_COMPARED = 1024
-"""Elements that each element of another tensor is compared with, at most: a search in order takes fewer steps."""
+"""The most elements with which each element of another tensor is compared: a search in order takes fewer steps."""
 
 
 def _few(count: Any, what: str) -> int:
@@ -32,25 +33,25 @@ def isin(
     element: Any = None,
     test_element: Any = None,
 ) -> Tensor:
-    """Every element is compared with every test element; either may be a number."""
+    """Compares every element with every test element; either may be a number."""
     elements = element if elements is None else elements
     test_elements = test_element if test_elements is None else test_elements
-    for each in (elements, test_elements):
-        if isinstance(each, bool) or (isinstance(each, Tensor) and each.dtype == torch.bool):
+    for operand in (elements, test_elements):
+        if isinstance(operand, bool) or (isinstance(operand, Tensor) and operand.dtype == torch.bool):
             raise TypeError("isin is not defined for bool, as in torch; convert it first, with .int() say")
     if not isinstance(test_elements, Tensor):
-        found = elements == test_elements
+        equal = elements == test_elements
     else:
         tested = test_elements.reshape(-1)
         _few(tested.shape[0], "test elements")
         first = elements.unsqueeze(-1) if isinstance(elements, Tensor) else elements
-        found = (first == tested).any(-1)
-    return ~found if invert else found
+        equal = (first == tested).any(-1)
+    return ~equal if invert else equal
 
 
 def _position(boundaries: Tensor, values: Tensor, right: bool, int32: bool) -> Tensor:
-    """How many of the sorted ``boundaries`` (..., n) are below each of ``values`` (..., m), or not above it; NaN is
-    above all numbers."""
+    """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it; NaN is above all
+    numbers."""
     _few(boundaries.shape[-1], "boundaries")
     edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
     passed = ~(edges > x) if right else ~(edges >= x)
@@ -94,7 +95,7 @@ def searchsorted(
 
 @composition("histc")
 def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
-    """Elements outside the bounds are not counted; without bounds those of the elements are taken."""
+    """Counts elements within the bounds, which are those of the elements by default."""
     require_float(input)
     count = _few(bins, "bins")
     if count <= 0:
@@ -119,14 +120,14 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
 
 @composition("gradient")
 def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> tuple[Tensor, ...]:
-    """Central differences, and one-sided ones at the edges."""
+    """Computes central differences, and one-sided ones at the edges."""
     if edge_order not in (1, 2):
         raise ValueError("edge_order must be 1 or 2")
     dims = tuple(range(input.dim())) if dim is None else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
     listed = list(spacing) if isinstance(spacing, (tuple, list)) else [1.0 if spacing is None else spacing] * len(dims)
     if len(listed) != len(dims):
         raise ValueError(f"{len(listed)} spacings for {len(dims)} dimensions")
-    return tuple(_along(floating(input), each, d, edge_order) for each, d in zip(listed, dims, strict=True))
+    return tuple(_along(floating(input), spacing_, d, edge_order) for spacing_, d in zip(listed, dims, strict=True))
 
 
 def _along(input: Tensor, spacing: Any, dim: int, edge_order: int) -> Tensor:
@@ -160,7 +161,7 @@ def _along(input: Tensor, spacing: Any, dim: int, edge_order: int) -> Tensor:
 
 
 def _three_points(edge: Tensor, near: Tensor, far: Tensor, first: Any, second: Any) -> Tensor:
-    """The slope at an edge of the parabola through three points, which are ``first`` and ``second`` apart."""
+    """Returns the slope at an edge of the parabola through three points, which are ``first`` and ``second`` apart."""
     return (
         -(2 * first + second) / (first * (first + second)) * edge
         + (first + second) / (first * second) * near

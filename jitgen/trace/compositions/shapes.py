@@ -1,4 +1,4 @@
-"""Functions that move, join, cut and repeat elements, and those that make tensors of indices."""
+"""Composes functions that move, join, cut and repeat elements, and those that make tensors of indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sizes = Sequence[Any]
 
 @composition("conj", "resolve_conj", "resolve_neg", "real", itself=True)
 def same(input: Tensor) -> Tensor:
-    """Of a real tensor."""
+    """Returns a real tensor itself."""
     return input
 
 
@@ -67,8 +67,8 @@ def tensor_split(
     if isinstance(cuts, int):
         if cuts <= 0:
             raise ValueError("the number of sections must be positive")
-        longer, each = size % cuts, size // cuts
-        cuts = [number * each + min(number, longer) for number in range(1, cuts)]
+        longer, piece = size % cuts, size // cuts
+        cuts = [number * piece + min(number, longer) for number in range(1, cuts)]
     bounds = [0, *(int(cut) for cut in cuts), size]
     spans = [slice(start, end).indices(size) for start, end in itertools.pairwise(bounds)]
     return tuple(input.narrow(dim, start, max(0, end - start)) for start, end, _ in spans)
@@ -102,7 +102,7 @@ def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
 
 
 def _each(tensors: Any, function: Any) -> Any:
-    """``function`` of one tensor, or of each of several."""
+    """Applies ``function`` to one tensor, or to each of several."""
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return function(tensors[0])
     listed = tensors[0] if len(tensors) == 1 else tensors
@@ -186,9 +186,9 @@ def rot90(input: Tensor, k: int = 1, dims: Sizes = (0, 1)) -> Tensor:
 
 def _shifted(input: Tensor, dim: Any, forward: bool) -> Tensor:
     dims = tuple(range(input.dim())) if dim is None else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
-    for each in dims:
-        size = int(input.shape[each])
-        input = input.roll(size // 2 if forward else (size + 1) // 2, each)
+    for dim_ in dims:
+        size = int(input.shape[dim_])
+        input = input.roll(size // 2 if forward else (size + 1) // 2, dim_)
     return input
 
 
@@ -205,12 +205,12 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- windows
 
 MOST_PIECES = 128
-"""Shifted copies of a tensor that a function is composed of, at most."""
+"""The most shifted copies of a tensor of which a function is composed."""
 
 
 @composition("Tensor.unfold", copied=True)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
+    """Cuts windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
     size, step = int(size), int(step)
     if input.dim() == 0:
         valid_dim(input, dimension)
@@ -228,7 +228,7 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 
 def _every(input: Tensor, dim: int, start: int, count: int, step: int) -> Tensor:
-    """``count`` elements along ``dim``, from ``start`` on, ``step`` apart."""
+    """Selects ``count`` elements along ``dim``, from ``start`` on, ``step`` apart."""
     key: list[Any] = [slice(None)] * input.dim()
     key[dim] = slice(start, start + (count - 1) * step + 1, step)
     return input[tuple(key)]

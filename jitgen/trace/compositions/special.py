@@ -1,4 +1,5 @@
-"""Special functions by plain formulas: gamma functions, inverse error functions, Bessel functions of order 0 and 1.
+"""Computes special functions by plain formulas: gamma functions, inverse error functions, Bessel functions of order 0
+and 1.
 
 Each formula has the accuracy of float64, and is computed in the dtype of its argument: a result is within 1e-14 of its
 size in float64. Where lgamma, digamma or polygamma of a negative argument is 0, terms of the reflection formula cancel,
@@ -22,7 +23,7 @@ from jitgen.trace.table import composition
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Any:
-    """``coefficients[0] + coefficients[1] * x + ...``"""
+    """Evaluates ``coefficients[0] + coefficients[1] * x + ...``"""
     result: Any = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         result = result * x + coefficient
@@ -97,7 +98,7 @@ AROUND_ROOT = (
 
 
 def _sine_of_pi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """sin(pi x) and cos(pi x) up to their common sign, of what is left of the nearest integer.
+    """Returns sin(pi x) and cos(pi x) up to their common sign, by the distance to the nearest integer.
 
     For x < 0.5, and for 0.25 elsewhere: there the reflection formula is not for x, and its gradient would be NaN.
     """
@@ -112,8 +113,8 @@ def _is_pole(x: Tensor) -> Tensor:
 
 @composition("lgamma", "gammaln")
 def lgamma(input: Tensor) -> Tensor:
-    """Stirling's series; arguments below ``SHIFT`` by the recurrence from [1.5, 2.5), where the logarithm is a series
-    with the factor x - 2; those below 0.5 by the reflection formula.
+    """Computes Stirling's series; smaller arguments come by the recurrence from [1.5, 2.5), where the logarithm is a
+    series with the factor x - 2, and those below 0.5 by the reflection formula.
 
     In float64, since the terms of the reflection formula cancel where the result is 0.
     """
@@ -144,7 +145,7 @@ def lgamma(input: Tensor) -> Tensor:
 
 @composition("digamma", "psi")
 def digamma(input: Tensor) -> Tensor:
-    """The derivative of ``lgamma``; NaN at negative integers, as in torch. In float64, as ``lgamma``."""
+    """Computes the derivative of ``lgamma``; NaN at negative integers, as in torch. In float64, as ``lgamma``."""
     x = floating(input).double()
     mirrored = torch.where(x < 0.5, 1 - x, x)
     missing: Any = 0
@@ -166,12 +167,12 @@ def digamma(input: Tensor) -> Tensor:
 
 
 MOST_DERIVATIVES = 16
-"""Order of ``polygamma``, at most."""
+"""The highest order of ``polygamma``."""
 
 
 @composition("polygamma")
 def polygamma(n: Any, input: Any) -> Tensor:
-    """``torch.polygamma(n, x)`` and ``x.polygamma(n)``: the derivative of order ``n`` of ``digamma``."""
+    """Computes ``torch.polygamma(n, x)`` and ``x.polygamma(n)``: the derivative of order ``n`` of ``digamma``."""
     order, x = (int(input), n) if isinstance(n, Tensor) else (int(n), input)
     if order < 0:
         raise ValueError("polygamma(n, x) does not support negative n")
@@ -184,8 +185,8 @@ def polygamma(n: Any, input: Any) -> Tensor:
 
 
 def _polygamma(order: int, x: Tensor) -> Tensor:
-    """The sum of ``(x + k)^-(order + 1)``: ``SHIFT`` terms, and Euler and Maclaurin's series for the rest. Below 1/2 by
-    the reflection formula, whose derivatives are polynomials in the cotangent."""
+    """Sums ``(x + k)^-(order + 1)``: ``SHIFT`` terms, and Euler and Maclaurin's series for the rest. Below 1/2 by the
+    reflection formula, whose derivatives are polynomials in the cotangent."""
     mirrored = torch.where(x < 0.5, 1 - x, x)
     power, shift = order + 1, SHIFT + order
     total: Any = 0
@@ -212,7 +213,7 @@ def _polygamma(order: int, x: Tensor) -> Tensor:
 
 
 def _power(x: Tensor, exponent: int) -> Tensor:
-    """By repeated squaring."""
+    """Raises ``x`` to a power by repeated squaring."""
     result, square = None, x
     while exponent:
         if exponent & 1:
@@ -224,7 +225,7 @@ def _power(x: Tensor, exponent: int) -> Tensor:
 
 @composition("mvlgamma", "multigammaln")
 def mvlgamma(input: Tensor, p: int) -> Tensor:
-    """NaN where torch asks for elements above ``(p - 1) / 2``."""
+    """Computes the multivariate log-gamma; NaN where torch asks for elements above ``(p - 1) / 2``."""
     x = floating(input)
     if p < 1:
         raise ValueError("p has to be greater than or equal to 1")
@@ -238,19 +239,20 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
 
 
 def _improved(x: Tensor, error: Tensor) -> Tensor:
-    """A step of Halley's method for erf, from ``erf(x) - y``; each triples the correct digits."""
+    """Takes a step of Halley's method for erf, from ``erf(x) - y``; each triples the correct digits."""
     newton = error * (0.5 * math.sqrt(math.pi)) * (x * x).exp()
     return x - newton / (1 + x * newton)
 
 
 def _at_the_ends(y: Tensor, is_inside: Tensor) -> Tensor:
-    """Of ``y`` that is not between -1 and 1: an infinity at these, NaN beyond, and gradients that are the same."""
+    """Returns the values for ``y`` outside (-1, 1): an infinity at the ends, NaN beyond, and gradients that are the
+    same."""
     outside = torch.where(is_inside, 0.0, y)
     return outside * torch.rsqrt(1 - outside * outside)
 
 
 def _inverse_erfc(q: Tensor) -> Tensor:
-    """For 0 < q <= 1/2; Winitzki's formula, which is off by 0.4 percent at most, improved twice."""
+    """Inverts erfc for 0 < q <= 1/2 by Winitzki's formula, which is off by 0.4 percent at most, improved twice."""
     logarithm = q.log() + torch.log1p(1 - q)
     a = 0.147
     half = 2 / (math.pi * a) + 0.5 * logarithm
@@ -262,7 +264,7 @@ def _inverse_erfc(q: Tensor) -> Tensor:
 
 @composition("erfinv")
 def erfinv(input: Tensor) -> Tensor:
-    """Each formula has an argument that it is for, elsewhere too, so that gradients are numbers."""
+    """Gives each formula an argument that it is valid for, elsewhere too, so that gradients are numbers."""
     y = floating(input)
     size = y.abs()
     inside, central = size < 1, size <= 0.5
@@ -278,7 +280,7 @@ def erfinv(input: Tensor) -> Tensor:
 
 
 def _inverse(value: Tensor, operand: Tensor, factor: float, rate: float) -> Tensor:
-    """``value`` of an operand by which its derivative is ``factor * exp(rate * value^2)``."""
+    """Returns ``value`` with the derivative ``factor * exp(rate * value^2)`` by its operand."""
     for _ in range(2):  # the second derivative reads a value with this derivative
         value = with_gradient(value, operand, (value * value * rate).exp() * factor)
     return value
@@ -286,7 +288,7 @@ def _inverse(value: Tensor, operand: Tensor, factor: float, rate: float) -> Tens
 
 @composition("ndtri")
 def ndtri(input: Tensor) -> Tensor:
-    """The argument at which the normal distribution reaches a probability."""
+    """Returns the argument at which the normal distribution reaches a probability."""
     p = floating(input)
     inside, central = (p > 0) & (p < 1), (p > 0.25) & (p < 0.75)
     tail = torch.where(inside & ~central, torch.where(p < 0.5, p, 1 - p), 0.25)
@@ -303,7 +305,7 @@ FAR = 7.0
 
 @composition("erfcx")
 def erfcx(input: Tensor) -> Tensor:
-    """exp(x^2) erfc(x). The square is rounded in two pieces, the first of which is exact."""
+    """Computes exp(x^2) erfc(x). The square is rounded in two pieces, the first of which is exact."""
     x = floating(input)
     near = torch.where(x < FAR, x, FAR)
     coarse = (near * 16).round() / 16
@@ -329,8 +331,8 @@ BEYOND_THE_NORMAL = 40.0
 
 @composition("ndtr")
 def ndtr(input: Tensor) -> Tensor:
-    """The normal distribution, erfc(-x sqrt(1/2)) / 2. In its tail the rounding of that argument would be seen x^2
-    times as large, so the product is of two numbers, and the smaller one is added by erfc's derivative."""
+    """Computes the normal distribution, erfc(-x sqrt(1/2)) / 2. In its tail the rounding of that argument would be seen
+    x^2 times as large, so the product is of two numbers, and the smaller one is added by erfc's derivative."""
     x = floating(input)
     near = x.clamp(-BEYOND_THE_NORMAL, BEYOND_THE_NORMAL)
     coarse = (near * 16).round() / 16
@@ -345,7 +347,7 @@ def ndtr(input: Tensor) -> Tensor:
 
 @composition("log_ndtr")
 def log_ndtr(input: Tensor) -> Tensor:
-    """The logarithm of ``ndtr``, also where that is below the smallest number."""
+    """Computes the logarithm of ``ndtr``, also where that is below the smallest number."""
     x = floating(input)
     scaled = x * math.sqrt(0.5)
     low = (erfcx(-scaled.clamp(max=0)) * 0.5).log() - scaled * scaled
@@ -482,7 +484,7 @@ BEYOND: tuple[tuple[float, ...], ...] = (
 
 
 def _chebyshev(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """By Clenshaw's recurrence."""
+    """Evaluates a Chebyshev series by Clenshaw's recurrence."""
     now, before = torch.zeros_like(x), torch.zeros_like(x)
     for coefficient in coefficients[:0:-1]:
         now, before = (x + x) * now - before + coefficient, now
@@ -490,7 +492,7 @@ def _chebyshev(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def _scaled_bessel(x: Tensor, order: int) -> Tensor:
-    """exp(-|x|) I(x)."""
+    """Computes exp(-|x|) I(x)."""
     size = x.abs()
     near = _chebyshev(torch.where(size > NEAR_BOUND, NEAR_BOUND, size) / 4 - 1, NEAR[order])
     far = torch.where(size < NEAR_BOUND, NEAR_BOUND, size)
@@ -504,7 +506,7 @@ def _bessel(order: int, scaled: bool) -> Callable[[Tensor], Tensor]:
     def function(input: Tensor) -> Tensor:
         x = floating(input)
         factor: Any = 1.0 if scaled else x.abs().exp()
-        value, other = (_scaled_bessel(x, each) * factor for each in (order, 1 - order))
+        value, other = (_scaled_bessel(x, which) * factor for which in (order, 1 - order))
         slope = other - value * x.sign() if scaled else other
         if order:
             is_apart = x.abs() > torch.finfo(x.dtype).eps
@@ -521,7 +523,7 @@ for _order in (0, 1):
 
 @composition("spherical_bessel_j0")
 def spherical_bessel_j0(input: Tensor) -> Tensor:
-    """sin(x) / x; near 0 the first terms of its series."""
+    """Computes sin(x) / x; near 0 the first terms of its series."""
     x = floating(input)
     square = x * x
     series = _polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)])
