@@ -90,7 +90,7 @@ class Lowered:
 
     @property
     def balance(self) -> Balance:
-        """The kernels that a call launches, and what they move and compute beside the least that the function needs."""
+        """Compares what a call's kernels move and compute with the least that the function needs."""
         return self._lowered.balance
 
     def explain(self) -> str:

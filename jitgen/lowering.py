@@ -312,7 +312,7 @@ class Lowered:
 
     @functools.cached_property
     def balance(self) -> Balance:
-        """What the kernels of this call amount to, beside the least that the graph needs."""
+        """Compares what the kernels of this call move and compute with the least that the graph needs."""
         launched = [work for number in range(len(self.program.kernels)) if (work := self.work(number)).elements]
         moved, flops = sum(work.moved for work in launched), sum(work.flops for work in launched)
         needed = least(self.graph, self.environment)

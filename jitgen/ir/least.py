@@ -1,5 +1,5 @@
-"""The least that a graph needs of memory and arithmetic: each input read once, each result written once, and each value
-computed once, as far as something needs it.
+"""Computes the least that a graph needs of memory and arithmetic: each input read once, each result written once, and
+each value computed once, as far as something needs it.
 
 It is a lower bound, which ``explain()`` compares a plan with (``jitgen/balance.py``). Where a node needs a share of its
 elements, as a slice of a product does, its operands are needed by the same share.
@@ -21,7 +21,7 @@ from jitgen.spec import DTYPES
 
 @dataclass(frozen=True)
 class Least:
-    """What no plan of a graph can do without.
+    """Counts what no plan of a graph can do without.
 
     Attributes:
         moved: bytes read and written.
@@ -42,7 +42,7 @@ def least(graph: Graph, environment: Mapping[str, Any]) -> Least:
     written: dict[int, tuple[Node, int]] = {}
 
     def write(node: Node, copied: bool = False) -> None:
-        """Notes that ``node`` is stored; a view of it is not stored again, and one of an input only where ``copied``."""
+        """Notes that ``node`` is stored; a view of it is not stored again, one of an input only if ``copied``."""
         base = node.under_views
         if copied or base.kind is not INPUT:
             needed[id(node)] += size(node)

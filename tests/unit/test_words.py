@@ -12,6 +12,7 @@ import jitgen
 PACKAGE = Path(jitgen.__file__).parent
 
 NOT_READ: tuple[str, ...] = (
+    "jitgen/balance.py",
     "jitgen/call/derivative.py",
     "jitgen/dynamo/",
     "jitgen/families/",
