@@ -29,7 +29,7 @@ def kept(tmp_path: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def objects(kept: Path) -> list[Path]:
-    return sorted(kept.iterdir())
+    return sorted(kept.glob("*.o"))
 
 
 def test_a_kernel_of_another_name_is_linked(kept: Path) -> None:
@@ -46,6 +46,14 @@ def test_a_kernel_of_another_name_is_linked(kept: Path) -> None:
     for function, number in ((first, 1), (the_second_one, 1), (another, 2)):
         assert torch.equal(jitgen.jit(function)(x), function(x))
         assert len(objects(kept)) == number
+    assert len(list(kept.glob("*.gch"))) == 1, "what they include is compiled once"
+
+
+def test_a_kernel_that_calls_the_c_library_is_linked_with_it(kept: Path) -> None:
+    x = torch.randn(9, dtype=torch.float64)
+    torch.testing.assert_close(jitgen.jit(lambda x: torch.erf(x))(x), torch.erf(x))
+    (path,) = objects(kept)
+    assert "erf" in compiled_once.symbols_of(path.read_bytes())[1] - compiled_once.RUNTIME
 
 
 def test_flags_and_headers_are_distinguished(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
