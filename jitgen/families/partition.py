@@ -20,6 +20,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
+from jitgen.families.several_views import are_disjoint, stored_values
 from jitgen.families.steps import Steps
 from jitgen.families.updates import are_safe, in_place, reads_of
 from jitgen.ir import symbols
@@ -168,9 +169,9 @@ class Partitioner:
         for steps, stage in stages:
             numbers = [step.number + (len(inputs) if step.change is None else first) for step in steps]
             kernels += kernels_of(stage, numbers, shapes, self.graph.name, len(kernels))
+        own = range(first, first + len(results))
         for stage in (regions, *in_place, copies):
-            numbers = range(first, first + len(results))
-            kernels += kernels_of(stage, numbers, shapes, self.graph.name, len(kernels))
+            kernels += kernels_of(stage, own, shapes, self.graph.name, len(kernels))
         return Program(
             self.graph.name,
             inputs,
@@ -196,8 +197,8 @@ class Partitioner:
     ) -> dict[int, Alias]:
         """Results that would be copies of a temporary or of a view of one, with the alias to return instead.
 
-        A temporary is returned once, because two results share no memory, and only in an order that the result asks
-        for.
+        An element of a temporary is returned once, because two results share no memory, and only in an order that the
+        result asks for.
         """
         changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
@@ -206,8 +207,11 @@ class Partitioner:
         for store in stores:
             alias = _alias(store.value, ())
             memory = self.strides(store.value) if alias is not None else None
-            taken = {other.input for other in (*found.values(), *outputs) if isinstance(other, Alias)}
-            if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
+            if alias is None or memory is None or alias.input < len(self.graph.inputs):
+                continue
+            returned = [other for other in (*found.values(), *outputs) if isinstance(other, Alias)]
+            taken = [other.movements for other in returned if other.input == alias.input]
+            if alias.movements in taken or not are_disjoint([*taken, alias.movements]):
                 continue
             if not _has_order(memory, results[store.result]):
                 continue
@@ -305,7 +309,7 @@ class Partitioner:
         self.updated = set(chains)
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
-        self.returned = returned_products(self.graph, self.index)
+        self.returned = returned_products(self.graph, self.index) | stored_values(self.index, self.mover.decide)
         inputs = {node.attrs.number: node for node in order if node.kind is INPUT}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)

@@ -50,8 +50,10 @@ class Together:
 
 def reads_of(value: Node) -> Reads:
     """See ``Reads``."""
-    own, moved, plain = set(), set(), value.kind.is_pointwise
-    stack, seen = [value], set()
+    own: set[int] = set()
+    moved: set[int] = set()
+    plain = value.kind.is_pointwise
+    stack, seen = [value], set[int]()
     while stack:
         node = stack.pop()
         if id(node) in seen:

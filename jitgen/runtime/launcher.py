@@ -298,11 +298,20 @@ class _Writer:
         if returned.sizes is None:
             return f"{tensor}{detached}"
         self.names |= {f"view_sizes{index}": returned.sizes, f"view_strides{index}": returned.strides}
+        if returned.buffer >= self.spec.inputs:
+            self.names["piece"] = _piece
+            return f"piece({tensor}, {returned.offset}, view_sizes{index}, view_strides{index})"
         view = f"view_sizes{index}, view_strides{index}, {tensor}.storage_offset() + {returned.offset}"
         if returned.untracked == "view":
             self.names["untracked_view"] = _untracked_view
             return f"untracked_view({tensor}, {view})"
         return f"{tensor}{detached}.as_strided({view})"
+
+
+def _piece(tensor: torch.Tensor, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor in the memory of ``tensor``, a temporary. It is no view of that to autograd, which would refuse updates
+    of one that an autograd function returns."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), offset, sizes, strides)
 
 
 def _untracked_view(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:

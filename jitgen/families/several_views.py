@@ -1,0 +1,156 @@
+"""Which values are computed once and stored, because they are read through several views.
+
+A view is moved to the operands of what it is of (``ir/views.py``), which costs nothing where one view is moved, or
+where several choose disjoint elements, as the queries, keys and values of one product. Where several read the same
+elements, each would have a scan, a sort or a product of its own. These are stored instead, and the views are of the
+memory; so is a scan or sort of which disjoint slices are all, in place of many short ones.
+
+Neighbours: ``families/partition.py`` asks before it moves views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from jitgen.ir import symbols
+from jitgen.ir.analysis import at_own_coordinates, nearest
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.index import Index
+from jitgen.ir.nodes import CONTRACT, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.regions import Movement
+from jitgen.ir.symbols import Scalar
+from jitgen.ir.views import Decide
+
+MOST_CHAINS = 16
+"""Chains of views of one value that are told apart; a value with more is read through several of them anyway."""
+
+SAME_ORDER = ("reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
+"""Views whose elements are all of what they are of, in the same order."""
+
+Chain = tuple[Movement, ...]
+"""The views between a value and whoever reads it, the innermost first."""
+
+
+def stored_values(index: Index, decide: Decide) -> frozenset[int]:
+    """The ids of the nodes to store: scans and sorts, products of which results are several views, and what is computed
+    from reductions and returned in several orders.
+
+    Args:
+        decide: decides whether slices are all of a dimension.
+    """
+
+    def is_stored(node: Node, read: Collection[Chain]) -> bool:
+        return not are_disjoint(read, node.attrs.dim) or _are_all(read, node.shape, decide)
+
+    chains = _chains(index, frozenset())
+    stored = {node for node in index.order if node.kind is SCAN and is_stored(node, chains[node])}
+    sorts: dict[tuple[object, ...], list[Node]] = {}
+    for node in index.order:
+        if node.kind is SORT:
+            sorts.setdefault((id(node.inputs[0]), *node.attrs[1:3]), []).append(node)
+    for several in sorts.values():
+        ranks = {(node.attrs.start, node.shape) for node in several}
+        read = set[Chain]().union(*(chains[node] for node in several))
+        if len(ranks) == 1 and is_stored(several[0], read):
+            stored.update(several)
+    if any(node.kind in (CONTRACT, REDUCE) for node in index.order):
+        returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT})
+        products = (node for node in index.order if node.kind is CONTRACT and not _is_weighted_mean(node))
+        stored |= {node for node in products if not are_disjoint(returned[node])}
+        stored |= {
+            node.inputs[0]
+            for node in index.order
+            if node.kind is VIEW and node.attrs.kind == "permute" and _is_in_orders(node.inputs[0], returned)
+        }
+    return frozenset(map(id, stored))
+
+
+def _chains(index: Index, ends: Collection[object]) -> Mapping[Node, set[Chain]]:
+    """The chains of views through which each node is read, across pointwise operations.
+
+    Args:
+        ends: kinds of nodes whose reading of their operands does not count.
+    """
+    chains: dict[Node, set[Chain]] = {node: set() for node in index.order}
+    for root in index.roots:
+        chains[root].add(())
+    for node in reversed(index.order):
+        if node.kind in ends:
+            continue
+        read: Iterable[Chain] = chains[node]
+        if node.kind is VIEW:
+            read = [((node.attrs, node.shape), *chain) for chain in chains[node]]
+        elif not node.kind.commutes:
+            read = [()]
+        for child in node.inputs:
+            if len(chains[child]) < MOST_CHAINS:
+                chains[child].update(chain if _reorders(chain) else () for chain in read)
+    return chains
+
+
+def _reorders(chain: Chain) -> bool:
+    return any(attrs[0] not in SAME_ORDER for attrs, _ in chain)
+
+
+def _is_weighted_mean(product: Node) -> bool:
+    """Whether ``product`` is one by the softmax of another: attention stores its result through several views."""
+    weights = product.inputs[0]
+    spread = nearest(weights, REDUCE, lambda node: node.kind.is_pointwise or node.under_expand is not node)
+    return any(spread) and any(at_own_coordinates(weights, CONTRACT))
+
+
+def _is_in_orders(node: Node, returned: Mapping[Node, set[Chain]]) -> bool:
+    """Whether all elements of ``node``, which is computed from reductions, are returned in several orders."""
+    if not node.kind.is_pointwise or REDUCE not in node.kinds:
+        return False
+    whole = [chain for chain in returned[node] if all(attrs[0] in ("permute", *SAME_ORDER) for attrs, _ in chain)]
+    return len(whole) > 1
+
+
+def are_disjoint(chains: Collection[Chain], walked: int | None = None) -> bool:
+    """Whether no two of ``chains`` read an element of what they are views of.
+
+    Args:
+        walked: the dimension along which a slice is not computed by itself.
+    """
+    if len(chains) < 2:
+        return True
+    if () in chains:
+        return False
+    following: dict[Movement, set[Chain]] = {}
+    for first, *rest in chains:
+        following.setdefault(first, set()).add(tuple(rest))
+    if len(following) > 1 and not _are_disjoint_slices(following, walked):
+        return False
+    return all(are_disjoint(rest) for rest in following.values())
+
+
+def _are_all(chains: Collection[Chain], shape: Shape, decide: Decide) -> bool:
+    """Whether ``chains``, which are disjoint, are several slices of one dimension that leave nothing of ``shape``."""
+    slices = {chain[0] for chain in chains if chain}
+    if len(slices) < 2 or any(attrs[0] != "slice" for attrs, _ in slices):
+        return False
+    dim = next(iter(slices))[0][1]
+    total: Scalar = 0
+    for _, sliced in slices:
+        total = symbols.add(total, sliced[dim])
+    return decide(symbols.compare("eq", total, shape[dim]))
+
+
+def _are_disjoint_slices(movements: Iterable[Movement], walked: int | None) -> bool:
+    """Whether ``movements`` are slices of one dimension that have no index in common."""
+    spans = []
+    dims = set()
+    for attrs, shape in movements:
+        if attrs[0] != "slice" or attrs[3] != 1:
+            return False
+        _, dim, start, _ = attrs
+        dims.add(dim)
+        spans.append((start, symbols.add(start, shape[dim])))
+    if len(dims) > 1 or walked in dims:
+        return False
+    return all(
+        symbols.compare("le", end, other) is True or symbols.compare("le", other_end, start) is True
+        for number, (start, end) in enumerate(spans)
+        for other, other_end in spans[:number]
+    )
