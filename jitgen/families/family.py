@@ -26,12 +26,13 @@ schedule are frozen values, and with the graph and the route they are the reques
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from jitgen.device import Device
 from jitgen.fingerprint import folders_digest
+from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
 from jitgen.ir.nodes import Kind
@@ -98,6 +99,35 @@ class Partition(Protocol):
 
     def depends_on_strides(self) -> None:
         """Record that this partition is valid only for calls with these strides."""
+
+
+Q = TypeVar("Q", bound="Question")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to ``Family.decide``, with what the answer depends on; sizes are symbolic until ``at`` is asked.
+
+    Attributes:
+        placements: what the answers mean in words: yes, and no.
+    """
+
+    placements: ClassVar[tuple[str, str]]
+
+    def at(self: Q, environment: Mapping[str, Any]) -> Q:
+        """The question with numbers for its sizes."""
+
+        def number(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(number, value))
+            return symbols.evaluate(value, environment)
+
+        return replace(self, **{name: number(value) for name, value in vars(self).items()})
+
+    def placement(self, fused: bool) -> str:
+        """What the answer means in words."""
+        yes, no = self.placements
+        return yes if fused else no
 
 
 @dataclass(frozen=True)
@@ -256,8 +286,7 @@ class Family:
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, call, device) -> KernelRewrite``, or None; the memory of the call is that of the
             program before it is rewritten.
-        decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
-            ``at(environment)`` has numbers for sizes; ``placement(fused)`` says in words what the answer means.
+        decide: ``(question, device) -> Decision`` on a ``Question`` that ``claim`` asked.
         buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
             family.
         templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.

@@ -36,6 +36,9 @@ MOST_STEPS = 1_000_000
 """The most steps of one graph's rewriting. Graphs of whole models take some ten thousand; rewrites that undo one
 another would take steps without an end."""
 
+MOST_MOVEMENTS = 16
+"""Views behind a result that a family undoes; with more of them the result is read from a temporary."""
+
 Decide = Callable[[Scalar], bool]
 """Decides a symbolic comparison by the sizes of the current call, and records the decision as a guard."""
 
@@ -43,6 +46,16 @@ Decide = Callable[[Scalar], bool]
 def decide_static(condition: Scalar) -> bool:
     """Decides without a known call: True only for what the normal form of the expressions proves."""
     return condition is True
+
+
+def inverse(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The attrs of the movement that undoes one with ``attrs``; None where that leaves out or repeats elements."""
+    kind = attrs[0]
+    if kind == "permute":
+        return "permute", tuple(attrs[1].index(dim) for dim in range(len(attrs[1])))
+    if kind in ("squeeze", "unsqueeze"):
+        return "unsqueeze" if kind == "squeeze" else "squeeze", attrs[1]
+    return ("reshape",) if kind == "reshape" else None
 
 
 # ------------------------------------------------------------------------------------------------ symbolic movement

@@ -56,7 +56,6 @@ class OperandParameters(NamedTuple):
         pointer: the parameter with its address; None for an index.
         offset: the parameter with an index's first value; empty for tensors.
         strides: for each axis the parameter with its stride there, or the number that the layout fixes it to.
-        batch_strides: the same of axes that number matrices.
         gathered: (size, stride) of each dimension that a computed index chooses along, likewise.
     """
 
@@ -65,17 +64,15 @@ class OperandParameters(NamedTuple):
     pointer: str | None
     offset: str
     strides: tuple[str, ...]
-    batch_strides: tuple[str, ...] = ()
     gathered: tuple[tuple[str, str], ...] = ()
 
     def integers(self, region: int) -> Iterator[Integer]:
         """The integer parameters in order: whatever is no number."""
         if self.offset:
             yield Integer(self.offset, "offsets", self.number, -1, region)
-        for field, names in (("strides", self.strides), ("batch_strides", self.batch_strides)):
-            for dim, name in enumerate(names):
-                if not name.isdigit():
-                    yield Integer(name, field, self.number, dim, region)
+        for dim, name in enumerate(self.strides):
+            if not name.isdigit():
+                yield Integer(name, "strides", self.number, dim, region)
         for dim, names in enumerate(self.gathered):
             for field, name in zip(("gathered_sizes", "gathered_strides"), names, strict=True):
                 if not name.isdigit():
@@ -83,14 +80,18 @@ class OperandParameters(NamedTuple):
 
 
 def declared(
-    operand: Operand, number: int, strides: Sequence[str], suffix: str = "", **others: tuple[Any, ...]
+    operand: Operand,
+    number: int,
+    strides: Sequence[str],
+    suffix: str = "",
+    gathered: tuple[tuple[str, str], ...] = (),
 ) -> OperandParameters:
     """The parameters of ``operand``, with the names that all families give to pointers and first values.
 
     Args:
         strides: see ``OperandParameters``; an empty one has the name that all families give to strides.
         suffix: what the names of its parameters end in; by default ``number``.
-        others: batch strides and gathered dimensions.
+        gathered: see ``OperandParameters``.
     """
     suffix = suffix or str(number)
     return OperandParameters(
@@ -99,7 +100,7 @@ def declared(
         pointer=None if operand.buffer is None else f"p{suffix}",
         offset=f"o{suffix}" if operand.buffer is None else "",
         strides=tuple(stride or f"s{suffix}_{dim}" for dim, stride in enumerate(strides)),
-        **others,
+        gathered=gathered,
     )
 
 
@@ -198,7 +199,6 @@ class KernelParameters:
                 pointer=None if own.pointer is None else named(own.pointer),
                 offset=named(own.offset),
                 strides=tuple(map(named, own.strides)),
-                batch_strides=tuple(map(named, own.batch_strides)),
                 gathered=tuple((named(size), named(stride)) for size, stride in own.gathered),
             )
 

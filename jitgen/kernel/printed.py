@@ -27,7 +27,6 @@ class PrintedOperand:
         strides: expressions, one for each axis: parameters, or "0" and "1".
         pointer: the parameter; None for an iota, whose first value is the parameter ``offset``.
         gathered: (size, stride) of each dimension that an index chooses along: parameters, or 1.
-        batch_strides: parameters with its strides along the axes that number matrices.
     """
 
     index: int
@@ -41,7 +40,6 @@ class PrintedOperand:
     pointer: str | None
     offset: str
     gathered: tuple[tuple[str, str], ...]
-    batch_strides: tuple[str, ...]
 
     @property
     def inner(self) -> str:
@@ -57,9 +55,41 @@ class PrintedOperand:
         """The type of ``pointer`` in C++."""
         return f"{'' if self.role == 'store' else 'const '}{self.storage}*"
 
+    def element(self, at: str) -> str:
+        """Its element at offset ``at`` in C++; of an index, that number."""
+        return f"jitgen::load({self.pointer}[{at}])" if self.pointer else at
+
+    def neighbour(self, first: str, step: str) -> str:
+        """The same ``step`` elements behind the variable ``first``, which is an address or an index."""
+        return f"jitgen::load({first}[{step}])" if self.pointer else f"{first} + {step}"
+
+    def begin(self, name: str, at: str) -> str:
+        """The definition in C++ of ``name``, the address at offset ``at``, or that index."""
+        if self.pointer is None:
+            return f"const int64_t {name} = {at}"
+        return f"{self.pointer_type} const {name} = {self.pointer} + {at}"
+
     def along(self, index: str) -> str:
         """Offset of the element at ``index`` of the last axis from that at 0."""
         return {"0": "0", "1": index}.get(self.inner, f"{index} * {self.inner}")
+
+
+def sum_of(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
+    """The sum of the terms ``first`` and of the products of indices and strides."""
+    terms = [*first]
+    for index, stride in zip(indices, strides, strict=True):
+        terms.append("" if stride == "0" else index if stride == "1" else f"{index} * {stride}")
+    return " + ".join(term for term in terms if term) or "0"
+
+
+def indices(sizes: Sequence[str], number: str, name: str, divide: str) -> list[tuple[str, str]]:
+    """(name, expression) of the index of ``number`` in each dimension; ``divide`` is the dialect's operator."""
+    found = []
+    for dim in range(len(sizes)):
+        inner = " * ".join(sizes[dim + 1 :])
+        index = f"{number} {divide} ({inner})" if inner else number
+        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
+    return found
 
 
 def printed_attributes(parameters: OperandParameters, kind: str, value: str, dialect: Dialect) -> dict[str, Any]:
@@ -77,7 +107,6 @@ def printed_attributes(parameters: OperandParameters, kind: str, value: str, dia
         "pointer": parameters.pointer,
         "offset": parameters.offset,
         "gathered": parameters.gathered,
-        "batch_strides": parameters.batch_strides,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
@@ -75,7 +75,20 @@ class Params:
 
 def local(expression: str) -> str:
     """The name of a variable that begins as an operand's pointer or first value and is moved from there."""
-    return f"{expression.removeprefix('params.').partition('.')[0]}_of_matrix"
+    return f"{_member_of(expression)}_of_matrix"
+
+
+def map_names(pointers: Iterable[str]) -> list[str]:
+    """The names in the struct of the tensor maps of operands with these pointers, which are called after them."""
+    names: list[str] = []
+    for pointer in pointers:
+        name = f"{_member_of(pointer)}_map"
+        names.append(f"{name}_{names.count(name) + 1}" if name in names else name)
+    return names
+
+
+def _member_of(expression: str) -> str:
+    return expression.removeprefix("params.").partition(".")[0]
 
 
 def _wrapped(checks: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,14 @@ from jitgen.codegen.printing import fields
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    printed_attributes,
+    sum_of,
+    title_of,
+)
 from jitgen.kernel.rows import RowLayout
 
 
@@ -43,8 +50,7 @@ class RowOperand(PrintedOperand):
 
     def base(self, outer: Sequence[str]) -> str:
         """Where its row begins at the indices ``outer``, in elements; "0" where no index moves it."""
-        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.outer_strides, strict=True))]
-        return " + ".join(term for term in terms if term) or "0"
+        return sum_of([self.offset], self.outer_strides, outer)
 
     def address(self, outer: Sequence[str]) -> str:
         """Where its row begins: a pointer, or the first value of an iota."""
@@ -60,9 +66,7 @@ class RowOperand(PrintedOperand):
         strides = list(self.outer_strides)
         if columns and self.across == "contiguous":
             strides[-1] = "1"
-        terms = [self.offset, *(f"i{dim}" if s == "1" else f"i{dim} * {s}" for dim, s in enumerate(strides))]
-        terms.append("" if self.inner == "0" else self.along(column))
-        return " + ".join(term for term in terms if term)
+        return sum_of([self.offset], [*strides, self.inner], [*(f"i{dim}" for dim in range(len(strides))), column])
 
     def triton_access(self, live: str, columns: bool, policy: str = "") -> dict[str, Any]:
         """The operand with its access: the ``expression`` of a load or an iota; the value ``stored`` and the ``mask``

@@ -23,7 +23,6 @@ from jitgen.spec import KernelSource
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Geometry):
     sizes: tuple[int, ...]
-    batch_strides: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ PARAMETERS = KernelParameters(
         RegionParameters(
             (Integer("n0", "sizes", dim=0),),
             (
-                declared(TENSOR, 0, ["", "1"], batch_strides=("b0",)),
+                declared(TENSOR, 0, ["", "1", "b0"]),
                 declared(INDEX, 1, ["0", "r1"]),
                 declared(CHOSEN, 2, ["", ""], gathered=(("size", "1"),)),
             ),
@@ -50,13 +49,12 @@ PARAMETERS = KernelParameters(
     wide=True,
 )
 FIRST = Numbers(
-    strides=((10, 11), (20, 21), (30, 31)),
+    strides=((10, 11, 50), (20, 21), (30, 31)),
     offsets=(2, 5, 6),
     gathered=((), (), ((40, 41),)),
     sizes=(100, 101),
-    batch_strides=((50,), (51,), (52,)),
 )
-SECOND = Numbers(strides=((12, 13),), offsets=(9,), gathered=((),), sizes=(200, 201), batch_strides=((53,),))
+SECOND = Numbers(strides=((12, 13),), offsets=(9,), gathered=((),), sizes=(200, 201))
 
 
 def test_what_the_layout_fixes_is_no_parameter() -> None:

@@ -14,7 +14,14 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    printed_attributes,
+    sum_of,
+    title_of,
+)
 from jitgen.kernel.render import renderer
 
 
@@ -60,8 +67,7 @@ class OperandContext(PrintedOperand):
 
     def position(self, outer: Sequence[str], column: str) -> str:
         """The offset at the indices ``outer`` and ``column``, in elements; for an iota, its value."""
-        inner = "" if self.inner == "0" else self.along(column)
-        return " + ".join(term for term in (self.offset, self.base(outer), inner) if term) or "0"
+        return sum_of([self.offset], self.strides, [*outer, column])
 
 
 @dataclass(frozen=True)

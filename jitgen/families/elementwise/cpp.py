@@ -192,14 +192,10 @@ def _start(operand: OperandContext, walk: str, rank: int) -> str:
 
 
 def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
-    offset = _offset(operand)
     halves = operand.local if halved and operand.pointer else ""
-    if not operand.pointer:
-        expression = f"{operand.local} + {offset}"
-    elif halves:
-        expression = f"halves_{operand.value}.at(lane)"
-    else:
-        expression = f"jitgen::load({operand.local}[{offset}])"
+    expression = f"halves_{operand.value}.at(lane)"
+    if not halves:
+        expression = operand.neighbour(operand.local, _offset(operand))
     return {
         "type": operand.type,
         "value": operand.value,

@@ -17,15 +17,14 @@ attention). ``claim`` finds regions in these steps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.errors import UnsupportedError
-from jitgen.families.family import Claim, Partition
+from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
-from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, INPUT, VIEW
@@ -37,7 +36,7 @@ Materialize = Callable[[Node], Node]
 
 
 @dataclass(frozen=True)
-class Prologue:
+class Prologue(Question):
     """The question whether a product's kernel computes its activation while reading it (``Partition.decide``).
 
     Attributes:
@@ -50,6 +49,7 @@ class Prologue:
         is_result: whether the activation is also a result, and so will be in memory anyway.
     """
 
+    placements = ("in its product", "before its product")
     rows: Any
     columns: Any
     length: Any
@@ -60,15 +60,6 @@ class Prologue:
 
     def __str__(self) -> str:
         return f"activation [{self.rows}, {self.length}] by {', '.join(self.operations)}"
-
-    def at(self, environment: Mapping[str, Any]) -> Prologue:
-        """The question with numbers for its sizes."""
-        rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
-        return replace(self, rows=rows, columns=columns, length=length)
-
-    def placement(self, fused: bool) -> str:
-        """Where the activation is computed, in words."""
-        return "in its product" if fused else "before its product"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

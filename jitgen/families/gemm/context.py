@@ -7,7 +7,7 @@ needs beyond that is added by its module (``cuda``, ``cpp``, ``triton``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
@@ -17,7 +17,14 @@ from jitgen.families.gemm.mainloops import GemmSchedule
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    indices,
+    printed_attributes,
+    sum_of,
+)
 from jitgen.kernel.printed_entry import local
 from jitgen.kernel.render import renderer
 
@@ -34,12 +41,19 @@ class GemmOperand(PrintedOperand):
     unit: int
     source: str
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The strides of a matrix: of rows and of columns; none where it has no such."""
+        return self.strides[:2]
+
+    @property
+    def batch_strides(self) -> tuple[str, ...]:
+        """The strides from one matrix to the next."""
+        return self.strides[2:]
+
     def position(self, row: str, column: str) -> str:
         """The expression of its offset at two indices, in elements."""
-        terms = [self.offset]
-        for index, stride in zip((row, column), self.strides, strict=True):
-            terms.append("" if stride == "0" else index if stride == "1" else f"{index} * {stride}")
-        return " + ".join(term for term in terms if term) or "0"
+        return sum_of([self.offset], self.own, (row, column))
 
 
 @dataclass(frozen=True)
@@ -120,12 +134,7 @@ class GemmContext(KernelContext):
 
     def indices(self, matrix: str) -> list[tuple[str, str]]:
         """(name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
-        found: list[tuple[str, str]] = []
-        for dim in reversed(range(len(self.batch))):
-            inner = self.batch[dim + 1 :]
-            index = f"{matrix} / ({' * '.join(inner)})" if inner else matrix
-            found.append((f"z{dim}", f"{index} % {self.batch[dim]}" if dim else index))
-        return found
+        return indices(self.batch, matrix, "z", "/")[::-1]
 
     @property
     def batch_steps(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -200,13 +209,11 @@ class _Region:
 
     def _operand(self, index: int, text: Printed) -> GemmOperand:
         """Operand ``index``, whose value has the name that ``text`` gives it."""
-        attributes = printed_attributes(
-            self.parameters.regions[self.number].operands[index],
-            self.layout.operands[index],
-            text.values.get(index, ""),
-            self.dialect,
-        )
-        source = attributes["pointer"] or attributes["offset"]
-        if attributes["batch_strides"] and self.dialect.name == "cuda":
-            attributes["pointer" if attributes["pointer"] else "offset"] = local(source)
-        return GemmOperand(**attributes, unit=self.layout.units[index], source=source)
+        declared = self.parameters.regions[self.number].operands[index]
+        source, value = declared.pointer or declared.offset, text.values.get(index, "")
+        attributes = printed_attributes(declared, self.layout.operands[index], value, self.dialect)
+        operand = GemmOperand(**attributes, unit=self.layout.units[index], source=source)
+        if not operand.batch_strides or self.dialect.name != "cuda":
+            return operand
+        moved = local(source)
+        return replace(operand, pointer=moved) if operand.pointer else replace(operand, offset=moved)

@@ -17,6 +17,7 @@ from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import sum_of
 from jitgen.quant import formats
 
 FLAGS = ["-O2"]
@@ -145,7 +146,7 @@ def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> d
         return {
             "index": product.index,
             "type": f"jitgen::gemm::Dense<{weight.storage}, jitgen::gemm::Along::{_ALONG[weight.kind]}>",
-            "initializer": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.strides)}}}",
+            "initializer": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.own)}}}",
         }
     format = formats.find(contraction.format)
     if not format.tiled:
@@ -193,7 +194,7 @@ def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]
         if operand.pointer is not None:
             fields.append(f"{operand.pointer_type} {operand.pointer}")
             names.append(operand.pointer)
-        integers = [*operand.strides, operand.offset]
+        integers = [*operand.own, operand.offset]
         for name in (name for name in integers if name and not name.isdigit()):
             fields.append(f"int64_t {name}")
             names.append(name)
@@ -210,21 +211,14 @@ def _local(operand: GemmOperand) -> str:
 
 def _base(operand: GemmOperand, row: str, column: str) -> str:
     """The definition of that variable."""
-    position = operand.position(row, column)
-    if operand.pointer is None:
-        return f"const int64_t {_local(operand)} = {position}"
-    return f"{operand.pointer_type} const {_local(operand)} = {operand.pointer} + {position}"
+    return operand.begin(_local(operand), operand.position(row, column))
 
 
 def _step(operand: GemmOperand, index: str) -> str:
     """The offset of neighbour ``index`` from the run's beginning, in elements."""
-    stride = operand.strides[1]
-    return {"0": "0", "1": index}.get(stride, f"{index} * {stride}")
+    return sum_of([], operand.own[1:], [index])
 
 
 def _load(operand: GemmOperand, index: str) -> dict[str, str]:
-    if operand.pointer is None:
-        expression = f"{_local(operand)} + {_step(operand, index)}"
-    else:
-        expression = f"jitgen::load({_local(operand)}[{_step(operand, index)}])"
+    expression = operand.neighbour(_local(operand), _step(operand, index))
     return {"type": operand.type, "value": operand.value, "expression": expression}

@@ -39,6 +39,7 @@ from jitgen.ir.body import Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
+from jitgen.kernel.printed_entry import map_names
 from jitgen.quant import formats
 from jitgen.schedule.declared import Member
 
@@ -157,7 +158,7 @@ def _activation(product: ContractionContext, path: str) -> str:
     x = product.x
     vector = 1 if path != "dense" and x.kind != "k" else x.unit
     type_of_x = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
-    return f"{type_of_x}{{{', '.join([str(x.pointer), *x.strides])}}}"
+    return f"{type_of_x}{{{', '.join([str(x.pointer), *x.own])}}}"
 
 
 def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
@@ -197,8 +198,9 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     count = len(products.regions[0].contractions)
     quantised = isinstance(schedule.tilings[0], WgmmaQuantized)
     planes = quantised and not formats.find(first.contraction.format or "").tiled
-    map_names = [f"map{number}" for number in range(1 + count * len(products.regions))]
-    names = [f"params.{name}" for name in map_names]
+    copied = [first.x, *(product.weight[0] for region in products.regions for product in region.contractions)]
+    maps_of = map_names(operand.source for operand in copied)
+    names = [f"params.{name}" for name in maps_of]
     regions = []
     for region, layout in zip(products.regions, layouts, strict=True):
         maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
@@ -212,7 +214,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             found["matrix_lines"] = _epilogue_moves(region, products)
         regions.append(found)
     return {
-        "map_names": map_names,
+        "map_names": maps_of,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh", *((WGMMA_PLANES_HEADER,) if planes else ())),
@@ -293,7 +295,7 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool =
         "matrix_lines": [],
         **reads(region.loads, width),
         "lines": region.lines,
-        "stores": [vector(operand, width) | {"step": operand.strides[1]} for operand in region.stores],
+        "stores": [vector(operand, width) | {"step": operand.own[1]} for operand in region.stores],
     }
 
 
@@ -360,9 +362,9 @@ def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
     if product.contraction.format is None:
         (weight,) = product.weight
         if path in ("rows", "columns"):
-            stride = weight.strides[0 if path == "rows" else 1]
+            stride = weight.own[0 if path == "rows" else 1]
             return f"{{{{{weight.pointer}, {stride}, int({region.columns}), int(k)}}}}"
-        return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
+        return f"{{{', '.join([str(weight.pointer), *weight.own])}}}"
     format = formats.find(product.contraction.format)
     if not format.tiled:
         initializer = _planes_initializer(product, format)

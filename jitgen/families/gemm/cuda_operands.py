@@ -37,8 +37,8 @@ def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[st
     """Operands by how a call reads them: a vector of neighbours, one number for the row, or element by element."""
     return {
         "vectors": [vector(operand, width) for operand in operands if operand.kind in ("full", "column")],
-        "singles": [_single(operand) for operand in operands if operand.kind in ("row", "scalar")],
-        "elements": [_element(operand) for operand in operands if operand.kind == "strided"],
+        "singles": [_read(operand, "n") for operand in operands if operand.kind in ("row", "scalar")],
+        "elements": [_read(operand, "column") for operand in operands if operand.kind == "strided"],
     }
 
 
@@ -51,19 +51,10 @@ def vector(operand: GemmOperand, width: int) -> dict[str, Any]:
         "type": operand.type,
         "value": operand.value,
         "address": f"{operand.pointer} + ({operand.position('m', 'n')})",
-        "access": operand.strides[1] == "1" and operand.unit >= elements,
+        "access": operand.own[1] == "1" and operand.unit >= elements,
     }
 
 
-def _single(operand: GemmOperand) -> dict[str, Any]:
-    return {
-        "type": operand.type,
-        "value": operand.value,
-        "expression": f"jitgen::load({operand.pointer}[{operand.position('m', 'n')}])",
-    }
-
-
-def _element(operand: GemmOperand) -> dict[str, Any]:
-    position = operand.position("m", "column")
-    expression = position if operand.pointer is None else f"jitgen::load({operand.pointer}[{position}])"
+def _read(operand: GemmOperand, column: str) -> dict[str, Any]:
+    expression = operand.element(operand.position("m", column))
     return {"type": operand.type, "value": operand.value, "expression": expression}

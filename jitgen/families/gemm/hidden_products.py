@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jitgen.families.gemm.matrices import batch_rank, inverse_attrs
+from jitgen.families.gemm.matrices import batch_rank
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import CONTRACT, VIEW
 from jitgen.ir.regions import Store
-from jitgen.ir.views import Mover
+from jitgen.ir.views import Mover, inverse
 
 Users = Mapping[int, Sequence[Node]]
 """The nodes that read a node, by its id."""
@@ -81,7 +81,7 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
 
 def _is_undone(node: Node, flat: bool) -> bool:
     """Whether ``node`` is a view that flattening undoes, so that an epilogue may have it between its operations."""
-    return node.kind is VIEW and not flat and inverse_attrs(node.attrs) is not None
+    return node.kind is VIEW and not flat and inverse(node.attrs) is not None
 
 
 def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int], flat: bool) -> Node:

@@ -56,7 +56,7 @@ def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSched
     written = moved = 0
     seen: set[tuple[int, int]] = set()
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        for operand, offset, extent in zip(body.operands, geometry.offsets, geometry.extents, strict=True):
+        for operand, offset, extent in zip(body.operands, geometry.offsets, geometry.touched, strict=True):
             if operand.buffer is None:
                 continue
             size = item_size(operand.dtype)

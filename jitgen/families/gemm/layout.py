@@ -20,7 +20,8 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
-from jitgen.kernel.layout import views_of
+from jitgen.kernel.geometry import Geometry, touched_of
+from jitgen.kernel.layout import reaches_wide, unit_of, views_of
 from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
@@ -59,30 +60,23 @@ class GemmLayout:
     batch: int = 0
 
 
-@dataclass(frozen=True)
-class GemmGeometry:
-    """A region's sizes and strides in one call.
+@dataclass(frozen=True, kw_only=True)
+class GemmGeometry(Geometry):
+    """A region's sizes and strides in one call. Strides are (row, column) of what the epilogue accesses, (row, k) of
+    the activation, (column, k) of a dense weight and (0, 0) of a quantised weight's components, and then those along
+    the dimensions of the batch.
 
     Attributes:
         rows: M.
         columns: N.
         length: K.
-        strides: for each operand, in elements: (row, column) of what the epilogue accesses, (row, k) of the activation,
-            (column, k) of a dense weight, and (0, 0) of a quantised weight's components.
-        offsets: for each operand, its first element's distance from the buffer's pointer, in elements.
-        extents: for each operand, how many elements it has in memory; a launch reads or writes each at least once.
         batch: the sizes of the batch's dimensions, outermost first.
-        batch_strides: for each operand, its strides along these dimensions, in elements.
     """
 
     rows: int
     columns: int
     length: int
-    strides: tuple[tuple[int, int], ...]
-    offsets: tuple[int, ...]
-    extents: tuple[int, ...]
     batch: tuple[int, ...]
-    batch_strides: tuple[tuple[int, ...], ...]
 
     @property
     def matrices(self) -> int:
@@ -138,8 +132,8 @@ def parameters(kernel: Kernel, layouts: Sequence[GemmLayout], device: Device) ->
         operands = []
         for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
             number = f"{region}_{index}"
-            steps = tuple(f"b{number}_{dim}" for dim in range(batch if kind != "whole" else 0))
-            operands.append(declared(operand, index, _STRIDES[kind], number, batch_strides=steps))
+            steps = [f"b{number}_{dim}" for dim in range(batch if kind != "whole" else 0)]
+            operands.append(declared(operand, index, [*_STRIDES[kind], *steps], number))
         axes = (*whole, Integer(f"n{region}", "columns", region=region))
         regions.append(RegionParameters(axes, tuple(operands)))
         whole = []
@@ -169,40 +163,37 @@ def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> 
 
 
 def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Call) -> tuple[GemmLayout, GemmGeometry]:
-    environment, buffers = call.environment, call.buffers
-    rows, columns = (symbols.evaluate(size, environment) for size in body.shape[-2:])
-    length = symbols.evaluate(body.contractions[0].length, environment)
-    strides: list[tuple[int, int]] = []
-    offsets, extents, units, expanded, wide = [], [], [], list[bool](), False
-    for operand, view, batch_strides in zip(body.operands, views, batch[1], strict=True):
-        offsets.append(view.offset)
-        if operand.kind in QUANTIZED_COMPONENTS:
-            strides.append((0, 0))
-            expanded.append(False)
-            extents.append(math.prod(view.sizes))
-            units.append(MAX_UNIT)
-            wide = wide or extents[-1] >= INDEX_LIMIT
-            continue
-        *_, outer, inner = view.strides
-        strides.append((outer, inner))
-        extents.append(math.prod(size for size, step in zip(view.sizes, view.strides, strict=True) if step))
-        expanded.append(call.is_gpu and _repeats_rows(operand, view))
-        wide_access = call.is_gpu and not expanded[-1]
-        units.append(_unit(operand, view.offset, outer, inner, batch_strides, buffers) if wide_access else 1)
-        reach = sum((size - 1) * abs(step) for size, step in zip(view.sizes, view.strides, strict=True) if size)
-        wide = wide or reach >= INDEX_LIMIT
-    activations = {contraction.activation for contraction in body.contractions}
-    kinds = tuple(
-        "strided"
-        if expanded[index]
-        else _kind("load" if operand.kind == "x" and index not in activations else operand.kind, *pair)
-        for index, (operand, pair) in enumerate(zip(body.operands, strides, strict=True))
+    rows, columns = (symbols.evaluate(size, call.environment) for size in body.shape[-2:])
+    sizes, along_batch = batch
+    geometry = GemmGeometry(
+        rows=rows,
+        columns=columns,
+        length=symbols.evaluate(body.contractions[0].length, call.environment),
+        batch=sizes,
+        strides=tuple(
+            ((0, 0) if operand.kind in QUANTIZED_COMPONENTS else (view.strides[-2], view.strides[-1])) + steps
+            for operand, view, steps in zip(body.operands, views, along_batch, strict=True)
+        ),
+        offsets=tuple(view.offset for view in views),
+        touched=touched_of(body, (zip(view.sizes, view.strides, strict=True) for view in views)),
     )
-    columns_unit = _divisor(columns, 16) if call.is_gpu else 1
-    length_unit = _divisor(length, 128) if call.is_gpu else 1
-    wide = wide or rows * columns >= INDEX_LIMIT
-    found = GemmLayout(kinds, tuple(units), columns_unit, length_unit, wide, len(batch[0]))
-    return found, GemmGeometry(rows, columns, length, tuple(strides), tuple(offsets), tuple(extents), *batch)
+    activations = {contraction.activation for contraction in body.contractions}
+    kinds, units = [], []
+    for index, (operand, view, strides) in enumerate(zip(body.operands, views, geometry.strides, strict=True)):
+        repeated = call.is_gpu and _repeats_rows(operand, view)
+        role = "load" if operand.kind == "x" and index not in activations else operand.kind
+        kinds.append("strided" if repeated else _kind(role, *strides[:2]))
+        units.append(_unit(operand, view.offset, strides, call.buffers) if call.is_gpu and not repeated else 1)
+    walked = (zip(view.sizes, view.strides, strict=True) for view in views)
+    layout = GemmLayout(
+        operands=tuple(kinds),
+        units=tuple(units),
+        columns_unit=_divisor(columns, 16) if call.is_gpu else 1,
+        length_unit=_divisor(geometry.length, 128) if call.is_gpu else 1,
+        wide=reaches_wide(walked) or rows * columns >= INDEX_LIMIT,
+        batch=len(sizes),
+    )
+    return layout, geometry
 
 
 def _divisor(size: int, most: int) -> int:
@@ -235,16 +226,13 @@ def _kind(role: str, outer: int, inner: int) -> str:
     return "full" if inner == 1 else "strided"
 
 
-def _unit(
-    operand: Operand, offset: int, outer: int, inner: int, batch: tuple[int, ...], buffers: Sequence[Memory]
-) -> int:
+def _unit(operand: Operand, offset: int, strides: Sequence[int], buffers: Sequence[Memory]) -> int:
     """How many elements one access may move; see ``GemmLayout.units``."""
+    if operand.kind in QUANTIZED_COMPONENTS:
+        return MAX_UNIT
+    outer, inner, *batch = strides
     if operand.buffer is None or 1 not in (outer, inner):
         return 1
     size = item_size(operand.dtype)
-    steps = [offset * size, (outer if inner == 1 else inner) * size, buffers[operand.buffer].alignment]
-    steps += [stride * size for stride in batch]
-    unit = ACCESS_BYTES // size
-    while unit > 1 and any(step % (unit * size) for step in steps):
-        unit //= 2
-    return unit
+    steps = [step * size for step in (offset, outer if inner == 1 else inner, *batch)]
+    return min(unit_of((), [(size, [buffers[operand.buffer].alignment, *steps])]), ACCESS_BYTES // size)

@@ -8,18 +8,13 @@ the result an element of the matrix belongs. ``restored`` goes the other way.
 
 from __future__ import annotations
 
-from typing import Any
-
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CONTRACT, VIEW
 from jitgen.ir.regions import Movement, Store
-from jitgen.ir.views import Mover
-
-MOST_MOVEMENTS = 16
-"""Views that are undone for one result; with more of them it stays as it is, and its products become temporaries."""
+from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def batch_rank(product: Node) -> int:
@@ -38,13 +33,10 @@ def flattened(result: int, node: Node, mover: Mover) -> Store:
     value = node
     movements: tuple[Movement, ...] = ()
     while (view := _view_of_product(value)) is not None:
-        inverse = _inverse(view)
-        if inverse is None:
+        attrs, shape = inverse(view.attrs), view.inputs[0].shape
+        if attrs is None or len(movements) == MOST_MOVEMENTS:
             return Store(result, node)
-        attrs, shape = inverse
-        value, movements = mover.move(value, attrs, shape), (*movements, inverse)
-        if len(movements) > MOST_MOVEMENTS:
-            return Store(result, node)
+        value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
     products = products_of(value)
     if not products or any(product.shape != value.shape for product in products):
         return Store(result, node)
@@ -76,7 +68,7 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
     value = store.value
     shapes = [node.shape, *(shape for _, shape in store.movements)]
     for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
-        back = inverse_attrs(attrs)
+        back = inverse(attrs)
         assert back is not None  # ``flattened`` makes only movements that have an inverse
         value = mover.move(value, back, shape)
     return value
@@ -86,19 +78,3 @@ def _view_of_product(root: Node) -> Node | None:
     """The first view of a product that is reached from ``root`` through pointwise nodes."""
     views = at_own_coordinates(root, VIEW)
     return next((view for view in views if view.under_views.kind is CONTRACT), None)
-
-
-def _inverse(view: Node) -> Movement | None:
-    """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
-    attrs = inverse_attrs(view.attrs)
-    return None if attrs is None else (attrs, view.inputs[0].shape)
-
-
-def inverse_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The attrs of the movement that undoes one with ``attrs``; None where there is none."""
-    kind = attrs[0]
-    if kind == "permute":
-        return "permute", tuple(attrs[1].index(dim) for dim in range(len(attrs[1])))
-    if kind in ("squeeze", "unsqueeze"):
-        return "unsqueeze" if kind == "squeeze" else "squeeze", attrs[1]
-    return ("reshape",) if kind == "reshape" else None

@@ -71,7 +71,7 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
         for operand in region.operands:
             # An operand of kind "row" is read element by element, so its unit says nothing about its stride.
             if operand.kind in ("full", "k", "outer"):
-                strides = (stride for stride in (*operand.strides, *operand.batch_strides) if not stride.isdigit())
+                strides = (stride for stride in operand.strides if not stride.isdigit())
                 units |= dict.fromkeys(strides, operand.unit)
     return units
 
@@ -118,7 +118,7 @@ def _parameters(region: GemmRegion) -> list[str]:
     names = [operand.pointer for operand in region.operands if operand.pointer]
     names += ["m", "k", region.columns]
     for operand in region.operands:
-        names += [name for name in (operand.offset, *operand.strides) if name and not name.isdigit()]
+        names += [name for name in (operand.offset, *operand.own) if name and not name.isdigit()]
     return [*names, *(name for name, _ in region.scalars)]
 
 
@@ -161,7 +161,7 @@ def _index_lines(region: GemmRegion, form: Form, schedule: TritonSchedule) -> li
 def _masks_rows(region: GemmRegion, form: Form) -> bool:
     """Whether loads of x are masked beyond its last row: where that may be most rows of the tile, or where x is
     contiguous along its rows, where clamped indices would make accesses narrow. Else the last row is read again."""
-    return form.sliced or _activation(region).strides[0] == "1"
+    return form.sliced or _activation(region).own[0] == "1"
 
 
 def _activation(region: GemmRegion) -> GemmOperand:

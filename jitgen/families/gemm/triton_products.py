@@ -121,7 +121,7 @@ def form_of(schedule: TritonSchedule, layouts: Sequence[GemmLayout]) -> Form:
 
 def offset(operand: GemmOperand, outer: str, k: str) -> str:
     """The offsets of a block of the activation or of a dense weight that begins at ``start`` along k."""
-    stride = operand.strides[1]
+    stride = operand.own[1]
     return f"{'start' if stride == '1' else f'start * {stride}'} + {operand.position(outer, k)}"
 
 
@@ -150,7 +150,7 @@ def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule
     (weight,) = product.weight
     w, lines = f"w{product.index}", Lines()
     conditions = form.beyond(f"{w}_k")
-    if weight.strides[0] == "1":
+    if weight.own[0] == "1":
         lines.indices.append(f"{w}_j = j{form.axes.w_j}")
         conditions.append(f"({w}_j < {region.columns})")
     else:

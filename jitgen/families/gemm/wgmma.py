@@ -14,7 +14,7 @@ from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
 from jitgen.families.gemm.wgmma_tiles import Weights, estimate
 from jitgen.ir.body import Body, Contraction
-from jitgen.kernel.operands import MappedTensor, item_size
+from jitgen.kernel.operands import MappedTensor, mapped_tensor
 from jitgen.quant import formats
 from jitgen.schedule.chips import Chip
 
@@ -101,10 +101,9 @@ def tensor_maps(
 
 
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
-    sizes = (geometry.rows, geometry.length)
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)
-    return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (rows, CHUNK))
+    return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, CHUNK))
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
@@ -112,7 +111,7 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
     tiles = -(-geometry.columns // 16)
-    words = geometry.extents[index] // (4 * tiles)
+    words = geometry.touched[index] // (4 * tiles)
     buffer = body.operands[index].buffer
     assert buffer is not None
     box = (schedule.block_n // 16, 32 * bits * schedule.span)
@@ -120,29 +119,16 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
 
 
 def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
-    columns, length = geometry.strides[index]
     if layout.operands[index] == "k":
-        sizes, box = (geometry.columns, geometry.length), (schedule.block_n // schedule.multicast, CHUNK)
-        return _mapped(body, geometry, index, sizes, (columns, 1), box)
-    return _mapped(body, geometry, index, (geometry.length, geometry.columns), (length, 1), (CHUNK, CHUNK))
+        box = (schedule.block_n // schedule.multicast, CHUNK)
+        return _mapped(body, geometry, index, (geometry.columns, geometry.length), 0, box)
+    return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, (CHUNK, CHUNK))
 
 
 def _mapped(
-    body: Body,
-    geometry: GemmGeometry,
-    index: int,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
+    body: Body, geometry: GemmGeometry, index: int, shape: tuple[int, int], along: int, box: tuple[int, int]
 ) -> MappedTensor:
-    """The tensor map of operand ``index``, a matrix of these sizes and strides, or a batch of such matrices."""
-    operand = body.operands[index]
-    assert operand.buffer is not None
-    offset = geometry.offsets[index] * item_size(operand.dtype)
-    if geometry.batch:
-        steps = geometry.batch_strides[index]
-        batch = [(size if step else 1, step) for size, step in zip(geometry.batch, steps, strict=True)]
-        padded = [(1, 0)] * (BATCH_RANK - len(batch)) + batch
-        sizes_of_batch, strides_of_batch = zip(*padded, strict=True)
-        sizes, strides, box = (*sizes_of_batch, *sizes), (*strides_of_batch, *strides), (1,) * BATCH_RANK + box
-    return MappedTensor(operand.buffer, offset, operand.dtype, sizes, strides, box, 2 * CHUNK)
+    """The tensor map of operand ``index``: matrices of ``shape``, with rows along its own dimension ``along``."""
+    strides, rank = geometry.strides[index], BATCH_RANK if geometry.batch else 0
+    batch = list(zip(geometry.batch, strides[2:], strict=True))
+    return mapped_tensor(body.operands[index], geometry.offsets[index], batch, rank, shape, strides[along], box)

@@ -8,14 +8,14 @@ scatter is refused. Both are in a fixed order, as a scatter with atomic operatio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
+from jitgen.families.family import Question
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
@@ -34,7 +34,7 @@ LONG_WALK = 2**17
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(Question):
     """The question whether a scatter's values are walked in order (``Partition.decide``).
 
     Attributes:
@@ -44,6 +44,7 @@ class Walk:
         location: the user's line.
     """
 
+    placements = ("threads walk its values in order", "each element is compared with every index")
     length: Any
     elements: Any
     has_other_way: bool
@@ -51,15 +52,6 @@ class Walk:
 
     def __str__(self) -> str:
         return f"scatter of {self.length} values for each of {self.elements} elements"
-
-    def at(self, environment: Mapping[str, Any]) -> Walk:
-        """The question with numbers for its sizes."""
-        length, elements = (symbols.evaluate(size, environment) for size in (self.length, self.elements))
-        return replace(self, length=length, elements=elements)
-
-    def placement(self, fused: bool) -> str:
-        """What walks through what, in words."""
-        return "threads walk its values in order" if fused else "each element is compared with every index"
 
 
 def decide(walk: Walk, device: Device) -> Decision:

@@ -8,12 +8,12 @@ share the answer. A value that another one replaces gets the index ``LEFT_OUT``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import Partition
+from jitgen.families.family import Partition, Question
 from jitgen.families.scatter import by_element
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying_dims
@@ -28,21 +28,14 @@ an H200 compares 2**26 in about 0.1 ms; a CPU walks values as fast as it copies 
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Question):
     """The question whether the last value of each element is found by comparing ``pairs`` of values."""
 
+    placements = ("beside other results, after the last value of each element is found", "a kernel of its own")
     pairs: Any
 
     def __str__(self) -> str:
         return f"scatter whose values make {self.pairs} pairs"
-
-    def at(self, environment: Mapping[str, Any]) -> Pairs:
-        """The question with a number."""
-        return replace(self, pairs=symbols.evaluate(self.pairs, environment))
-
-    def placement(self, fused: bool) -> str:
-        """How it is computed, in words."""
-        return "beside other results, after the last value of each element is found" if fused else "a kernel of its own"
 
     def decide(self, device: Device) -> Decision:
         """Whether they are compared."""

@@ -18,7 +18,14 @@ from jitgen.ir.scatters import combination
 from jitgen.kernel.layout import constant_in_row
 from jitgen.kernel.operands import WARP
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    printed_attributes,
+    sum_of,
+    title_of,
+)
 from jitgen.kernel.render import renderer
 
 _READS = ("load", "iota")
@@ -87,8 +94,7 @@ render = renderer(NAME, "", parameters, context, build=build)
 
 def _operand(operand: PrintedOperand, coordinates: Sequence[str], dialect: Dialect) -> dict[str, Any]:
     """An operand with its offset, and the expression of its element."""
-    steps = zip(coordinates, operand.strides, strict=True)
-    at = " + ".join(index if step == "1" else f"{index} * {step}" for index, step in steps if step != "0") or "0"
+    at = sum_of([], operand.strides, coordinates)
     is_triton = dialect.name == "triton"
     if operand.pointer:
         at = f"{at} + element * 0" if is_triton else at  # a block, as the mask is

@@ -12,13 +12,12 @@ keys. Results over the same products are stores of one region: dK and dV. ``clai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
-from jitgen.families.family import Claim, Partition
-from jitgen.ir import symbols
+from jitgen.families.family import Claim, Partition, Question
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CONTRACT, EXP
@@ -38,7 +37,7 @@ MOST_PRODUCTS = 2
 
 
 @dataclass(frozen=True)
-class Fusion:
+class Fusion(Question):
     """The question whether products are computed again in the kernel that reads them (``Partition.decide``).
 
     Attributes:
@@ -47,6 +46,7 @@ class Fusion:
         dtypes: of all operands of products.
     """
 
+    placements = ("computed again, a tile at a time", "in memory")
     rows: Any
     streamed: Any
     widths: tuple[Any, ...]
@@ -55,17 +55,6 @@ class Fusion:
     def __str__(self) -> str:
         widths = ", ".join(map(str, self.widths))
         return f"a product with a function of products, {self.rows} rows by {self.streamed}, widths {widths}"
-
-    def at(self, environment: Mapping[str, Any]) -> Fusion:
-        """The question with numbers for its sizes."""
-        rows, streamed, *widths = (
-            symbols.evaluate(size, environment) for size in (self.rows, self.streamed, *self.widths)
-        )
-        return replace(self, rows=rows, streamed=streamed, widths=tuple(widths))
-
-    def placement(self, fused: bool) -> str:
-        """Where the products inside are computed, in words."""
-        return "computed again, a tile at a time" if fused else "in memory"
 
 
 def decide(question: Fusion, device: Device) -> Decision:

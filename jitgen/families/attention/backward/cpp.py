@@ -8,11 +8,10 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.backward.context import Backward, bounds
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.schedule import CpuSchedule
-from jitgen.families.attention.rule.addresses import base_of_group, base_of_task, indices
 from jitgen.families.attention.rule.bounds import known_ends
-from jitgen.families.attention.rule.context import Operand
 from jitgen.families.attention.rule.cpp import FLAGS, WORDS, load, store, struct_of
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import indices
 
 
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backward, dialect: Dialect) -> Built:
@@ -22,8 +21,8 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backw
         "groups": " * ".join(backward.groups) or "1",
         "group_indices": indices(backward.groups, "group", "h", "/"),
         "operands": backward.operands,
-        "bases": {o.index: base_of_task(o) for o in backward.operands},
-        "group_bases": {o.index: base_of_group(o) for o in backward.operands},
+        "bases": {o.index: o.task_base for o in backward.operands},
+        "group_bases": {o.index: o.group_base for o in backward.operands},
         "products": backward.products,
         "results": [
             {
@@ -32,14 +31,10 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backw
                 "width": r.width,
                 "shared": -1 if r.shared is None else r.shared,
                 "accumulator": r.accumulator,
-                "loads": [load(o, _row(o), "e") for o in r.loads],
+                "loads": [load(o, o.row("row", "batch"), "e") for o in r.loads],
                 "lines": r.lines,
-                "stores": [store(o, _row(o), "e") for o in r.stores],
+                "stores": [store(o, o.row("row", "batch"), "e") for o in r.stores],
             }
             for r in backward.results
         ],
     }, {"flags": FLAGS}
-
-
-def _row(operand: Operand) -> str:
-    return f"batch{operand.index} + row * {operand.own[0]}"

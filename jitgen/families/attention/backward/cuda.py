@@ -25,17 +25,16 @@ from jitgen.families.attention.backward.wgmma import (
     Roles,
     WgmmaSchedule,
     left_operands,
-    mapped_names,
     roles,
     tile_operands,
 )
-from jitgen.families.attention.rule.addresses import indices, sum_of
 from jitgen.families.attention.rule.bounds import known_ends, without_conditions
-from jitgen.families.attention.rule.context import Operand, of_scores
+from jitgen.families.attention.rule.context import Operand, numbered, of_scores
 from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run
 from jitgen.families.attention.rule.layout import is_tile, results_of
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import indices, sum_of
 from jitgen.schedule.declared import Member
 
 PAIR_OF_WORDS = ("int64", "float64")
@@ -101,7 +100,19 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     role = roles(body, layout)
-    maps = mapped_names(schedule, body, role)
+    lefts = zip(left_operands(body, role), schedule.block_copied, strict=True)
+    rights = zip(tile_operands(body, role), schedule.tile_copied, strict=True)
+    elements = [
+        [(number, backward.operands[index], copied) for number, (index, copied) in enumerate(side) if index is not None]
+        for side in (lefts, rights)
+    ]
+    of_maps = [operand for side in elements for _, operand, copied in side if copied]
+    parameters = parameters_of(backward, of_maps, schedule.wide)
+    maps = iter(parameters["map_names"])
+    block_elements, tile_elements = (
+        [_elements(operand, number, next(maps) if copied else "") for number, operand, copied in side]
+        for side in elements
+    )
     found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     writer = _Writer(backward, layout, of_scores(dialect), rules(body, layout, role), role)
     ordered = [backward.results[results_of(body).index(number)] for number in role.results]
@@ -111,14 +122,14 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
     slots = [*depths, "0"][:2]
     slots += [widths[number] if slot == 2 + number else "0" for number, slot in enumerate(role.slots)]
     return {
-        **parameters_of(backward, maps, schedule.wide),
+        **parameters,
         "element": dialect.storage_types[body.contractions[role.products[0]].dtype],
         "members": _config(schedule, backward, role),
         "heads": " * ".join(backward.groups) or "1",
-        "task_indices": [*indices(backward.batch, "number", "z", "/"), *indices(backward.groups, "head", "y", "/")],
+        "task_indices": [*backward.task_indices("number"), *indices(backward.groups, "head", "y", "/")],
         "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in backward.operands],
         "of_task": [
-            {"name": f"x{o.index}", "type": o.type, "expression": f"jitgen::load({o.pointer}[found.at{o.index}])"}
+            {"name": f"x{o.index}", "type": o.type, "expression": o.element(f"found.at{o.index}")}
             for o in backward.rule.reads("task")
             if o.pointer
         ],
@@ -133,15 +144,8 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         "tile_words": writer.staged("key"),
         "block_words": writer.staged("row"),
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
-        "block_elements": [
-            _elements(backward.operands[index], number, copied, f"block{number}")
-            for number, (index, copied) in enumerate(zip(left_operands(body, role), schedule.block_copied, strict=True))
-        ],
-        "tile_elements": [
-            _elements(backward.operands[index], number, copied, f"tile{number}")
-            for number, (index, copied) in enumerate(zip(tile_operands(body, role), schedule.tile_copied, strict=True))
-            if index is not None
-        ],
+        "block_elements": block_elements,
+        "tile_elements": tile_elements,
         "columns": _choice(slots),
         "result_columns": _choice(widths),
         "factor": writer.factor(),
@@ -177,29 +181,28 @@ def _bits(flags: Sequence[bool]) -> int:
 
 def _base(operand: Operand) -> str:
     """The offset of the first element of a task with indices ``z0`` ... and ``y0`` ..."""
-    names = [*(f"z{dim}" for dim in range(len(operand.batch))), *(f"y{dim}" for dim in range(len(operand.groups)))]
-    strides = [*operand.batch, *operand.groups]
     if operand.role == "store":
-        names, strides = names[: len(operand.batch)], list(operand.batch)
-    return sum_of([operand.offset], strides, names)
+        return operand.task_base
+    names = [*numbered("z", operand.batch), *numbered("y", operand.groups)]
+    return sum_of([operand.offset], [*operand.batch, *operand.groups], names)
 
 
 def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:
     at = f"task.at{operand.index} + {where} * {operand.own[own]}"
-    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
-    is_index = not operand.pointer
-    return {"index": operand.index, "name": f"x{operand.index}", "expression": expression, "is_index": is_index}
+    names = {"index": operand.index, "name": f"x{operand.index}"}
+    return names | {"expression": operand.element(at), "is_index": not operand.pointer}
 
 
-def _elements(operand: Operand, number: int, copied: bool, name: str) -> dict[str, Any]:
-    """An operand of products: the coordinates of its matrix in its tensor map, or the expression of an element."""
+def _elements(operand: Operand, number: int, map_name: str) -> dict[str, Any]:
+    """An operand of products: the coordinates of its matrix in its tensor map, or the expression of an element.
+    ``map_name`` is empty where no tensor map copies it."""
     steps = [(step, f"task.z{dim}") for dim, step in enumerate(operand.batch)]
     steps += [(step, f"task.y{dim}") for dim, step in enumerate(operand.groups)]
     at = f"task.at{operand.index} + row * {operand.own[0]} + column * {operand.own[1]}"
     return {
         "number": number,
-        "is_copied": copied,
-        "map": name,
+        "is_copied": bool(map_name),
+        "map": map_name,
         "coordinates": coordinates(steps),
         "element": f"{operand.pointer}[{at}]",
     }
@@ -268,8 +271,7 @@ class _Writer:
             return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
         steps = {"row": [("a", 0)], "key": [("b", 1)], "both": [("a", 0), ("b", 1)]}[operand.kind]
         at = " + ".join([f"task.at{operand.index}", *(f"{row} * {operand.own[own]}" for row, own in steps)])
-        expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
-        return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
+        return {"type": kind, "value": name, "expression": f"{kind}({operand.element(at)})"}
 
     def factor(self) -> dict[str, Any]:
         """What sums of the first result are multiplied with: ``lines`` and a ``value``, which is empty for 1."""

@@ -9,7 +9,6 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.backward.context import Backward, Result, bounds
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.schedule import TritonSchedule
-from jitgen.families.attention.rule.addresses import base_of_group, indices
 from jitgen.families.attention.rule.bounds import known_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.triton import (
@@ -26,16 +25,17 @@ from jitgen.families.attention.rule.triton import (
     walk,
 )
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import indices
 
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Template context and source options; see ``kernel/render.py``."""
     found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     context: dict[str, Any] = {
-        **walk(backward, found, schedule, "batch", _at_row),
+        **walk(backward, found, schedule, "batch", _row),
         "groups": " * ".join(backward.groups),
         "group_lines": [f"{name} = {text}" for name, text in indices(backward.groups, "group", "h", "//")],
-        "group_bases": [f"at{o.index} = {base_of_group(o)}" for o in backward.operands],
+        "group_bases": [f"at{o.index} = {o.group_base}" for o in backward.operands],
         "products": [
             {
                 "number": p.number,
@@ -78,8 +78,8 @@ def _units(backward: Backward, layout: Layout) -> dict[str, int]:
     return units
 
 
-def _at_row(operand: Operand) -> str:
-    return f"at{operand.index} + row * {operand.own[0]}"
+def _row(operand: Operand) -> str:
+    return operand.row("row")
 
 
 def _left(operand: Operand, number: int, depth: str, schedule: TritonSchedule) -> str:
@@ -94,11 +94,11 @@ def _tile(operand: Operand, along: str, size: str, schedule: TritonSchedule, edg
 
 
 def _phase(rule: Rule) -> dict[str, Any]:
-    return {**rule_of_tile(rule, _at_row, "({})"), "values": rule.values}
+    return {**rule_of_tile(rule, _row, "({})"), "values": rule.values}
 
 
 def _at_result(operand: Operand, result: Result) -> str:
-    row = f"(batch{operand.index} + row * {operand.own[0]})[:, None]"
+    row = f"({operand.row('row', 'batch')})[:, None]"
     return f"{row} + {inner(operand, f'e{result.number}', operand.own[1])}"
 
 

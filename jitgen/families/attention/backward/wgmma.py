@@ -155,17 +155,10 @@ def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def mapped_names(schedule: WgmmaSchedule, body: Body, role: Roles) -> list[str]:
-    """The tensor maps of the kernel in the order of its parameters."""
-    blocks = [f"block{pair}" for pair, copied in enumerate(schedule.block_copied) if copied]
-    tiles = zip(tile_operands(body, role), schedule.tile_copied, strict=True)
-    return [*blocks, *(f"tile{slot}" for slot, (index, copied) in enumerate(tiles) if copied and index is not None)]
-
-
 def tensor_maps(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[TileGeometry], schedule: Any, device: Device
 ) -> Iterator[MappedTensor]:
-    """The kernel's tensor maps in the order of ``mapped_names``."""
+    """The kernel's tensor maps: of left operands of products, then of those of a tile, as far as they are copied."""
     (body,), (layout,), (geometry,) = kernel.bodies, layouts, geometries
     if device.dialect != "cuda" or not geometry.tasks * geometry.rows * max(geometry.widths):
         return iter(())

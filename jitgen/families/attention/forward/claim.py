@@ -15,15 +15,14 @@ over n, map``. ``claim`` finds it in these steps:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.forward.match import Attention, matched, obstacle, row_reductions, spread_rows
 from jitgen.families.attention.forward.results import last_of, undone
-from jitgen.families.family import Claim, Partition
-from jitgen.ir import symbols
+from jitgen.families.family import Claim, Partition, Question
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
@@ -42,7 +41,7 @@ MOST_CUDA_DEPTH = 256
 
 
 @dataclass(frozen=True)
-class Fusion:
+class Fusion(Question):
     """The question whether an attention is one kernel (``Partition.decide``).
 
     Attributes:
@@ -52,6 +51,7 @@ class Fusion:
         obstacle: what makes it impossible whatever the sizes; empty where nothing does.
     """
 
+    placements = ("one kernel", "products and a softmax")
     rows: Any
     keys: Any
     depth: Any
@@ -63,16 +63,6 @@ class Fusion:
     def __str__(self) -> str:
         rule = f", scores by {', '.join(self.operations)}" if self.operations else ""
         return f"attention of {self.rows} rows to {self.keys} keys, {self.depth} deep, {self.width} wide{rule}"
-
-    def at(self, environment: Mapping[str, Any]) -> Fusion:
-        """The question with numbers for its sizes."""
-        sizes = (self.rows, self.keys, self.depth, self.width)
-        rows, keys, depth, width = (symbols.evaluate(size, environment) for size in sizes)
-        return replace(self, rows=rows, keys=keys, depth=depth, width=width)
-
-    def placement(self, fused: bool) -> str:
-        """Where it is computed, in words."""
-        return "one kernel" if fused else "products and a softmax"
 
 
 def decide(question: Any, device: Device) -> Decision:

@@ -17,6 +17,7 @@ from jitgen.families.attention.rule.narrow import narrowed
 from jitgen.ir.body import Body, Contraction, Instruction
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
+from jitgen.kernel.printed import indices
 from jitgen.kernel.render import renderer
 
 TAKE_FACTORS = ("cuda",)
@@ -79,6 +80,16 @@ class Attention(Frame):
     stores: tuple[Operand, ...]
     row_maxima: tuple[str, ...]
     row_sums: tuple[str, ...]
+
+    @property
+    def packed_rows(self) -> str:
+        """How many rows read the same keys, as an expression."""
+        return " * ".join([*self.groups, "rows"])
+
+    def row_indices(self, divide: str) -> list[tuple[str, str]]:
+        """(name, expression) of the indices of a row: those of packed dimensions, ``y0`` ..., and ``m``."""
+        row = "row % rows" if self.groups else "row"
+        return [*indices(self.groups, f"(row {divide} rows)", "y", divide), ("m", row)]
 
 
 def narrowed_rule(body: Body, layout: Layout) -> tuple[Instruction, ...]:

@@ -7,14 +7,13 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Source, printed
-from jitgen.families.attention.forward.addresses import row_indices, row_offset
 from jitgen.families.attention.forward.context import Attention, Computed, bounds
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.schedule import CpuSchedule
-from jitgen.families.attention.rule.addresses import base_of_task, sum_of
 from jitgen.families.attention.rule.bounds import known_ends
 from jitgen.families.attention.rule.cpp import FLAGS, WORDS, load, store, struct_of
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import sum_of
 
 COMPUTED = "jitgen::attention::Computed"
 """As the type of keys or values in memory, where they are computed."""
@@ -30,24 +29,24 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, attention: Atte
         **struct_of(attention, found),
         "way": "Tiles" if schedule.path == "tiles" else "Few",
         "lanes_are_rows": schedule.path == "tiles",
-        "packed_rows": " * ".join([*attention.groups, "rows"]),
-        "row_indices": row_indices(attention.groups, "/"),
-        "based": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in attention.operands],
-        "positions": {o.index: row_offset(o) for o in attention.operands},
+        "packed_rows": attention.packed_rows,
+        "row_indices": attention.row_indices("/"),
+        "based": [{"name": f"at{o.index}", "expression": o.task_base} for o in attention.operands],
+        "positions": {o.index: o.packed_row() for o in attention.operands},
         "key": attention.key if key_row is None else replace(attention.key, kind="strided", storage=COMPUTED),
         "value": attention.value if value_row is None else replace(attention.value, kind="strided", storage=COMPUTED),
         "key_row": key_row,
         "value_row": value_row,
         "checked": bool(kernel.checked),
-        "query": [load(o, row_offset(o), "d") for o in attention.query],
+        "query": [load(o, o.packed_row(), "d") for o in attention.query],
         "query_lines": attention.query_lines,
         "query_value": attention.query_value,
-        "row_loads": [load(o, row_offset(o), "0") for o in attention.row_loads],
+        "row_loads": [load(o, o.packed_row(), "0") for o in attention.row_loads],
         "row_lines": attention.row_lines,
-        "loads": [load(o, row_offset(o), "e") for o in attention.loads],
+        "loads": [load(o, o.packed_row(), "e") for o in attention.loads],
         "lines": attention.lines,
-        "row_stores": [store(o, row_offset(o), "0") for o in attention.row_stores],
-        "stores": [store(o, row_offset(o), "e") for o in attention.stores],
+        "row_stores": [store(o, o.packed_row(), "0") for o in attention.row_stores],
+        "stores": [store(o, o.packed_row(), "e") for o in attention.stores],
         "row_maxima": attention.row_maxima,
         "row_sums": attention.row_sums,
     }, {"flags": FLAGS}

@@ -8,18 +8,17 @@ once for a key, or for each score.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.attention.forward.addresses import row_indices, row_offset
 from jitgen.families.attention.forward.context import Attention, bounds
 from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
 from jitgen.families.attention.forward.wgmma import WIDTHS, WgmmaSchedule
-from jitgen.families.attention.rule.addresses import base_of_task, indices
 from jitgen.families.attention.rule.bounds import known_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, parameters_of, run
@@ -35,23 +34,26 @@ def build(
     found = bounds(
         body, layout, known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer), WORDS
     )
-    maps = [name for name, copied in zip(("query", "key", "value"), schedule.copied, strict=True) if copied]
+    sources = {"query": attention.query[0] if attention.query else attention.key}
+    sources |= {"key": attention.key, "value": attention.value}
+    copied = dict(itertools.compress(sources.items(), schedule.copied))
+    parameters = parameters_of(attention, list(copied.values()), schedule.wide)
     mainloop = _mainloop(attention, schedule, dialect)
     return {
-        **parameters_of(attention, maps, schedule.wide),
-        "maps": maps,
+        **parameters,
+        "maps": dict(zip(copied, parameters["map_names"], strict=True)),
         **mainloop,
         "ranges": schedule.splits,
         "packed": bool(attention.groups),
-        "packed_rows": " * ".join([*attention.groups, "rows"]),
-        "task_indices": indices(attention.batch, "number", "z", "/"),
-        "row_indices": row_indices(attention.groups, "/"),
-        "bases": [{"name": f"at{o.index}", "expression": base_of_task(o)} for o in attention.operands],
+        "packed_rows": attention.packed_rows,
+        "task_indices": attention.task_indices("number"),
+        "row_indices": attention.row_indices("/"),
+        "bases": [{"name": f"at{o.index}", "expression": o.task_base} for o in attention.operands],
         "of_task": [_value(o, f"found.at{o.index}") for o in attention.rule.reads("task")],
-        "of_row": [_value(o, row_offset(o, "task.at{}")) for o in attention.rule.reads("row")],
-        "at_row": [(o, row_offset(o, "task.at{}")) for o in attention.rule.reads("both")],
+        "of_row": [_value(o, o.packed_row("task.at")) for o in attention.rule.reads("row")],
+        "at_row": [(o, o.packed_row("task.at")) for o in attention.rule.reads("both")],
         "row_ends": [
-            _value(o, row_offset(o, "task.at{}")) | {"is_index": not o.pointer} for o in attention.ends(found, "row")
+            _value(o, o.packed_row("task.at")) | {"is_index": not o.pointer} for o in attention.ends(found, "row")
         ],
         "key_ends": attention.ends(found, "key"),
         "task_ends": attention.ends(found, "task"),
@@ -63,11 +65,11 @@ def build(
             "open": _rule(attention.unmasked, layout, mainloop["fragment"]["place"]),
             "masked": _rule(attention.rule, layout, mainloop["fragment"]["place"]),
         },
-        "query": [_element(o, row_offset(o, "task.at{}"), "d") for o in attention.query],
+        "query": [_element(o, o.packed_row("task.at"), "d") for o in attention.query],
         "query_lines": attention.query_lines,
         "query_value": attention.query_value,
         "query_is_vector": _is_vector_query(attention, layout),
-        "coordinates": {name: _coordinates(_named(attention, name)) for name in maps},
+        "coordinates": {name: _coordinates(operand) for name, operand in copied.items()},
         "gathers": any(operand.gathered for operand in attention.operands),
         "key_storage": dialect.storage_types[attention.key_dtype],
         "value_storage": dialect.storage_types[attention.value_dtype],
@@ -149,33 +151,23 @@ def _is_vector_query(attention: Attention, layout: Layout) -> bool:
     )
 
 
-def _named(attention: Attention, name: str) -> Operand:
-    return {
-        "query": attention.query[0] if attention.query else attention.key,
-        "key": attention.key,
-        "value": attention.value,
-    }[name]
-
-
 def _coordinates(operand: Operand) -> str:
     return coordinates([(stride, f"task.z{dim}") for dim, stride in enumerate(operand.batch)])
 
 
 def _value(operand: Operand, at: str) -> dict[str, Any]:
     """A value that the rule reads at offset ``at``."""
-    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
     kind = operand.type if operand.pointer else "Index"
-    return {"name": f"x{operand.index}", "index": operand.index, "type": kind, "expression": expression}
+    return {"name": f"x{operand.index}", "index": operand.index, "type": kind, "expression": operand.element(at)}
 
 
 def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
     step = column if operand.kind == "contiguous" else f"{column} * {operand.own[1]}"
     at = f"{row} + {step}" if operand.kind not in ("row", "task") else row
-    expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
     return {
         "type": operand.type,
         "value": operand.value,
-        "expression": expression,
+        "expression": operand.element(at),
         "pointer": operand.pointer,
         "offset": row,
     }
@@ -188,10 +180,10 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
     starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
     for o in rule.operands:
         expression = {
-            "key": _loaded(o, f"task.at{o.index} + column * {o.own[1]}"),
+            "key": f"{o.type}({o.element(f'task.at{o.index} + column * {o.own[1]}')})",
             "row": f"{o.type}(of_rows.x{o.index}[r])",
             "task": f"{o.type}(task.x{o.index})",
-            "both": _loaded(o, f"of_rows.at{o.index}[r] + column * {o.own[1]}"),
+            "both": f"{o.type}({o.element(f'of_rows.at{o.index}[r] + column * {o.own[1]}')})",
         }[o.kind]
         source = {"type": o.type, "value": o.value, "expression": expression}
         if o.index in found.operands:
@@ -211,26 +203,22 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
     }
 
 
-def _loaded(operand: Operand, at: str) -> str:
-    return f"{operand.type}(jitgen::load({operand.pointer}[{at}]))" if operand.pointer else f"{operand.type}({at})"
-
-
 def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
     """An operand with one element for a row of results."""
-    at = row_offset(operand, "task.at{}")
+    at = operand.packed_row("task.at")
     if splits > 1:
         at += " + range * (int64_t(tasks()) * packed_rows())"
     return {
         "type": operand.type,
         "value": operand.value,
-        "expression": f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at,
+        "expression": operand.element(at),
         "target": f"{operand.pointer}[{at}]",
         "stored": f"jitgen::store<{operand.storage}>({operand.value})",
     }
 
 
 def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
-    at = row_offset(operand, "task.at{}")
+    at = operand.packed_row("task.at")
     if schedule.splits > 1 and operand.role == "store":
         at += " + range * (int64_t(tasks()) * packed_rows() * width)"
     if operand.kind in ("row", "task"):

@@ -123,7 +123,7 @@ def _loaded(operand: Operand, at: dict[int, str], line: Line | None) -> str:
     """The expression of a value that is the same for all elements of a key."""
     if line is not None:
         return line.expression
-    return f"jitgen::load({operand.pointer}[{at[operand.index]}])" if operand.pointer else at[operand.index]
+    return operand.element(at[operand.index])
 
 
 def _offset(instruction: Instruction, operand: Operand, at: str, names: dict[int, str], dialect: Dialect) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.ir import symbols
+from jitgen.families.family import Question
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAST
 from jitgen.ir.program import Decision
@@ -15,7 +14,7 @@ from jitgen.kernel.operands import item_size
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Question):
     """The question whether a kernel computes keys or values as it reads them (``Partition.decide``).
 
     Attributes:
@@ -25,6 +24,7 @@ class Reading:
         is_compact: whether they come from pages or codes, of which a copy in memory is larger or another one.
     """
 
+    placements = ("as they are read", "before")
     what: str
     rows: Any
     sharing: Any
@@ -33,16 +33,6 @@ class Reading:
 
     def __str__(self) -> str:
         return f"computed {self.what} of {self.elements} elements, read by {self.rows} rows of {self.sharing} heads"
-
-    def at(self, environment: Mapping[str, Any]) -> Reading:
-        """The question with numbers for its sizes."""
-        sizes = (self.rows, self.sharing, self.elements)
-        rows, sharing, elements = (symbols.evaluate(size, environment) for size in sizes)
-        return replace(self, rows=rows, sharing=sharing, elements=elements)
-
-    def placement(self, fused: bool) -> str:
-        """Where they are computed, in words."""
-        return "as they are read" if fused else "before"
 
 
 def is_widening(node: Node) -> bool:

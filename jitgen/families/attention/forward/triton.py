@@ -7,7 +7,6 @@ from typing import Any
 from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, Source, printed
-from jitgen.families.attention.forward.addresses import row_indices, row_offset
 from jitgen.families.attention.forward.context import Attention, Computed, bounds
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.schedule import TritonSchedule
@@ -33,14 +32,14 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: A
     """Template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     found = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
-    tiles = walk(attention, found, schedule, "at", row_offset)
+    tiles = walk(attention, found, schedule, "at", Operand.packed_row)
     tiles["at_once"] = tiles["at_once"] if schedule.splits > 1 or any(o.pointer for o in tiles["key_ends"]) else 0
     context: dict[str, Any] = {
         **tiles,
         "splits": schedule.splits,
         "tasks": attention.tasks,
-        "packed_rows": " * ".join([*attention.groups, "rows"]),
-        "row_lines_of": [f"{name} = {text}" for name, text in row_indices(attention.groups, "//")],
+        "packed_rows": attention.packed_rows,
+        "row_lines_of": [f"{name} = {text}" for name, text in attention.row_indices("//")],
         "query": [_query(o, schedule) for o in attention.query],
         "query_lines": attention.query_lines,
         "query_value": triton.store_cast(attention.query_value, attention.key_dtype),
@@ -79,7 +78,7 @@ def _mask(*conditions: str) -> str:
 
 
 def _query(operand: Operand, schedule: TritonSchedule) -> str:
-    at = f"({row_offset(operand)})[:, None] + {inner(operand, 'd', operand.own[1])}"
+    at = f"({operand.packed_row()})[:, None] + {inner(operand, 'd', operand.own[1])}"
     if operand.pointer is None:
         return f"{operand.value} = ({at}).to({operand.type})"
     mask = "" if schedule.even_d else ", mask=(d < depth) & (row >= 0)[:, None], other=0"
@@ -131,7 +130,7 @@ def _computed(
 def _phase(attention: Attention, schedule: TritonSchedule, dialect: Dialect, edge: bool) -> dict[str, Any]:
     """What a loop over tiles computes; ``edge``: with masks, and where keys may be beyond the last."""
     rule = attention.rule if edge else attention.unmasked
-    phase = {**rule_of_tile(rule, row_offset, "{}"), "score": rule.score}
+    phase = {**rule_of_tile(rule, Operand.packed_row, "{}"), "score": rule.score}
     for role, operand, computed in (
         ("key", attention.key, attention.computed_key),
         ("value", attention.value, attention.computed_value),
@@ -148,7 +147,7 @@ def _phase(attention: Attention, schedule: TritonSchedule, dialect: Dialect, edg
 
 
 def _at_result(operand: Operand) -> str:
-    row = f"({row_offset(operand)})[:, None]"
+    row = f"({operand.packed_row()})[:, None]"
     return row if operand.kind == "row" else f"{row} + {inner(operand, 'e', operand.own[1])}"
 
 

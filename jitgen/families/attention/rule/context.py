@@ -14,7 +14,15 @@ from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, title_of
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    indices,
+    printed_attributes,
+    sum_of,
+    title_of,
+)
 
 LEVELS = ("task", "row", "key", "both")
 """What a value of a tile may depend on besides the task: a row of the block, a streamed row, or both."""
@@ -39,6 +47,30 @@ class Operand(PrintedOperand):
     @property
     def is_integer(self) -> bool:
         return self.dtype in INTS
+
+    @property
+    def task_base(self) -> str:
+        """The offset of the first element of the task with indices ``z0`` ..."""
+        return sum_of([self.offset], self.batch, numbered("z", self.batch))
+
+    @property
+    def group_base(self) -> str:
+        """The offset where the dimensions of indices ``h0`` ... that results are summed over begin, after ``batch``."""
+        return sum_of([f"batch{self.index}"], self.groups, numbered("h", self.groups))
+
+    def packed_row(self, first: str = "at") -> str:
+        """The offset of row ``m`` at packed indices ``y0`` ...; ``first`` is the name of where the task begins."""
+        strides = [*self.groups, self.own[0]]
+        return sum_of([f"{first}{self.index}"], strides, [*numbered("y", self.groups), "m"])
+
+    def row(self, index: str, first: str = "at") -> str:
+        """The offset of row ``index`` where groups are no rows."""
+        return f"{first}{self.index} + {index} * {self.own[0]}"
+
+
+def numbered(name: str, dims: Sequence[object]) -> list[str]:
+    """The names of the indices of ``dims``."""
+    return [f"{name}{dim}" for dim in range(len(dims))]
 
 
 def operand_of(
@@ -153,6 +185,10 @@ class Frame(KernelContext):
     batch: tuple[str, ...]
     groups: tuple[str, ...]
     accumulator: str
+
+    def task_indices(self, number: str, divide: str = "/") -> list[tuple[str, str]]:
+        """(name, expression) of the indices ``z0`` ... of task ``number``."""
+        return indices(self.batch, number, "z", divide)
 
     @property
     def tasks(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.families.attention.rule.addresses import indices
 from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import LEVELS, Frame, Operand, Rule
 
@@ -26,7 +25,7 @@ def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
         "arguments": [field.rpartition(" ")[2] for field in fields],
         "accumulator": frame.accumulator,
         "tasks": frame.tasks,
-        "indices": indices(frame.batch, "task", "z", "/"),
+        "indices": frame.task_indices("task"),
         "of_row": frame.rule.reads("row"),
         "at_row": frame.rule.reads("both"),
         "of_task": frame.rule.reads("task"),
@@ -55,17 +54,17 @@ def _step(operand: Operand, index: str) -> str:
 def load(operand: Operand, row: str, index: str) -> dict[str, str]:
     """A load at ``index`` of the row at offset ``row``, or an index there; ``start`` is computed once for the row."""
     name = f"from{operand.index}"
-    if operand.pointer is None:
-        start, expression = f"const int64_t {name} = {row}", f"{name} + {_step(operand, index)}"
-    else:
-        start = f"{operand.pointer_type} const {name} = {operand.pointer} + {row}"
-        expression = f"jitgen::load({name}[{_step(operand, index)}])"
-    return {"start": start, "type": operand.type, "value": operand.value, "expression": expression}
+    expression = operand.neighbour(name, _step(operand, index))
+    return {
+        "start": operand.begin(name, row),
+        "type": operand.type,
+        "value": operand.value,
+        "expression": expression,
+    }
 
 
 def store(operand: Operand, row: str, index: str) -> dict[str, str]:
     """A store at ``index`` of the row at offset ``row``; ``start`` is computed once for the row."""
     name = f"to{operand.index}"
-    start = f"{operand.pointer_type} const {name} = {operand.pointer} + {row}"
     stored = f"{name}[{_step(operand, index)}] = jitgen::store<{operand.storage}>({operand.value})"
-    return {"start": start, "stored": stored}
+    return {"start": operand.begin(name, row), "stored": stored}

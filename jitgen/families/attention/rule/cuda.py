@@ -7,6 +7,7 @@ from typing import Any
 
 from jitgen.families.attention.rule.bounds import Words
 from jitgen.families.attention.rule.context import Frame, Operand
+from jitgen.kernel.printed_entry import map_names
 
 WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
 RUN = 8
@@ -15,15 +16,15 @@ BATCH_RANK = 3
 """Batch dimensions of a tensor map, which has two more."""
 
 
-def parameters_of(frame: Frame, maps: Sequence[str], wide: bool) -> dict[str, Any]:
+def parameters_of(frame: Frame, copied: Sequence[Operand], wide: bool) -> dict[str, Any]:
     """What the templates read of a kernel alike.
 
     Args:
-        maps: the names of its tensor maps, in order.
+        copied: the operands that tensor maps copy, in their order.
         wide: whether indices have 64 bits.
     """
     return {
-        "map_names": [f"{name}_map" for name in maps],
+        "map_names": map_names(str(operand.pointer) for operand in copied),
         "index": "int64_t" if wide else "int32_t",
         "accumulator": frame.accumulator,
         "tasks": frame.tasks,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jitgen.codegen import environment, triton
-from jitgen.families.attention.rule.addresses import base_of_task, indices
 from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import Frame, Operand, Rule
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
@@ -35,8 +34,8 @@ def walk(frame: Frame, bounds: Bounds, schedule: Any, base: str, at_row: Callabl
     return {
         "parameters": frame.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
-        "index_lines": [f"{name} = {text}" for name, text in indices(frame.batch, "task", "z", "//")],
-        "bases": [f"{base}{o.index} = {base_of_task(o)}" for o in frame.operands],
+        "index_lines": [f"{name} = {text}" for name, text in frame.task_indices("task", "//")],
+        "bases": [f"{base}{o.index} = {o.task_base}" for o in frame.operands],
         "tasks_of": [_named(o, f"at{o.index}") for o in frame.rule.reads("task")],
         "rows_of": [_named(o, at_row(o)) for o in frame.rule.reads("row")],
         "row_ends": frame.ends(bounds, "row"),

@@ -216,13 +216,10 @@ class _Builder:
         return needed
 
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
-        offset = self._offset(operand)
-        expression = f"{_local(operand)} + {offset}"
         halves = f"{_local(operand)} + start" if self.halved and operand.kind == "contiguous" else ""
-        if halves:
-            expression = f"halves_{operand.value}.at(lane)"
-        elif operand.pointer:
-            expression = f"jitgen::load({_local(operand)}[{offset}])"
+        expression = f"halves_{operand.value}.at(lane)"
+        if not halves:
+            expression = operand.neighbour(_local(operand), self._offset(operand))
         return {
             "type": operand.type,
             "value": operand.value,

@@ -106,15 +106,14 @@ def _group(loads: Sequence[RowOperand], lines: Sequence[Line], columns: bool) ->
 
 
 def _load(operand: RowOperand, columns: bool) -> dict[str, Any]:
-    local, offset = _local(operand), _offset(operand, columns)
-    expression = f"jitgen::load({local}[{offset}])" if operand.pointer else f"{local} + {offset}"
+    local = _local(operand)
     return {
         "type": operand.type,
         "value": operand.value,
         "local": local,
         "inner": operand.inner,
         "halves": "",
-        "expression": expression,
+        "expression": operand.neighbour(local, _offset(operand, columns)),
     }
 
 

@@ -39,8 +39,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
 
 
 def _load(operand: RowOperand) -> dict[str, Any]:
-    local, offset = f"x{operand.index}", operand.along("i")
-    expression = f"jitgen::load({local}[{offset}])" if operand.pointer else f"{local} + {offset}"
+    expression = operand.neighbour(f"x{operand.index}", operand.along("i"))
     return {"type": operand.type, "value": operand.value, "halves": "", "expression": expression}
 
 

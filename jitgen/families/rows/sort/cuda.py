@@ -36,8 +36,7 @@ def _base(operand: RowOperand) -> str:
 def _load(operand: RowOperand) -> dict[str, Any]:
     """An operand with ``element``, its value at ``column`` of the row with outer indices ``i0`` ..."""
     at = f"{_base(operand)} + {operand.along('column')}"
-    element = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
-    return fields(operand) | {"element": element, "from_row": f"{operand.pointer} + {_base(operand)}"}
+    return fields(operand) | {"element": operand.element(at), "from_row": f"{operand.pointer} + {_base(operand)}"}
 
 
 def _store(operand: RowOperand, what: str) -> dict[str, Any]:
