@@ -12,10 +12,10 @@
 using Index = int32_t;
 
 struct Params {
-  jitgen::TensorMap block0_map;
-  jitgen::TensorMap block1_map;
-  jitgen::TensorMap tile0_map;
-  jitgen::TensorMap tile1_map;
+  jitgen::TensorMap left_map;
+  jitgen::TensorMap left_2_map;
+  jitgen::TensorMap right_map;
+  jitgen::TensorMap right_2_map;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> left;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> right;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> left_2;
@@ -37,8 +37,8 @@ struct Params {
   Index batch_size0;
 };
 static_assert(
-    sizeof(Params) == 832 && JITGEN_OFFSET(block0_map) == 0 && JITGEN_OFFSET(block1_map) == 128 &&
-    JITGEN_OFFSET(tile0_map) == 256 && JITGEN_OFFSET(tile1_map) == 384 && JITGEN_OFFSET(left) == 512 &&
+    sizeof(Params) == 832 && JITGEN_OFFSET(left_map) == 0 && JITGEN_OFFSET(left_2_map) == 128 &&
+    JITGEN_OFFSET(right_map) == 256 && JITGEN_OFFSET(right_2_map) == 384 && JITGEN_OFFSET(left) == 512 &&
     JITGEN_OFFSET(right) == 536 && JITGEN_OFFSET(left_2) == 560 && JITGEN_OFFSET(right_2) == 584 &&
     JITGEN_OFFSET(score) == 608 && JITGEN_OFFSET(score_2) == 624 && JITGEN_OFFSET(score_3) == 640 &&
     JITGEN_OFFSET(score_4) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
@@ -240,11 +240,11 @@ struct Operands {
   JITGEN_DEVICE void copy_block(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     if constexpr (number == 0) {
       const int batch[] = {0, 0, params.left.strides[0] != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, constants.block0_map, column, row, batch, barrier);
+      jitgen::copy_box_of_batch(to, constants.left_map, column, row, batch, barrier);
     }
     if constexpr (number == 1) {
       const int batch[] = {0, 0, params.left_2.strides[0] != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, constants.block1_map, column, row, batch, barrier);
+      jitgen::copy_box_of_batch(to, constants.left_2_map, column, row, batch, barrier);
     }
   }
   template <int number>
@@ -255,11 +255,11 @@ struct Operands {
   JITGEN_DEVICE void copy_tile(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     if constexpr (number == 0) {
       const int batch[] = {0, 0, params.right.strides[0] != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, constants.tile0_map, column, row, batch, barrier);
+      jitgen::copy_box_of_batch(to, constants.right_map, column, row, batch, barrier);
     }
     if constexpr (number == 1) {
       const int batch[] = {0, 0, params.right_2.strides[0] != 0 ? int(task.z0) : 0};
-      jitgen::copy_box_of_batch(to, constants.tile1_map, column, row, batch, barrier);
+      jitgen::copy_box_of_batch(to, constants.right_2_map, column, row, batch, barrier);
     }
   }
   template <int number>
@@ -302,7 +302,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_8a219d5d(const __grid_constant__ Params params) {
+jitgen_attention_backward_6287ecc0(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

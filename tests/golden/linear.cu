@@ -13,8 +13,8 @@
 using Index = int32_t;
 
 struct Params {
-  jitgen::TensorMap map0;
-  jitgen::TensorMap map1;
+  jitgen::TensorMap x_map;
+  jitgen::TensorMap weight_map;
   jitgen::Operand<const jitgen::bfloat16, Index, 1> x;
   jitgen::Operand<const jitgen::bfloat16, Index, 1> weight;
   jitgen::Operand<const jitgen::bfloat16, Index, 0> input;
@@ -24,9 +24,10 @@ struct Params {
   Index columns;
 };
 static_assert(
-    sizeof(Params) == 384 && JITGEN_OFFSET(map0) == 0 && JITGEN_OFFSET(map1) == 128 && JITGEN_OFFSET(x) == 256 &&
-    JITGEN_OFFSET(weight) == 272 && JITGEN_OFFSET(input) == 288 && JITGEN_OFFSET(result) == 296 &&
-    JITGEN_OFFSET(m) == 312 && JITGEN_OFFSET(k) == 316 && JITGEN_OFFSET(columns) == 320, "the launch packs it so");
+    sizeof(Params) == 384 && JITGEN_OFFSET(x_map) == 0 && JITGEN_OFFSET(weight_map) == 128 &&
+    JITGEN_OFFSET(x) == 256 && JITGEN_OFFSET(weight) == 272 && JITGEN_OFFSET(input) == 288 &&
+    JITGEN_OFFSET(result) == 296 && JITGEN_OFFSET(m) == 312 && JITGEN_OFFSET(k) == 316 &&
+    JITGEN_OFFSET(columns) == 320, "the launch packs it so");
 
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
 struct Epilogue0 {
@@ -76,10 +77,10 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_73489e88(const __grid_constant__ Params params) {
-  const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
+jitgen_gemm_56b9ae9f(const __grid_constant__ Params params) {
+  const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_dense<Config>(params.map0, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
 struct Config_1 {
@@ -105,8 +106,8 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_73489e88_1(const __grid_constant__ Params params) {
-  const jitgen::DenseRegion<1> regions[] = {{{&params.map1}, int(params.columns)}};
+jitgen_gemm_56b9ae9f_1(const __grid_constant__ Params params) {
+  const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_dense<Config_1>(params.map0, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }

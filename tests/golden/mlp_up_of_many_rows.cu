@@ -13,9 +13,9 @@
 using Index = int32_t;
 
 struct Params {
-  jitgen::TensorMap map0;
-  jitgen::TensorMap map1;
-  jitgen::TensorMap map2;
+  jitgen::TensorMap x_map;
+  jitgen::TensorMap codes_map;
+  jitgen::TensorMap codes_2_map;
   jitgen::Operand<const jitgen::bfloat16, Index, 1> x;
   jitgen::Operand<const uint8_t, Index, 0> codes;
   jitgen::Operand<const jitgen::bfloat16, Index, 0> scales;
@@ -27,10 +27,11 @@ struct Params {
   Index columns;
 };
 static_assert(
-    sizeof(Params) == 512 && JITGEN_OFFSET(map0) == 0 && JITGEN_OFFSET(map1) == 128 && JITGEN_OFFSET(map2) == 256 &&
-    JITGEN_OFFSET(x) == 384 && JITGEN_OFFSET(codes) == 400 && JITGEN_OFFSET(scales) == 408 &&
-    JITGEN_OFFSET(codes_2) == 416 && JITGEN_OFFSET(scales_2) == 424 && JITGEN_OFFSET(result) == 432 &&
-    JITGEN_OFFSET(m) == 448 && JITGEN_OFFSET(k) == 452 && JITGEN_OFFSET(columns) == 456, "the launch packs it so");
+    sizeof(Params) == 512 && JITGEN_OFFSET(x_map) == 0 && JITGEN_OFFSET(codes_map) == 128 &&
+    JITGEN_OFFSET(codes_2_map) == 256 && JITGEN_OFFSET(x) == 384 && JITGEN_OFFSET(codes) == 400 &&
+    JITGEN_OFFSET(scales) == 408 && JITGEN_OFFSET(codes_2) == 416 && JITGEN_OFFSET(scales_2) == 424 &&
+    JITGEN_OFFSET(result) == 432 && JITGEN_OFFSET(m) == 448 && JITGEN_OFFSET(k) == 452 &&
+    JITGEN_OFFSET(columns) == 456, "the launch packs it so");
 
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 struct Epilogue0 {
@@ -77,10 +78,10 @@ static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_34073fc0(const __grid_constant__ Params params) {
-  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
+jitgen_gemm_ceedd65d(const __grid_constant__ Params params) {
+  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_quantized<Config, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
 struct Config_1 {
@@ -105,8 +106,8 @@ static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_34073fc0_1(const __grid_constant__ Params params) {
-  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.map1, &params.map2}, int(params.columns)}};
+jitgen_gemm_ceedd65d_1(const __grid_constant__ Params params) {
+  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.map0, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }

@@ -25,12 +25,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jitgen.families.family import Partition
-from jitgen.families.gemm.matrices import flattened, inverse_attrs, keeps_last_dimension, restored
+from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.regions import Store
-from jitgen.ir.views import Mover
+from jitgen.ir.views import Mover, inverse
 from jitgen.kernel.operands import item_size
 
 
@@ -134,7 +134,7 @@ def _owners(index: Index) -> dict[Node, Owner]:
 
 def passes(node: Node) -> bool:
     """Whether an epilogue computes ``node``: pointwise work, and views that are undone (``matrices.py``)."""
-    return node.kind.is_pointwise or (node.kind is VIEW and inverse_attrs(node.attrs) is not None)
+    return node.kind.is_pointwise or (node.kind is VIEW and inverse(node.attrs) is not None)
 
 
 def _group(product: Node) -> object:
