@@ -1,4 +1,5 @@
-"""Which inputs of a program may share memory with a result: those that no kernel reads after the result is written.
+"""Decides which inputs of a program may share memory with a result: those that no kernel reads after the result is
+written.
 
 A kernel reads the operands of an element (or of a row) before it stores that element, and different elements are
 computed in any order. So an input may be the memory of a result if, in the kernel that writes the result, it is read
@@ -24,7 +25,7 @@ from jitgen.kernel.operands import locate
 def read_elsewhere(
     program: Program, environment: Mapping[str, Any], memories: Sequence[Memory], result: int
 ) -> frozenset[int]:
-    """The inputs that must not share memory with result ``result``.
+    """Returns the inputs that must not share memory with result ``result``.
 
     Any other input may be the same memory: of the result's dtype, sizes and strides, and at its address.
 
@@ -34,7 +35,7 @@ def read_elsewhere(
     """
     buffer = len(program.inputs) + len(program.temporaries) + result
     memory = memories[buffer].view
-    found: set[int] = set()
+    inputs: set[int] = set()
     written = False
     for kernel in program.kernels:
         writes = any(o.kind == "store" and o.buffer == buffer for body in kernel.bodies for o in body.operands)
@@ -44,9 +45,9 @@ def read_elsewhere(
                 if operand.buffer is None or operand.buffer >= len(program.inputs):
                     continue
                 if operand.kind in WHOLE or _elements(operand, memory, environment) not in stored:
-                    found.add(operand.buffer)
+                    inputs.add(operand.buffer)
         written = written or writes
-    return frozenset(found)
+    return frozenset(inputs)
 
 
 def _stored(body: Body, buffer: int, memory: Strided, environment: Mapping[str, Any]) -> set[Strided | None]:
@@ -55,8 +56,8 @@ def _stored(body: Body, buffer: int, memory: Strided, environment: Mapping[str, 
 
 
 def _elements(operand: Operand, memory: Strided, environment: Mapping[str, Any]) -> Strided | None:
-    """The elements of ``memory`` that a body reads or writes through ``operand``, in the order of its iteration space;
-    None where the operand has other sizes, or no strides describe what it sees."""
+    """Returns the elements of ``memory`` that a body reads or writes through ``operand``, in the order of its iteration
+    space; None if the operand has other sizes, or no strides describe what it sees."""
     if tuple(symbols.evaluate(size, environment) for size in operand.shape) != memory.sizes:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Functions of a family that are imported when they are called: most calls meet one family, and decorating none."""
+"""Imports functions of a family when they are called: most calls meet one family, and decorating none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def deferred(package: str, path: str) -> Callable[..., Any]:
-    """The function at ``path`` in ``package``, such as ``"layout.layout"``; each call looks it up, in about 1 us."""
+    """Returns the function at ``path`` in ``package``, such as ``"layout.layout"``; each call looks it up, in about 1
+    us."""
     below, _, name = path.rpartition(".")
     module = f"{package}.{below}"
 

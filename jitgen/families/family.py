@@ -1,7 +1,7 @@
-"""What a kernel family is: one frozen object with everything that the rest of jitgen asks of it.
+"""Defines what a kernel family is: one frozen object with everything that the rest of jitgen asks of it.
 
-A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which
-exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
+A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which exports
+``FAMILY``. From a traced graph to a launch it is asked, in this order:
 
 1. ``plan``: which values of the whole graph shall be in memory, because several kernels read them? (Residual sums.)
 2. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
@@ -19,8 +19,8 @@ exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 9. ``launch``, ``tensor_maps``, ``work``: how a call launches the kernel, what it copies by tensor maps, and what all of
    that amounts to.
 
-``explain`` says what a kernel does, ``buckets`` at which sizes its schedules change. A kernel's layouts and
-schedule are frozen values, and with the graph and the route they are the request key.
+``explain`` says what a kernel does, ``buckets`` at which sizes its schedules change. A kernel's layouts and schedule
+are frozen values, and with the graph and the route they are the request key.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from jitgen.spec import KernelSource
 
 ANY_FAMILY = ""
-"""As the family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes
-whatever is left."""
+"""The family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes whatever
+is left."""
 
 
 # ---------------------------------------------------------------------------------------- from a graph to kernels
 
 
 class Partition(Protocol):
-    """What a family may ask while a graph is partitioned into kernels (``families/partition.py``).
+    """Answers what a family may ask while a graph is partitioned into kernels (``families/partition.py``).
 
     Attributes:
         mover: moves views towards inputs, builds nodes (``mover.builder``) and decides symbolic comparisons, which
@@ -70,35 +70,40 @@ class Partition(Protocol):
     device: Device
 
     def materialize(self, node: Node) -> Node:
-        """The ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its own."""
+        """Returns the ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its
+        own."""
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
-        """The same for several nodes, which are partitioned as one, so that a region may compute all of them."""
+        """Materialises several nodes, which are partitioned as one, so that a region may compute all of them."""
 
     def compute_together(self, temporaries: Sequence[Node]) -> None:
-        """Partition the values of ``temporaries``, ``input`` nodes or views of them, as one."""
+        """Partitions the values of ``temporaries``, ``input`` nodes or views of them, as one."""
 
     def without(self, kind: Kind, root: Node) -> Node:
-        """``root`` with every node of ``kind`` materialized."""
+        """Returns ``root`` with every node of ``kind`` materialized."""
 
     def pointwise(self, root: Node, kept: Collection[int] = ()) -> Node:
-        """``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids are
-        ``kept``."""
+        """Returns ``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids
+        are ``kept``."""
 
     def decide(self, family: str, question: Any) -> Decision:
-        """The answer of ``family.decide`` to ``question`` at this call's sizes; remembered, and explained to users."""
+        """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is remembered, and explained to
+        users."""
 
     def strides(self, node: Node) -> Strided | None:
-        """The memory that ``node``, an input or views of one, is in this call; None where no strides describe it."""
+        """Returns the memory that ``node``, an input or views of one, is in this call; None where no strides describe
+        it."""
 
     def written(self, store: Store, memory: Strided) -> Strided | None:
-        """``memory``, that of the result, in the iteration space of ``store``; None where no strides describe it."""
+        """Returns ``memory``, that of the result, in the iteration space of ``store``; None where no strides describe
+        it."""
 
     def is_updated(self, node: Node) -> bool:
-        """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
+        """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
+        that."""
 
     def depends_on_strides(self) -> None:
-        """Record that this partition is valid only for calls with these strides."""
+        """Records that this partition is valid only for calls with these strides."""
 
 
 Q = TypeVar("Q", bound="Question")
@@ -106,7 +111,7 @@ Q = TypeVar("Q", bound="Question")
 
 @dataclass(frozen=True)
 class Question:
-    """A question to ``Family.decide``, with what the answer depends on; sizes are symbolic until ``at`` is asked.
+    """Asks ``Family.decide`` a question, with what the answer depends on; sizes are symbolic until ``at`` is called.
 
     Attributes:
         placements: what the answers mean in words: yes, and no.
@@ -115,7 +120,7 @@ class Question:
     placements: ClassVar[tuple[str, str]]
 
     def at(self: Q, environment: Mapping[str, Any]) -> Q:
-        """The question with numbers for its sizes."""
+        """Returns the question with numbers for its sizes."""
 
         def number(value: Any) -> Any:
             if isinstance(value, tuple):
@@ -125,14 +130,14 @@ class Question:
         return replace(self, **{name: number(value) for name, value in vars(self).items()})
 
     def placement(self, fused: bool) -> str:
-        """What the answer means in words."""
+        """Returns what the answer means in words."""
         yes, no = self.placements
         return yes if fused else no
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a family takes of the results it was shown.
+    """Says what a family takes of the results it was shown.
 
     Attributes:
         regions: their stores name results by position.
@@ -145,7 +150,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class KernelRewrite:
-    """Several kernels in place of one.
+    """Replaces one kernel by several.
 
     Attributes:
         temporaries: buffers that the kernels pass on to one another.
@@ -162,7 +167,7 @@ class KernelRewrite:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a schedule is chosen for, unless a family defines a problem of its own."""
+    """Describes what a schedule is chosen for, unless a family defines a problem of its own."""
 
     kernel: Kernel
     layouts: tuple[Any, ...]
@@ -171,7 +176,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class SizeBuckets:
-    """A size that differs from call to call, such as a number of rows, and where other kernels take over as it grows.
+    """Describes a size that differs from call to call, such as a number of rows, and where other kernels take over as
+    it grows.
 
     Attributes:
         size: an expression of a graph's sizes, such as the product of batch and sequence length.
@@ -251,7 +257,7 @@ def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
 
 @dataclass(frozen=True)
 class Family:
-    """One kernel family; see the module for when each attribute is asked.
+    """Defines one kernel family; see the module for when each attribute is asked.
 
     Attributes:
         name: of the templates' folder, in stored plans and manifests, and in the banner of a source.
@@ -320,20 +326,21 @@ class Family:
     code: Path | None = None
 
     def fingerprint(self) -> str:
-        """What of a family from outside jitgen decides its sources; jitgen's own are part of ``code_digest``."""
+        """Returns what decides the sources of a family from outside jitgen; jitgen's own families are part of
+        ``code_digest``."""
         folders = [folder for folder in (self.code, self.templates) if folder is not None]
         return folders_digest(*folders) if folders else ""
 
     def arguments(
         self, kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], settled: Any, device: Device
     ) -> Arguments:
-        """What one launch passes."""
+        """Returns what one launch passes."""
         maps = self.tensor_maps(kernel, layouts, geometries, settled, device)
         return self.parameters(kernel, layouts, device).arguments(geometries, settled, maps)
 
     def choose(self, problem: Any, device: Device) -> Choice:
-        """The candidate for ``problem`` that was measured to be the best; where none was, the cheapest, of equals the
-        first."""
+        """Returns the candidate for ``problem`` that was measured to be the best; without a measurement the cheapest,
+        of equals the first."""
         return choose(
             self.name,
             self.candidates(problem, device),

@@ -1,5 +1,5 @@
-"""From regions to kernels: consecutive regions of one family share a kernel if the family allows it (``Family.joins``),
-up to ``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands."""
+"""Turns regions into kernels: consecutive regions of one family share a kernel if the family allows it
+(``Family.joins``), up to ``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jitgen.ir.regions import Region
 from jitgen.ir.symbols import Expr
 
 MAX_REGIONS = 16
-"""Regions of one kernel at most, which limits the length of a source."""
+"""The most regions of one kernel, which limits the length of a source."""
 MAX_OPERANDS = 128
-"""Operands of a kernel with several regions at most, so that its parameters stay within CUDA's limit of 4 KiB."""
+"""The most operands of a kernel with several regions, so that its parameters stay within CUDA's limit of 4 KiB."""
 
 
 def kernels_of(
     regions: Sequence[Region], numbers: Sequence[int], shapes: Sequence[Shape], name: str, before: int
 ) -> list[Kernel]:
-    """The kernels that compute ``regions``.
+    """Returns the kernels that compute ``regions``.
 
     Args:
         numbers: for each result that the regions store, the number of its buffer.
@@ -53,14 +53,14 @@ def kernels_of(
 def with_coarse(
     kernels: Sequence[Kernel], buffers: Sequence[Buffer], temporaries: range, outputs: Sequence[int | Alias]
 ) -> tuple[Kernel, ...]:
-    """``kernels`` in which bodies are marked ``coarse`` where nobody can see the last bits of their results.
+    """Marks bodies of ``kernels`` as ``coarse`` if nobody can see the last bits of their results.
 
     A body is coarse if each of its results is a float of 16 bits or fewer, or a temporary that is not returned and that
-    only coarse bodies read.
-    Kernels are in execution order, so that going backwards every reader of a temporary comes before its writer.
+    only coarse bodies read. Kernels are in execution order, so that going backwards every reader of a temporary comes
+    before its writer.
     """
     exact = {output.input for output in outputs if isinstance(output, Alias)}
-    found: list[Kernel] = []
+    marked: list[Kernel] = []
     for kernel in reversed(kernels):
         bodies = []
         for body in kernel.bodies:
@@ -72,10 +72,10 @@ def with_coarse(
         for body in bodies:
             read = {operand.buffer for operand in body.operands if operand.kind != "store"}
             exact |= set() if body.coarse else {buffer for buffer in read if buffer is not None}
-        found.append(replace(kernel, bodies=tuple(bodies)))
-    return tuple(reversed(found))
+        marked.append(replace(kernel, bodies=tuple(bodies)))
+    return tuple(reversed(marked))
 
 
 def _is_narrow(dtype: str) -> bool:
-    """Whether ``dtype`` is a float of 16 bits or fewer."""
+    """Returns whether ``dtype`` is a float of 16 bits or fewer."""
     return dtype.startswith("float8") or dtype in ("float16", "bfloat16")

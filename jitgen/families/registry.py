@@ -1,4 +1,4 @@
-"""The families, in the order in which they are asked what they claim: the most particular first."""
+"""Lists the families in the order in which they are asked what they claim: the most particular first."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.ir.program import Kernel
 
 FAMILIES: list[Family] = [ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
-"""The last one computes whatever is left."""
+"""All families. The last one computes whatever is left."""
 
 
 def register(family: Family) -> None:
-    """Ask ``family`` before all others. A family of that name is replaced."""
+    """Asks ``family`` before all others. A family of that name is replaced."""
     FAMILIES[:] = [family, *(other for other in FAMILIES if other.name != family.name)]
 
 
 def unregister(name: str) -> None:
-    """Forget the family called ``name``."""
+    """Forgets the family called ``name``."""
     FAMILIES[:] = [family for family in FAMILIES if family.name != name]
 
 
 def named(name: str) -> Family:
-    """The family called ``name``; KeyError where there is none."""
+    """Returns the family called ``name``; KeyError if there is none."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -36,5 +36,5 @@ def named(name: str) -> Family:
 
 
 def family_of(kernel: Kernel) -> Family:
-    """The family of ``kernel``."""
+    """Returns the family of ``kernel``."""
     return named(kernel.family)

@@ -1,4 +1,4 @@
-"""Program rewrites that depend on a call's sizes: families propose them (``Family.rewrite_kernel``) before layout."""
+"""Rewrites programs by a call's sizes: families propose it (``Family.rewrite_kernel``) before layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitgen.kernel.operands import Call
 
 
 def rewritten(program: Program, call: Call, device: Device) -> Program:
-    """``program`` with several kernels in place of each one that its family rewrites."""
+    """Replaces each kernel of ``program`` that its family rewrites by several."""
     proposed = [registry.family_of(kernel).rewrite_kernel(kernel, call, device) for kernel in program.kernels]
     added = sum(len(rewrite.temporaries) for rewrite in proposed if rewrite)
     if not any(proposed):
@@ -25,14 +25,17 @@ def rewritten(program: Program, call: Call, device: Device) -> Program:
         if rewrite is None:
             kernels.append(renumbered)
         else:
-            found = rewrite.kernels(renumbered, first + len(temporaries))
-            kernels += (replace(each, family=each.family or registry.FAMILIES[-1].name) for each in found)
+            replacements = rewrite.kernels(renumbered, first + len(temporaries))
+            kernels += (
+                replace(kernel_, family=kernel_.family or registry.FAMILIES[-1].name) for kernel_ in replacements
+            )
             temporaries += rewrite.temporaries
     return replace(program, temporaries=(*program.temporaries, *temporaries), kernels=tuple(kernels))
 
 
 def _with_results_after(kernel: Kernel, first: int, added: int) -> Kernel:
-    """``kernel`` with its results, the buffers from ``first`` on, renumbered to make room for ``added`` temporaries."""
+    """Returns ``kernel`` with its results, the buffers from ``first`` on, renumbered to make room for ``added``
+    temporaries."""
 
     def renumbered(operand: Operand) -> Operand:
         is_result = operand.buffer is not None and operand.buffer >= first

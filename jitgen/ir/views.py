@@ -49,7 +49,8 @@ def decide_static(condition: Scalar) -> bool:
 
 
 def inverse(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The attrs of the movement that undoes one with ``attrs``; None where that leaves out or repeats elements."""
+    """Returns the attrs of the movement that undoes one with ``attrs``; None where that leaves out or repeats
+    elements."""
     kind = attrs[0]
     if kind == "permute":
         return "permute", tuple(attrs[1].index(dim) for dim in range(len(attrs[1])))

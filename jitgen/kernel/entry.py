@@ -1,4 +1,4 @@
-"""The parameter of an entry in CUDA C++: one struct, ``params``, with a member for each operand.
+"""Defines the parameter of an entry in CUDA C++: one struct, ``params``, with a member for each operand.
 
 ``kernel/printed_entry.py`` prints the struct, and a launch writes each value to its place in it. Both follow from the
 members that ``KernelParameters.members`` lists, and a source asserts the offsets that a launch assumes, so that a
@@ -17,7 +17,7 @@ MAP_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Member:
-    """One member of the struct: an operand, or an integer of the kernel.
+    """Describes one member of the struct: an operand, or an integer of the kernel.
 
     Attributes:
         operand: its region and its index there; None for an integer of the kernel.
@@ -33,13 +33,13 @@ class Member:
 
     @property
     def first(self) -> tuple[str, int]:
-        """The source and the number of its first value; see ``Place``."""
+        """Returns the source and the number of its first value; see ``Place``."""
         return ("integer", self.integers[0]) if self.pointer is None else ("pointer", self.pointer)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a launch writes one value.
+    """Locates a value that a launch writes.
 
     Attributes:
         code: how it is written, as in ``struct``; see ``SIZES``.
@@ -55,7 +55,7 @@ class Place:
 
 
 def places(maps: int, members: Iterable[Member], index: str, scalars: str) -> tuple[tuple[Place, ...], int]:
-    """The places of a struct in order, and its size in bytes, as C++ lays it out.
+    """Returns the places of a struct in order, and its size in bytes, as C++ lays it out.
 
     Args:
         maps: how many tensor maps come first.

@@ -1,4 +1,4 @@
-"""What all families say of a kernel in words."""
+"""Explains in words what all families say of a kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jitgen.ir.ops import OPS
 
 
 def operations_of(body: Body, kinds: Sequence[str]) -> str:
-    """The pointwise operations of ``body``, and its operands, which are ``kinds``."""
+    """Describes the pointwise operations of ``body``, and its operands, which are ``kinds``."""
     return f"{count_operations(body)} operations; operands {', '.join(kinds)}"
 
 
 def count_operations(body: Body) -> int:
-    """Pointwise instructions, not counting those of prologues."""
+    """Counts the pointwise instructions without those of prologues."""
     return len(operations_in(body.instructions))
 
 
 def operations_in(instructions: Iterable[Instruction]) -> list[str]:
-    """The names of the pointwise operations among ``instructions``."""
+    """Returns the names of the pointwise operations among ``instructions``."""
     return [instruction.op for instruction in instructions if instruction.op in OPS]

@@ -1,4 +1,4 @@
-"""What a call's memory is in numbers, as all families have it."""
+"""Describes a call's memory in numbers, as all families have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitgen.ir.views import Strided
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The numbers of a region's operands in one call, in elements.
+    """Holds the numbers of a region's operands in one call, in elements.
 
     Attributes:
         strides: for each operand, along the axes of the region.
@@ -36,12 +36,13 @@ class Geometry:
 
 
 def gathered_of(views: Sequence[Strided], rank: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """``Geometry.gathered`` of operands that are walked in ``rank`` dimensions: what ``views`` have behind these."""
+    """Computes ``Geometry.gathered`` of operands that are walked in ``rank`` dimensions, from the further ones of
+    ``views``."""
     return tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
 
 
 def touched_of(body: Body, walked: Iterable[Iterable[tuple[int, int]]]) -> tuple[int, ...]:
-    """``Geometry.touched``: along a dimension of stride 0, an operand that is only read is one element.
+    """Computes ``Geometry.touched``: along a dimension of stride 0, an operand that is only read is one element.
 
     Args:
         walked: for each operand, (size, stride) of each dimension of the walk over it.

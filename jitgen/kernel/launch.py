@@ -1,4 +1,4 @@
-"""What a launch is: its shape, what it passes and what it amounts to.
+"""Defines what a launch is: its shape, what it passes and what it amounts to.
 
 Neither a template nor a compiler nor a device is needed for it.
 """
@@ -23,7 +23,8 @@ it must (CUDA C++ Programming Guide, "Programmatic Dependent Launch")."""
 
 @dataclass(frozen=True)
 class Persistence:
-    """Blocks that stay and take one piece of work after another, so that a grid has no more than a device holds.
+    """Describes blocks that stay and take one piece of work after another, so that a grid has no more than a device
+    holds.
 
     Attributes:
         scope: ``"clusters"``: as many clusters as the driver says are resident at once; ``"multiprocessors"``: a
@@ -37,7 +38,7 @@ class Persistence:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel is launched on a GPU; on a CPU only ``grid`` means something, the pieces of work.
+    """Says how a kernel is launched on a GPU; on a CPU only ``grid`` means something, the pieces of work.
 
     Attributes:
         grid, block: in blocks and in threads.
@@ -62,7 +63,7 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a launch passes besides run-time scalars.
+    """Holds what a launch passes besides run-time scalars.
 
     Attributes:
         pointers: (buffer, byte offset) of each pointer parameter.
@@ -79,7 +80,7 @@ class Arguments:
     members: tuple[Member, ...] = ()
 
     def packing(self, scalars: str, in_struct: bool = True) -> Packing:
-        """How a kernel of a GPU takes them, and run-time scalars of the ``struct`` codes ``scalars``.
+        """Returns how a GPU's kernel takes the arguments, and run-time scalars of the ``struct`` codes ``scalars``.
 
         Args:
             in_struct: whether it takes one struct, as entries in CUDA C++ do; those of a family without ``members``
@@ -96,7 +97,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Packing:
-    """The parameters of a launch.
+    """Describes the parameters of a launch.
 
     Attributes:
         codes: the ``struct`` codes of its values, in order.
@@ -111,7 +112,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch amounts to.
+    """Counts what a launch amounts to.
 
     Attributes:
         elements: computed in all; a launch of none is skipped.
@@ -127,7 +128,7 @@ class Work:
 
 
 def traffic(body: Body, geometry: Geometry) -> tuple[int, int]:
-    """Bytes that a launch moves and that it writes."""
+    """Counts the bytes that a launch moves, and those that it writes."""
     moved = written = 0
     for operand, elements in zip(body.operands, geometry.touched, strict=True):
         if operand.buffer is not None:
@@ -137,10 +138,10 @@ def traffic(body: Body, geometry: Geometry) -> tuple[int, int]:
 
 
 def blocks_of(blocks: int, threads: int, device: Device, **others: Any) -> LaunchShape:
-    """The launch of a row of blocks, on a CPU of pieces of work; ``others`` are attributes of ``LaunchShape``."""
+    """Makes the launch of a row of blocks, on a CPU of pieces of work; ``others`` are attributes of ``LaunchShape``."""
     return LaunchShape((blocks, 1, 1), (threads, 1, 1), **{"attributes": attributes_of(device), **others})
 
 
 def attributes_of(device: Device) -> frozenset[str]:
-    """The attributes of a launch on ``device``."""
+    """Returns the attributes of a launch on ``device``."""
     return frozenset({OVERLAPS} if device.overlaps_launches else ())

@@ -1,4 +1,4 @@
-"""From an operand's movements to strides, and from strides to what accesses and indices they allow."""
+"""Derives strides from an operand's movements, and from strides what accesses and indices they allow."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, vi
 
 
 def views_of(body: Body, call: Call) -> list[Strided]:
-    """The memory of each operand of ``body`` as it is walked; NotViewable where a movement needs a copy first."""
+    """Returns the memory of each operand of ``body`` as it is walked; NotViewable where a movement needs a copy
+    first."""
     return [view_of(operand, call) for operand in body.operands]
 
 
 def stride_kind(stride: int) -> str:
-    """What an operand is along a dimension in which it has ``stride``, in elements."""
+    """Returns the kind of an operand along a dimension in which it has ``stride``, in elements."""
     return {1: "contiguous", 0: "broadcast"}.get(stride, "strided")
 
 
 def unit_of(sizes: Iterable[int], accesses: Iterable[tuple[int, Sequence[int]]]) -> int:
-    """The largest power of two, at most ``MAX_UNIT``, that sizes and strides are multiples of, in elements.
+    """Returns the largest power of two, at most ``MAX_UNIT``, of which sizes and strides are multiples, in elements.
 
     Args:
         sizes: of rows of contiguous operands.
@@ -37,14 +38,14 @@ def unit_of(sizes: Iterable[int], accesses: Iterable[tuple[int, Sequence[int]]])
 
 
 def reaches_wide(dimensions: Iterable[Iterable[tuple[int, int]]]) -> bool:
-    """Whether an index of an operand, of which ``dimensions`` has (size, stride) pairs, needs 64 bits."""
+    """Returns whether an index of an operand, of which ``dimensions`` has (size, stride) pairs, needs 64 bits."""
     reach = (sum((size - 1) * abs(stride) for size, stride in pairs if size) for pairs in dimensions)
     return max(reach, default=0) >= INDEX_LIMIT
 
 
 def constant_in_row(body: Body, inner: Sequence[int]) -> set[int]:
-    """The positions of instructions whose results are the same for all of the innermost dimension, along which operands
-    have the strides ``inner``."""
+    """Returns the positions of instructions with the same result for all of the innermost dimension, along which
+    operands have the strides ``inner``."""
     constant: set[int] = set()
     for position, instruction in enumerate(body.instructions):
         if instruction.op in ("load", "iota"):

@@ -1,4 +1,4 @@
-"""Where operands lie in memory, as every family asks: concrete strides, merged dimensions, sizes of elements."""
+"""Locates operands in memory, as every family asks: concrete strides, merged dimensions, sizes of elements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "WARP", "base
 __all__ += ["output_strides", "pointwise_flops"]
 
 ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-"""Bytes of an element; every other dtype has one."""
+"""The bytes of an element; every other dtype has one."""
 CPU_LANES = 64
-"""Elements that a CPU thread takes at once, whose vectors are computed side by side: a cache line or more of each
-operand; in a reduction, each into an accumulator of its own."""
+"""The number of elements that a CPU thread takes at once, whose vectors are computed side by side: a cache line or more
+of each operand; in a reduction, each into an accumulator of its own."""
 MAX_UNIT = 16
-"""Elements that the unit of an operand is at most: 16 bytes of the narrowest dtype."""
+"""The most elements of an operand's unit: 16 bytes of the narrowest dtype."""
 WARP = 32
-"""Threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
+"""The number of threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
 SWIZZLE_BYTES = 128
 """Bytes over which a tensor map swizzles the rows of a box, as wgmma reads them."""
 INDEX_LIMIT = 2**31 - 2**20
@@ -31,7 +31,7 @@ INDEX_LIMIT = 2**31 - 2**20
 
 @dataclass(frozen=True)
 class Call:
-    """The sizes and memory of one call.
+    """Holds the sizes and memory of one call.
 
     Attributes:
         environment: a value for every symbol.
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
+    """Describes a matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
     ``runtime/tensor_map.TensorMap``."""
 
     buffer: int
@@ -67,7 +67,7 @@ def mapped_tensor(
     row_stride: int,
     box: tuple[int, int],
 ) -> MappedTensor:
-    """The tensor map of ``operand``, matrices of ``shape`` whose rows are contiguous and swizzled over 128 bytes.
+    """Makes the tensor map of ``operand``, matrices of ``shape`` whose rows are contiguous and swizzled over 128 bytes.
 
     Args:
         offset: of the first element from the buffer's pointer, in elements.
@@ -92,18 +92,18 @@ def item_size(dtype: str) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is no less than ``number``, and than 1."""
+    """Rounds ``number`` up to a power of two, at least 1."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
-    """Operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
+    """Counts the operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
     weights = (OPS[i.op].flops if i.op in OPS else int(i.op in ("reduce", "scan")) for i in instructions)
     return elements * sum(weights)
 
 
 def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Strided:
-    """``base`` seen through ``movements``."""
+    """Applies ``movements`` to ``base``."""
     view = base
     for attrs, shape in movements:
         concrete = tuple(symbols.evaluate(attr, environment) for attr in attrs)
@@ -112,7 +112,7 @@ def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Str
 
 
 def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[Memory]) -> Strided:
-    """The whole tensor an operand sees through its movements; an iota's is its index space."""
+    """Returns the whole tensor that an operand sees through its movements; an iota's is its index space."""
     if operand.buffer is not None:
         return buffers[operand.buffer].view
     sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
@@ -120,14 +120,15 @@ def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[
 
 
 def view_of(operand: Operand, call: Call) -> Strided:
-    """What an operand sees of its tensor through its movements; NotViewable where one needs a copy first."""
+    """Returns what an operand sees of its tensor through its movements; NotViewable if one needs a copy first."""
     return locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
 
 
 def collapse(
     sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], store: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Sizes and strides with dimensions of 1 dropped and neighbours merged, ordered by operand ``store``'s strides."""
+    """Drops dimensions of 1 and merges neighbours, ordered by operand ``store``'s strides; returns sizes and
+    strides."""
     dims = sorted(range(len(sizes)), key=lambda dim: -abs(strides[store][dim]))
     merged = merged_dimensions(sizes, strides, dims)
     merged = merged or [(1, tuple(int(position >= store) for position in range(len(strides))))]
@@ -137,8 +138,8 @@ def collapse(
 def merged_dimensions(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], dims: Sequence[int]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, stride of every operand) of ``dims`` of more than one element, where those are one that every operand
-    walks without a gap."""
+    """Merges neighbours among ``dims`` of more than one element that every operand walks without a gap: (size, stride
+    of every operand)."""
     merged: list[tuple[int, tuple[int, ...]]] = []
     for dim in dims:
         if sizes[dim] == 1:
@@ -152,7 +153,8 @@ def merged_dimensions(
 
 
 def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, ...]:
-    """Strides for a new output: dense, in the order of the inputs where every full-sized one agrees, else row-major.
+    """Returns strides for a new output: dense, in the order of the inputs if every full-sized one agrees, else
+    row-major.
 
     As eager torch does, so that ``x.t() * 2`` walks memory in order and a channels-last input gives a channels-last
     output.
@@ -162,15 +164,15 @@ def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, 
         if view.sizes != tuple(sizes):
             continue
         dims = [dim for dim, size in enumerate(sizes) if size != 1]
-        found = tuple(sorted(dims, key=lambda dim: -view.strides[dim]))
+        by_stride = tuple(sorted(dims, key=lambda dim: -view.strides[dim]))
         step = 1
-        for dim in reversed(found):
+        for dim in reversed(by_stride):
             if view.strides[dim] != step:
                 return _row_major(sizes)
             step *= sizes[dim]
-        if order is not None and found != order:
+        if order is not None and by_stride != order:
             return _row_major(sizes)
-        order = found
+        order = by_stride
     if order is None:
         return _row_major(sizes)
     rest = [dim for dim in range(len(sizes)) if sizes[dim] == 1]
@@ -185,14 +187,15 @@ def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, 
 def ordered_like(
     sizes: Sequence[int], contiguous: bool, channels_last: bool, inputs: Sequence[Strided]
 ) -> Sequence[Strided]:
-    """What the memory of a new output of ``sizes`` is to be like: the inputs where no order is asked for."""
+    """Returns the memory that a new output of ``sizes`` is laid out like: the inputs if no order is asked for."""
     if contiguous:
         return ()
     return (channels_last_memory(sizes),) if channels_last else inputs
 
 
 def channels_last_memory(sizes: Sequence[int]) -> Strided:
-    """Dense memory whose innermost dimension is 1, as torch's for images and volumes; other tensors are row-major."""
+    """Lays out dense memory whose innermost dimension is 1, as torch's for images and volumes; other tensors are
+    row-major."""
     if len(sizes) not in (4, 5):
         return Strided(tuple(sizes), contiguous_strides(sizes))
     rows, channels, *rest = sizes

@@ -1,4 +1,4 @@
-"""The parameters of a kernel, declared as data: axes, and operands that are walked along them.
+"""Declares the parameters of a kernel as data: axes, and operands that are walked along them.
 
 A family declares them once (``Family.parameters``). What a launch passes follows from the declaration, and so do the
 names that sources have for it: pointers of all operands in memory, then integers, then run-time scalars. On a CPU the
@@ -22,7 +22,8 @@ LAUNCH = -1
 
 
 class Integer(NamedTuple):
-    """An integer parameter is a number of a call. (A tuple, because each call of new sizes makes some.)
+    """Describes an integer parameter, which is a number of a call. (A tuple, because each call of new sizes makes
+    some.)
 
     Attributes:
         name: in sources.
@@ -48,7 +49,7 @@ class Integer(NamedTuple):
 
 
 class OperandParameters(NamedTuple):
-    """An operand is a tensor in memory, or an index that counts along an axis.
+    """Describes the parameters of an operand: a tensor in memory, or an index that counts along an axis.
 
     Attributes:
         operand: of the body.
@@ -67,7 +68,7 @@ class OperandParameters(NamedTuple):
     gathered: tuple[tuple[str, str], ...] = ()
 
     def integers(self, region: int) -> Iterator[Integer]:
-        """The integer parameters in order: whatever is no number."""
+        """Yields the integer parameters in order: whatever is no number."""
         if self.offset:
             yield Integer(self.offset, "offsets", self.number, -1, region)
         for dim, name in enumerate(self.strides):
@@ -86,7 +87,7 @@ def declared(
     suffix: str = "",
     gathered: tuple[tuple[str, str], ...] = (),
 ) -> OperandParameters:
-    """The parameters of ``operand``, with the names that all families give to pointers and first values.
+    """Declares the parameters of ``operand``, with the names that all families give to pointers and first values.
 
     Args:
         strides: see ``OperandParameters``; an empty one has the name that all families give to strides.
@@ -106,7 +107,7 @@ def declared(
 
 @dataclass(frozen=True)
 class RegionParameters:
-    """A region of a kernel has axes and operands.
+    """Describes the parameters of a region, which has axes and operands.
 
     Attributes:
         axes: the sizes that are parameters.
@@ -121,7 +122,7 @@ class RegionParameters:
 
 @dataclass(frozen=True)
 class KernelParameters:
-    """The parameters of a kernel, by its regions.
+    """Describes the parameters of a kernel, by its regions.
 
     Attributes:
         wide: whether integers are 64-bit on a GPU.
@@ -138,20 +139,20 @@ class KernelParameters:
 
     @property
     def integers(self) -> tuple[Integer, ...]:
-        """The integer parameters in order."""
-        found: list[Integer] = []
+        """Returns the integer parameters in order."""
+        integers: list[Integer] = []
         for number, region in enumerate(self.regions):
             of_operands = (integer for operand in region.operands for integer in operand.integers(number))
-            found += [*region.axes, *of_operands, *region.last]
-        return tuple(found)
+            integers += [*region.axes, *of_operands, *region.last]
+        return tuple(integers)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the integer parameters in order."""
+        """Returns the names of the integer parameters in order."""
         return tuple(integer.name for integer in self.integers)
 
     def arguments(self, geometries: Sequence[Any], settled: Any, maps: Iterable[MappedTensor]) -> Arguments:
-        """What one launch passes for these parameters, after tensor maps."""
+        """Returns what one launch passes for these parameters, after tensor maps."""
         pointers = tuple(
             (declared.operand.buffer, geometry.offsets[declared.number] * item_size(declared.operand.dtype))
             for region, geometry in zip(self.regions, geometries, strict=True)
@@ -163,7 +164,8 @@ class KernelParameters:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The members of the struct of an entry in CUDA C++: operands in their order, then integers of the kernel."""
+        """Returns the members of the struct of an entry in CUDA C++: operands in their order, then integers of the
+        kernel."""
         integers = self.integers
         owned: dict[tuple[int, int], list[int]] = {}
         for position, integer in enumerate(integers):
@@ -185,11 +187,11 @@ class KernelParameters:
         return (*members, *(Member(None, None, (position,)) for position in loose))
 
     def name(self, parameter: str) -> str:
-        """What sources call the parameter ``parameter``."""
+        """Returns what sources call the parameter ``parameter``."""
         return self.spelled.get(parameter, parameter)
 
     def renamed(self, spelled: Mapping[str, str]) -> KernelParameters:
-        """These parameters as expressions; ``spelled`` has those of parameters that are called otherwise."""
+        """Renames these parameters to expressions; ``spelled`` has those of parameters that are called otherwise."""
 
         def named(name: str) -> str:
             return spelled.get(name, name)

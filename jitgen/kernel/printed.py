@@ -1,4 +1,4 @@
-"""A kernel's parameters as its templates read them: names, types and expressions in a dialect."""
+"""Presents a kernel's parameters to its templates: names, types and expressions in a dialect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jitgen.kernel.parameters import KernelParameters, OperandParameters
 
 @dataclass(frozen=True)
 class PrintedOperand:
-    """An operand has names and expressions, as they are printed.
+    """Holds the names and expressions of an operand, as they are printed.
 
     Attributes:
         index: among the region's operands.
@@ -43,7 +43,7 @@ class PrintedOperand:
 
     @property
     def inner(self) -> str:
-        """The stride along the last axis."""
+        """Returns the stride along the last axis."""
         return self.strides[-1]
 
     @property
@@ -52,30 +52,30 @@ class PrintedOperand:
 
     @property
     def pointer_type(self) -> str:
-        """The type of ``pointer`` in C++."""
+        """Returns the type of ``pointer`` in C++."""
         return f"{'' if self.role == 'store' else 'const '}{self.storage}*"
 
     def element(self, at: str) -> str:
-        """Its element at offset ``at`` in C++; of an index, that number."""
+        """Returns its element at offset ``at`` in C++; of an index, that number."""
         return f"jitgen::load({self.pointer}[{at}])" if self.pointer else at
 
     def neighbour(self, first: str, step: str) -> str:
-        """The same ``step`` elements behind the variable ``first``, which is an address or an index."""
+        """Returns the same ``step`` elements behind the variable ``first``, which is an address or an index."""
         return f"jitgen::load({first}[{step}])" if self.pointer else f"{first} + {step}"
 
     def begin(self, name: str, at: str) -> str:
-        """The definition in C++ of ``name``, the address at offset ``at``, or that index."""
+        """Returns the definition in C++ of ``name``, the address at offset ``at``, or that index."""
         if self.pointer is None:
             return f"const int64_t {name} = {at}"
         return f"{self.pointer_type} const {name} = {self.pointer} + {at}"
 
     def along(self, index: str) -> str:
-        """Offset of the element at ``index`` of the last axis from that at 0."""
+        """Returns the offset of the element at ``index`` of the last axis from that at 0."""
         return {"0": "0", "1": index}.get(self.inner, f"{index} * {self.inner}")
 
 
 def sum_of(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
-    """The sum of the terms ``first`` and of the products of indices and strides."""
+    """Returns the sum of the terms ``first`` and of the products of indices and strides."""
     terms = [*first]
     for index, stride in zip(indices, strides, strict=True):
         terms.append("" if stride == "0" else index if stride == "1" else f"{index} * {stride}")
@@ -83,17 +83,17 @@ def sum_of(first: Sequence[str], strides: Sequence[str], indices: Sequence[str])
 
 
 def indices(sizes: Sequence[str], number: str, name: str, divide: str) -> list[tuple[str, str]]:
-    """(name, expression) of the index of ``number`` in each dimension; ``divide`` is the dialect's operator."""
-    found = []
+    """Returns (name, expression) of the index of ``number`` in each dimension; ``divide`` is the dialect's operator."""
+    expressions = []
     for dim in range(len(sizes)):
         inner = " * ".join(sizes[dim + 1 :])
         index = f"{number} {divide} ({inner})" if inner else number
-        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
-    return found
+        expressions.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
+    return expressions
 
 
 def printed_attributes(parameters: OperandParameters, kind: str, value: str, dialect: Dialect) -> dict[str, Any]:
-    """The attributes of a ``PrintedOperand``."""
+    """Returns the attributes of a ``PrintedOperand``."""
     operand = parameters.operand
     return {
         "index": parameters.number,
@@ -112,7 +112,7 @@ def printed_attributes(parameters: OperandParameters, kind: str, value: str, dia
 
 @dataclass(frozen=True)
 class KernelContext:
-    """The parameters of a kernel, for the templates of all dialects.
+    """Presents the parameters of a kernel to the templates of all dialects.
 
     Attributes:
         titles: what the head of the source says in words.
@@ -131,19 +131,19 @@ class KernelContext:
 
     @property
     def memory(self) -> tuple[Any, ...]:
-        """The operands that have a pointer."""
+        """Returns the operands that have a pointer."""
         return tuple(operand for operand in self.operands if operand.pointer)
 
     @property
     def host_parameters(self) -> list[str]:
-        """The parameters of a CPU's entry, as the launcher passes them: those that may differ between two calls of one
-        shape come first, so that the others are packed once."""
+        """Returns the parameters of a CPU's entry, as the launcher passes them: those that may differ between two calls
+        of one shape come first, so that the others are packed once."""
         numbers = [f"int64_t {name}" for name in self.integers]
         return [*self._pointers, *self._scalars, "int32_t threads", *numbers, "int32_t streaming"]
 
     @property
     def triton_parameters(self) -> list[str]:
-        """The parameters of a kernel in Triton."""
+        """Returns the parameters of a kernel in Triton."""
         return [*(o.pointer for o in self.memory), *self.integers, *(name for name, _ in self.scalars)]
 
     def triton_options(
@@ -154,7 +154,7 @@ class KernelContext:
         units: Mapping[str, int] | None = None,
         **others: int,
     ) -> dict[str, Any]:
-        """The options of a source in Triton.
+        """Returns the options of a source in Triton.
 
         Args:
             alignments: what the addresses in ``memory`` are multiples of, in bytes; by default nothing is known.
@@ -187,7 +187,7 @@ def context_attributes(
     dialect: Dialect,
     titles: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The attributes of a ``KernelContext``."""
+    """Returns the attributes of a ``KernelContext``."""
     return {
         "titles": tuple(titles),
         "operands": tuple(operands),
@@ -199,13 +199,13 @@ def context_attributes(
 
 
 def title_of(body: Body, kinds: Sequence[str], walk: str = "") -> str:
-    """A region in words: its shape, how it is walked, and the kinds of its operands."""
+    """Describes a region in words: its shape, how it is walked, and the kinds of its operands."""
     words = (f"{o.kind} {o.dtype} {kind}".rstrip() for o, kind in zip(body.operands, kinds, strict=True))
     return f"({', '.join(_lengths(body.shape))}){walk}: {', '.join(words)}"
 
 
 def _lengths(shape: Shape) -> list[str]:
-    """``shape`` in words: a number is itself, and a size that a launch passes a name of its own.
+    """Returns ``shape`` in words: a number is itself, and a size that a launch passes a name of its own.
 
     Symbols of a trace number a function's arguments; a source is that of the same kernel in any function.
     """

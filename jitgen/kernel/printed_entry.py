@@ -1,4 +1,4 @@
-"""The struct of an entry in CUDA C++ (``kernel/entry.py``) as text: its members, and the expressions that read them."""
+"""Prints the struct of an entry in CUDA C++ (``kernel/entry.py``): its members, and the expressions that read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOSE |= {"gathered_sizes": "chosen_size", "gathered_strides": "chosen_stride",
 
 @dataclass(frozen=True)
 class Params:
-    """The struct of a kernel, and how its expressions name what is in it.
+    """Describes the struct of a kernel, and how its expressions name what is in it.
 
     Attributes:
         members: those of ``KernelParameters``.
@@ -50,7 +50,7 @@ class Params:
     spelled: Mapping[str, str]
 
     def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, list[str]]:
-        """What ``params.cu.j2`` prints.
+        """Returns what ``params.cu.j2`` prints.
 
         Args:
             wide: whether indices have 64 bits.
@@ -74,12 +74,13 @@ class Params:
 
 
 def local(expression: str) -> str:
-    """The name of a variable that begins as an operand's pointer or first value and is moved from there."""
+    """Returns the name of a variable that begins as an operand's pointer or first value and is moved from there."""
     return f"{_member_of(expression)}_of_matrix"
 
 
 def map_names(pointers: Iterable[str]) -> list[str]:
-    """The names in the struct of the tensor maps of operands with these pointers, which are called after them."""
+    """Returns the names in the struct of the tensor maps of operands with these pointers, which are called after
+    them."""
     names: list[str] = []
     for pointer in pointers:
         name = f"{_member_of(pointer)}_map"
@@ -92,14 +93,14 @@ def _member_of(expression: str) -> str:
 
 
 def _wrapped(checks: Sequence[str]) -> Iterator[str]:
-    """``checks`` as lines of a conjunction."""
+    """Wraps ``checks`` into lines of a conjunction."""
     text = " && ".join(check.replace(" ", "\0") for check in checks)
     wrap = textwrap.TextWrapper(CHECK_WIDTH, break_long_words=False, break_on_hyphens=False)
     return (line.replace("\0", " ") for line in wrap.wrap(text))
 
 
 def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) -> Params:
-    """The struct of ``kernel``, which has ``parameters``."""
+    """Makes the struct of ``kernel``, which has ``parameters``."""
     integers, members = parameters.integers, parameters.members
     taken = {integer.name for integer in integers if integer.operand < 0 and integer.field not in _LOOSE}
     taken |= {f"a{number}" for number in range(len(kernel.scalars))}
@@ -144,6 +145,6 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
 
 
 def _loose(integer: Integer, regions: int) -> str:
-    """What an integer of the kernel, or of a region of several, is called."""
+    """Returns the name of an integer of the kernel, or of a region of several."""
     number = [str(part) for part in (integer.region, integer.dim) if part >= 0]
     return _LOOSE[integer.field] + "_".join(number if regions > 1 else number[1:])

@@ -1,4 +1,4 @@
-"""A row kernel's parameters as its templates read them."""
+"""Presents a row kernel's parameters to its templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jitgen.kernel.rows import RowLayout
 
 @dataclass(frozen=True)
 class RowOperand(PrintedOperand):
-    """An operand of a row kernel; its ``kind`` is that along the row, ``across`` that from row to row.
+    """Describes an operand of a row kernel; its ``kind`` is that along the row, ``across`` that from row to row.
 
     Both are those of ``RowLayout``. ``unit`` is how many elements one access may move; 1 where it moves none together.
     """
@@ -35,42 +35,42 @@ class RowOperand(PrintedOperand):
 
     @property
     def is_once(self) -> bool:
-        """Whether it is read once for a row."""
+        """Returns whether it is read once for a row."""
         return self.kind in ("row", "broadcast") and self.role != "store"
 
     @property
     def alignment(self) -> int:
-        """Bytes that its address is a multiple of."""
+        """Returns the bytes of which its address is a multiple."""
         return min(self.unit * item_size(self.dtype), ACCESS_BYTES)
 
     @property
     def address_type(self) -> str:
-        """The type in C++ of where its elements are; an iota has an offset."""
+        """Returns the type in C++ of its elements' location; an iota has an offset."""
         return self.pointer_type if self.pointer else "int64_t"
 
     def base(self, outer: Sequence[str]) -> str:
-        """Where its row begins at the indices ``outer``, in elements; "0" where no index moves it."""
+        """Returns the offset of its row at the indices ``outer``, in elements; "0" if no index moves it."""
         return sum_of([self.offset], self.outer_strides, outer)
 
     def address(self, outer: Sequence[str]) -> str:
-        """Where its row begins: a pointer, or the first value of an iota."""
+        """Returns the start of its row: a pointer, or the first value of an iota."""
         return f"{self.pointer} + {self.base(outer)}" if self.pointer else self.base(outer)
 
     def cuda_base(self, outer: Sequence[str]) -> tuple[str, str]:
-        """The declaration of a variable with ``address``, and that."""
+        """Returns the declaration of a variable with ``address``, and the variable."""
         name = f"{'to' if self.role == 'store' else 'from'}{self.index}"
         return f"{self.pointer_type} const {name}" if self.pointer else f"const Index {name}", self.address(outer)
 
     def triton_block(self, columns: bool, column: str = "column") -> str:
-        """The offset of its block of rows, in elements; ``columns`` is that of the layout."""
+        """Returns the offset of its block of rows, in elements; ``columns`` is that of the layout."""
         strides = list(self.outer_strides)
         if columns and self.across == "contiguous":
             strides[-1] = "1"
         return sum_of([self.offset], [*strides, self.inner], [*(f"i{dim}" for dim in range(len(strides))), column])
 
     def triton_access(self, live: str, columns: bool, policy: str = "") -> dict[str, Any]:
-        """The operand with its access: the ``expression`` of a load or an iota; the value ``stored`` and the ``mask``
-        of a store. ``policy`` is the eviction policy of a load."""
+        """Returns the operand with its access: the ``expression`` of a load or an iota; the value ``stored`` and the
+        ``mask`` of a store. ``policy`` is the eviction policy of a load."""
         at = self.triton_block(columns)
         mask = f", mask={live}" if live else ""
         access = fields(self) | {"at": at, "mask": mask}
@@ -84,7 +84,7 @@ class RowOperand(PrintedOperand):
 
 @dataclass(frozen=True)
 class RowContext(KernelContext):
-    """What all dialects read of a row kernel.
+    """Holds what all dialects read of a row kernel.
 
     Attributes:
         sizes: the parameters that are sizes of the outer dimensions.
@@ -101,8 +101,8 @@ class RowContext(KernelContext):
 
     @property
     def cuda_indices(self) -> list[str]:
-        """Lines that compute the outer indices from the number of a row. Nothing is negative, and unsigned division is
-        cheaper than signed."""
+        """Returns lines that compute the outer indices from the number of a row. Nothing is negative, and unsigned
+        division is cheaper than signed."""
         lines, rest = [], "Unsigned(row)"
         for dim in reversed(range(1, self.outer)):
             lines.append(f"const Index i{dim} = Index({rest} % Unsigned({self.sizes[dim]}));")
@@ -112,7 +112,7 @@ class RowContext(KernelContext):
 
     @property
     def triton_indices(self) -> list[str]:
-        """The same in Triton."""
+        """Returns the lines in Triton that compute the outer indices."""
         lines, rest = [], "row"
         for dim in reversed(range(1, self.outer)):
             lines.append(f"i{dim} = {rest} % {self.sizes[dim]}")
@@ -121,7 +121,7 @@ class RowContext(KernelContext):
         return [*lines, f"i0 = {rest}"]
 
     def triton_row_options(self, wide: bool, warps: int) -> dict[str, Any]:
-        """``triton_options`` with what is known of addresses, sizes and strides."""
+        """Returns ``triton_options`` with what is known of addresses, sizes and strides."""
         units = {self.sizes[-1] if self.columns else "length": self.unit}
         for operand in self.operands:
             strides = operand.outer_strides
@@ -139,7 +139,7 @@ def row_attributes(
     values: Mapping[int, str],
     dialect: Dialect,
 ) -> dict[str, Any]:
-    """The attributes of a ``RowContext``; ``values`` are the names of operands' values."""
+    """Returns the attributes of a ``RowContext``; ``values`` are the names of operands' values."""
     (body,) = kernel.bodies
     moving = layout.across if layout.columns else layout.along
     operands = [

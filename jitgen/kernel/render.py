@@ -1,4 +1,4 @@
-"""The frame of every family's render: which dialect and template, and what every template reads."""
+"""Frames every family's render: which dialect and template, and what every template reads."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def renderer(
     rewritten: Callable[[Kernel, Any, Any, Device], Kernel] = _as_it_is,
     build: Callable[[Kernel, Any, Any, Any, Dialect], Built] | None = None,
 ) -> Callable[[Kernel, Sequence[Any], Any, Device, str], tuple[KernelSource, Rendered]]:
-    """The ``render`` of a family. ``context(kernel, layout, parameters, schedule, dialect)`` is what all dialects read;
-    what one of them adds, ``build(kernel, layout, schedule, context, dialect)`` of ``<package>.<dialect>`` makes of it.
+    """Makes the ``render`` of a family. ``context(kernel, layout, parameters, schedule, dialect)`` is what all dialects
+    read; what one of them adds, ``build(kernel, layout, schedule, context, dialect)`` of ``<package>.<dialect>`` makes
+    of it.
 
     Args:
         parameters: that of the family.
@@ -85,7 +86,7 @@ def source(
     overlapping: bool,
     folder: Path | None = None,
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel`` in the device's dialect, and where each of its lines came from.
+    """Renders the source of ``kernel`` in the device's dialect; returns also where each of its lines came from.
 
     Args:
         titles: what the head of the source says in words after target, schedule and stages.
@@ -116,13 +117,13 @@ def source(
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:
-    """``notes`` as lines of at most ``BANNER_WIDTH`` characters."""
+    """Wraps ``notes`` into lines of at most ``BANNER_WIDTH`` characters."""
     wrap = textwrap.TextWrapper(BANNER_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return [line for note in notes for line in wrap.wrap(note)]
 
 
 def _uses_float8(kernel: Kernel) -> bool:
-    """Whether ``kernel`` loads, stores or rounds to an 8-bit float."""
+    """Returns whether ``kernel`` loads, stores or rounds to an 8-bit float."""
     dtypes = [operand.dtype for body in kernel.bodies for operand in body.operands]
     dtypes += [i.attr for body in kernel.bodies for i in body.instructions if i.op == "round_to"]
     return any(dtype.startswith("float8") for dtype in dtypes)

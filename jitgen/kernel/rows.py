@@ -1,4 +1,4 @@
-"""What kernels have in common that go along rows: outer dimensions, which count rows, and one along the row.
+"""Shares what kernels that go along rows have in common: outer dimensions, which count rows, and one along the row.
 
 The *layout* decides what source is generated; the *geometry* is what a launch passes as plain integers. Their
 parameters are a pointer for each operand in memory, in order; the integers ``length``, ``n0`` ... (sizes of the outer
@@ -27,7 +27,7 @@ from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What of the strides decides the source; it does not depend on a device.
+    """Holds the facts about strides that decide the source; it does not depend on a device.
 
     Attributes:
         outer: how many dimensions count rows, at least 1, the innermost last, after neighbours were merged.
@@ -55,7 +55,7 @@ class RowLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class RowGeometry(Geometry):
-    """A call's sizes, and the strides of operands in each outer dimension and along the row.
+    """Holds a call's sizes, and the strides of operands in each outer dimension and along the row.
 
     Attributes:
         sizes: sizes of the outer dimensions, outermost first.
@@ -77,13 +77,13 @@ class RowGeometry(Geometry):
 
     @property
     def goes_across(self) -> bool:
-        """Whether the leader's neighbours in memory belong to the next row."""
+        """Returns whether the leader's neighbours in memory belong to the next row."""
         along, across = abs(self.strides[self.leader][-1]), abs(self.strides[self.leader][-2])
         return self.length > 1 and along > across > 0
 
 
 def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometry:
-    """The geometry of ``body``; NotViewable where an operand needs a copy first.
+    """Computes the geometry of ``body``; NotViewable if an operand needs a copy first.
 
     Args:
         one_stride: whether the dimensions of a row become one, in which an operand that does not move has stride 0
@@ -122,7 +122,7 @@ def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometr
 def row_layout(
     body: Body, geometry: RowGeometry, call: Call, columns: bool = False, asks_across: bool = False, units: bool = True
 ) -> RowLayout:
-    """The layout of ``body``.
+    """Computes the layout of ``body``.
 
     Args:
         columns: whether the family goes from row to row where neighbours belong to neighbouring rows, as they do here.
@@ -146,7 +146,8 @@ def row_layout(
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
-    """Layout and geometry of a kernel whose rows are one dimension; NotViewable when a movement needs a copy first."""
+    """Computes layout and geometry of a kernel whose rows are one dimension; NotViewable if a movement needs a copy
+    first."""
     (body,) = kernel.bodies
     geometry = row_geometry(body, call)
     columns = geometry.sizes[-1] > 1 and geometry.goes_across
@@ -154,14 +155,14 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Row
 
 
 def is_wide(geometry: RowGeometry, length: int) -> bool:
-    """Whether an index can reach 2**31 in rows of ``length`` elements."""
+    """Returns whether an index can reach 2**31 in rows of ``length`` elements."""
     extents = (*geometry.sizes, length)
     pairs = (zip(extents, strides, strict=True) for strides in geometry.strides)
     return geometry.elements >= INDEX_LIMIT or reaches_wide(pairs)
 
 
 def _unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], call: Call) -> int:
-    """See ``RowLayout.unit``; ``dim`` is -1 along the row and -2 from row to row. 1 on a CPU."""
+    """Computes ``RowLayout.unit``; ``dim`` is -1 along the row and -2 from row to row. 1 on a CPU."""
     if not call.is_gpu:
         return 1
     accesses = []
@@ -177,7 +178,7 @@ def _unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], cal
 def row_parameters(
     kernel: Kernel, layouts: Sequence[RowLayout], device: Device, lengths: Sequence[str] = ("length",)
 ) -> KernelParameters:
-    """The parameters of a row kernel; ``lengths`` are numbers of its geometry that come first."""
+    """Declares the parameters of a row kernel; ``lengths`` are numbers of its geometry that come first."""
     (body,), (layout,) = kernel.bodies, layouts
     axes = [*(Integer(name, name) for name in lengths)]
     axes += [Integer(f"n{dim}", "sizes", dim=dim) for dim in range(layout.outer)]
@@ -189,7 +190,7 @@ def row_parameters(
 
 
 def row_work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Any) -> Work:
-    """What one launch amounts to. Empty rows are no work, unless they are reduced: a sum of nothing is 0."""
+    """Counts what one launch amounts to. Empty rows are no work, unless they are reduced: a sum of nothing is 0."""
     (geometry,), (body,) = geometries, kernel.bodies
     moved, written = traffic(body, geometry)
     reduces = any(instruction.op == "reduce" for instruction in body.instructions)
@@ -200,6 +201,6 @@ def row_work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Any) -
 def row_launch(
     kernel: Kernel, layouts: Sequence[RowLayout], geometries: Sequence[RowGeometry], schedule: Any, device: Device
 ) -> LaunchShape:
-    """Blocks for as many rows as each has at once, of each chunk; on a CPU, pieces of work."""
+    """Returns blocks for as many rows as each has at once, of each chunk; on a CPU, pieces of work."""
     (geometry,), (body,) = geometries, kernel.bodies
     return blocks_of(-(-geometry.rows // schedule.rows) * body.chunks, schedule.threads, device)

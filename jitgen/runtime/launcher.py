@@ -309,8 +309,8 @@ class _Writer:
 
 
 def _piece(tensor: torch.Tensor, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A tensor in the memory of ``tensor``, a temporary. It is no view of that to autograd, which would refuse updates
-    of one that an autograd function returns."""
+    """Returns a tensor in the memory of ``tensor``, a temporary. It is no view of that to autograd, which would refuse
+    updates of one that an autograd function returns."""
     return tensor.new_empty(0).set_(tensor.untyped_storage(), offset, sizes, strides)
 
 

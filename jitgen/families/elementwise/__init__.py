@@ -1,4 +1,4 @@
-"""Pointwise kernels: any expression of any number of tensors, in one pass over memory.
+"""Generates pointwise kernels: any expression of any number of tensors, in one pass over memory.
 
 ``schedule`` decides vector width, unrolling and block size from the layout and the target; ``context`` is what the
 three templates in ``templates/elementwise`` read.
@@ -18,7 +18,8 @@ from jitgen.ir.graph import Graph
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The number of rows of the first result, in all its dimensions but the last. One kernel computes any number."""
+    """Returns the number of rows of the first result, in all its dimensions but the last. One kernel computes any
+    number."""
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 

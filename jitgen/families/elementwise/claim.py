@@ -1,4 +1,4 @@
-"""What pointwise kernels claim: everything that other families leave, with concatenations removed.
+"""Claims for pointwise kernels everything that other families leave, with concatenations removed.
 
 ``cat([a, b])`` computed element by element would need a predicate on every load. Instead the iteration space is divided
 at the boundaries of the concatenated tensors: one region computes the elements that come from ``a``, another one those
@@ -27,22 +27,22 @@ from jitgen.kernel.operands import locate
 
 NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4
-"""Tensors that two regions without a common tensor may read together to be merged into one."""
+"""The most tensors that two regions without a common tensor may read together to be merged into one."""
 
 MOST_LEAVES = 24
-"""Tensors that merged regions may read together; loads of more would take too many registers."""
+"""The most tensors that merged regions may read together; loads of more would take too many registers."""
 
 MAX_STORES = 32
-"""Results that one region writes at most; more results of a shape become several regions, each with its own loads."""
+"""The most results that one region writes; more results of a shape become several regions, each with its own loads."""
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Regions for all ``values``; a scatter that is left is an update in place of distinct elements."""
+    """Claims all ``values``; a scatter that is left is an update in place of distinct elements."""
     return Claim(_regions(values, partition.mover, partition.materialize), [None] * len(values))
 
 
 def joins(bodies: Sequence[Body], body: Body) -> bool:
-    """Any pointwise regions may share a kernel."""
+    """Returns True: any pointwise regions may share a kernel."""
     return True
 
 
@@ -51,7 +51,7 @@ def _region(shape: Shape, stores: Sequence[Store]) -> Region:
 
 
 def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:
-    """The regions that compute ``results``.
+    """Returns the regions that compute ``results``.
 
     ``materialize`` is called for a node that must be in memory first (a concatenation below a view that cannot be moved
     through it); it returns the ``input`` node that stands for the temporary.
@@ -78,7 +78,7 @@ def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node]
 
 
 def _in_groups(stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
-    """``stores`` in order, in groups that write and read few enough tensors for one region."""
+    """Yields ``stores`` in order, in groups that write and read few enough tensors for one region."""
     group: list[Store] = []
     reads: set[int] = set()
     for store in stores:
@@ -93,7 +93,7 @@ def _in_groups(stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
 
 
 def _add(regions: list[Region], region: Region, mover: Mover) -> None:
-    """Merge ``region`` into one that has the same iteration space and reads some of the same tensors, or append it.
+    """Merges ``region`` into one that has the same iteration space and reads some of the same tensors, or appends it.
 
     The two halves of a rotary embedding read the same four tensors; merged, they read each of them once.
     """
@@ -117,7 +117,7 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
 
 
 def _leaves(stores: Sequence[Store]) -> list[Node]:
-    """The inputs, or views of inputs, that ``stores`` read."""
+    """Returns the inputs, or views of inputs, that ``stores`` read."""
     seen: dict[int, Node] = {}
     stack = [node for store in stores for node in store.sources]
     while stack:
@@ -132,8 +132,8 @@ def _leaves(stores: Sequence[Store]) -> list[Node]:
 def _without_one_concatenation(
     region: Region, mover: Mover, materialize: Callable[[Node], Node], results: Sequence[Node]
 ) -> list[Region] | None:
-    """Regions that replace ``region`` and have one concatenation less, or one that is nearer to the region's own
-    coordinates; None where ``region`` has none. ``results`` are what all regions store to."""
+    """Returns regions in place of ``region`` with one concatenation less, or one that is nearer to the region's own
+    coordinates; None if it has none. ``results`` are what all regions store to."""
     nodes = topological(node for store in region.stores for node in store.sources)
     inside = _reached_without_views(region)
     for node in nodes:
@@ -154,19 +154,19 @@ def _without_one_concatenation(
 
 
 def _viewed(nodes: Sequence[Node], inside: Container[int]) -> list[Node]:
-    """The views of concatenations and gathers among ``nodes``, those of a region, that are ``inside`` it."""
+    """Returns the views of concatenations and gathers among ``nodes``, those of a region, that are ``inside`` it."""
     views = (node for node in nodes if node.kind is VIEW and id(node) in inside)
     return [node for node in views if node.under_views.kind in (CAT, GATHER)]
 
 
 def _viewed_count(region: Region) -> int:
-    """The views of concatenations and gathers that are computed at the coordinates of ``region``."""
+    """Counts the views of concatenations and gathers that are computed at the coordinates of ``region``."""
     nodes = topological(node for store in region.stores for node in store.sources)
     return len(_viewed(nodes, _reached_without_views(region)))
 
 
 def _is_writable(region: Region, results: Sequence[Node], mover: Mover) -> bool:
-    """Whether each store of ``region`` has strides in a contiguous result, at the sizes of this call."""
+    """Returns whether each store of ``region`` has strides in a contiguous result, at the sizes of this call."""
     for store in region.stores:
         sizes = tuple(symbols.evaluate(size, mover.environment) for size in results[store.result].shape)
         try:
@@ -177,7 +177,8 @@ def _is_writable(region: Region, results: Sequence[Node], mover: Mover) -> bool:
 
 
 def _reached_without_views(region: Region) -> set[int]:
-    """Nodes that are computed at the region's own coordinates: reached from a store through pointwise nodes."""
+    """Returns the nodes that are computed at the region's own coordinates: reached from a store through pointwise
+    nodes."""
     reached: set[int] = set()
     stack = [node for store in region.stores for node in store.sources]
     while stack:
@@ -190,14 +191,15 @@ def _reached_without_views(region: Region) -> set[int]:
 
 
 def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
-    """One region for each tensor that ``cat`` concatenates; none for one without elements, but where all are so."""
+    """Divides ``region`` into one for each tensor that ``cat`` concatenates; tensors without elements have none, unless
+    all are so."""
     dim = cat.attrs.dim
     start: Size = 0
     regions = []
     for concatenated in cat.inputs:
         if concatenated.shape == cat.shape:  # the others, if there are any, have no elements
             return [_substitute(region, cat, concatenated, mover)]
-    for concatenated in (each for each in cat.inputs if each.shape[dim] != 0):
+    for concatenated in (tensor for tensor in cat.inputs if tensor.shape[dim] != 0):
         length = concatenated.shape[dim]
         shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
         memo: dict[int, Node] = {id(cat): concatenated}
@@ -209,7 +211,7 @@ def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
 
 
 def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
-    """``node`` at [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
+    """Slices ``node`` to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
     stack = [node]
     while stack:
         top = stack[-1]
@@ -232,7 +234,7 @@ def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo:
 
 
 def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
-    """``region`` with the iteration space ``shape``, which has the same elements in the same order."""
+    """Reshapes the iteration space of ``region`` to ``shape``, which has the same elements in the same order."""
 
     def reshaped(node: Node) -> Node:
         return mover.move(node, ("reshape",), shape)
@@ -241,7 +243,7 @@ def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
 
 
 def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
-    """``region`` with ``new`` in place of ``old``."""
+    """Replaces ``old`` by ``new`` in ``region``."""
     memo: dict[int, Node] = {id(old): new}
     stores = (store.with_sources(lambda node: mover.substituted(node, memo)) for store in region.stores)
     return _region(region.shape, tuple(stores))

@@ -1,4 +1,5 @@
-"""The context of the elementwise templates: names and expressions, so that templates need to work out nothing."""
+"""Builds the context of the elementwise templates: names and expressions, so that templates need to work out
+nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from jitgen.kernel.render import renderer
 
 @dataclass(frozen=True)
 class OperandContext(PrintedOperand):
-    """One operand of a region.
+    """Describes one operand of a region.
 
     Attributes:
         local: the variable with the address at which a thread reads or writes, or with what it has loaded from there.
@@ -41,12 +42,12 @@ class OperandContext(PrintedOperand):
 
     @property
     def chosen(self) -> str:
-        """Of a store, the offset that its indices make; empty where it has none."""
+        """Returns the offset that the indices of a store make; empty if it has none."""
         terms = zip(self.indices, self.gathered, strict=False)
         return " + ".join(index if stride == "1" else f"{index} * {stride}" for index, (_, stride) in terms)
 
     def inside(self, within: str, conjunction: str) -> str:
-        """Of a store, whether all its indices are in range.
+        """Returns the test whether all indices of a store are in range.
 
         Args:
             within: the dialect's test of one, over ``{0}``, the index, and ``{1}``, the size.
@@ -57,22 +58,23 @@ class OperandContext(PrintedOperand):
 
     @property
     def constant_in_row(self) -> bool:
-        """Whether it has one element for all of the innermost dimension."""
+        """Returns whether the operand has one element for all of the innermost dimension."""
         return self.kind in ("scalar", "broadcast")
 
     def base(self, indices: Sequence[str]) -> str:
-        """The offset at ``indices`` of all dimensions but the innermost, in elements; empty where it is always 0."""
+        """Returns the offset at ``indices`` of all dimensions but the innermost, in elements; empty where it is always
+        0."""
         terms = [f"{i} * {s}" for i, s in zip(indices, self.strides, strict=False) if s != "0"]
         return " + ".join(terms)
 
     def position(self, outer: Sequence[str], column: str) -> str:
-        """The offset at the indices ``outer`` and ``column``, in elements; for an iota, its value."""
+        """Returns the offset at the indices ``outer`` and ``column``, in elements; for an iota, its value."""
         return sum_of([self.offset], self.strides, [*outer, column])
 
 
 @dataclass(frozen=True)
 class RegionContext:
-    """One region.
+    """Describes one region.
 
     Attributes:
         index: in the kernel.
@@ -110,12 +112,13 @@ class RegionContext:
 
     @property
     def loads(self) -> tuple[OperandContext, ...]:
-        """What is there before the first line."""
+        """Returns the operands that are read before the first line."""
         return tuple(operand for operand in self.operands if operand.role in ("load", "iota"))
 
     @property
     def gathers(self) -> tuple[OperandContext, ...]:
-        """What lines read: at ``at`` and the number of the operand, a variable, and computed indices from there."""
+        """Returns the operands that lines read: at ``at`` and the number of the operand, a variable, and computed
+        indices from there."""
         return tuple(operand for operand in self.operands if operand.role == "gather")
 
     @property
@@ -125,7 +128,7 @@ class RegionContext:
 
 @dataclass(frozen=True)
 class PointwiseContext(KernelContext):
-    """The whole kernel: its regions."""
+    """Describes the whole kernel: its regions."""
 
     regions: tuple[RegionContext, ...]
 
@@ -133,7 +136,7 @@ class PointwiseContext(KernelContext):
 def context(
     kernel: Kernel, layouts: Sequence[Layout], declared: KernelParameters, schedule: Schedule, dialect: Dialect
 ) -> PointwiseContext:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     regions = tuple(
         _region(number, body, layouts[number], declared, schedule, dialect) for number, body in enumerate(kernel.bodies)
     )
@@ -185,7 +188,7 @@ def _region(
 
 
 def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]]:
-    """(type, name) of the kernel's parameters that a region uses; integers have the type ``index``."""
+    """Returns (type, name) of the kernel's parameters that a region uses; integers have the type ``index``."""
     strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
     offsets = [operand.offset for operand in region.operands if operand.offset]
     gathered = [name for operand in region.operands for pair in operand.gathered for name in pair if name != "1"]
@@ -195,7 +198,8 @@ def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]
 
 
 def condition(region: RegionContext, regions: int, test: str, otherwise: str, chain: str = "else ") -> str:
-    """The branch that sends a block to ``region``: one of an if / else-if chain, or nothing for a single region."""
+    """Prints the branch that sends a block to ``region``: one of an if / else-if chain, or nothing for a single
+    region."""
     if regions == 1:
         return ""
     if region.index == regions - 1:

@@ -1,4 +1,4 @@
-"""The context of ``templates/elementwise/elementwise.cpp.j2``."""
+"""Builds the context of ``templates/elementwise/elementwise.cpp.j2``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jitgen.ir.program import Kernel
 def build(
     kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     contexts = [_region(region, body, dialect) for region, body in zip(pointwise.regions, kernel.bodies, strict=True)]
     alike: dict[str, int] = {}
     for region in contexts:
@@ -31,7 +31,7 @@ def build(
 
 
 def _anonymous(region: dict[str, Any]) -> str:
-    """The text of a region's context without the region's number, to compare regions by."""
+    """Prints a region's context without the region's number, to compare regions by."""
     texts = repr([(key, value) for key, value in region.items() if key not in ("index", "title")])
     return re.sub(rf"\b([a-z]+){region['index']}_", r"\1_", texts)
 
@@ -39,8 +39,8 @@ def _anonymous(region: dict[str, Any]) -> str:
 def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, Any]:
     inner, parameters = region.inner_size, region_parameters(region, "int64_t")
     work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
-    found = _gathers(region, body, dialect)
-    halved = _is_halved(region, found)
+    gathers = _gathers(region, body, dialect)
+    halved = _is_halved(region, gathers)
     stores = [_store(operand, halved) for operand in region.stores]
     by_row = [o for o in region.stores if o.indices and o.kind == "contiguous"]
     return {
@@ -55,16 +55,16 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
         "operands": [_operand(operand, region.rank) for operand in region.operands],
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
         "fetched": [_fetched(o, region.rank) for o in region.loads if o.pointer and o.kind == "contiguous"],
-        "before": [*(_load(o, False) for o in region.loads if not o.pointer and o.constant_in_row), *found.before],
-        "rows": found.rows,
+        "before": [*(_load(o, False) for o in region.loads if not o.pointer and o.constant_in_row), *gathers.before],
+        "rows": gathers.rows,
         "loads": [
             *(_load(operand, halved) for operand in region.loads if not operand.constant_in_row),
-            *(_loaded_row(row, halved) for row in found.rows),
+            *(_loaded_row(row, halved) for row in gathers.rows),
         ],
-        "gathers": [{"index": o.index, "offset": _offset(o)} for o in region.operands if o.index in found.single],
+        "gathers": [{"index": o.index, "offset": _offset(o)} for o in region.operands if o.index in gathers.single],
         "checked": bool(region.gathers or any(operand.indices for operand in region.stores)),
         "chosen_rows": [{"index": o.index, "storage": o.storage, **_chosen(o), "local": o.local} for o in by_row],
-        "lines": found.lines,
+        "lines": gathers.lines,
         "scratch_stores": [],
         "reductions": [],
         "stores": stores,
@@ -74,13 +74,14 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
 
 
 def _is_constant(operand: OperandContext) -> bool:
-    """Whether a run of neighbours needs one element only, which is loaded before the loop."""
+    """Returns whether a run of neighbours needs one element only, which is loaded before the loop."""
     return bool(operand.pointer) and operand.constant_in_row
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A gather whose indices are the same for a run of neighbours: a load from an address computed before the loop."""
+    """Describes a gather whose indices are the same for a run of neighbours: a load from an address computed before the
+    loop."""
 
     line: Line
     operand: OperandContext
@@ -89,7 +90,8 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Gathers:
-    """The lines of a region: ``before`` a run, and for each element; and which operands are gathered one by one."""
+    """Holds the lines of a region: ``before`` a run, and for each element; and which operands are gathered one by
+    one."""
 
     before: tuple[Line, ...]
     rows: tuple[_Row, ...]
@@ -102,7 +104,7 @@ def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
     if not region.gathers and not is_scatter:
         return _Gathers((), (), region.lines, frozenset())
     constant: set[int] = set()
-    found: dict[int, Line] = {}
+    gathered: dict[int, Line] = {}
     for position, instruction in enumerate(body.instructions):
         if instruction.op in ("load", "iota", "gather"):
             is_constant = region.operands[instruction.attr].constant_in_row
@@ -126,22 +128,23 @@ def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
         address = " + ".join([operand.local, *terms])
         if line.position in constant:
             text = dialect.assign(line.type, line.value, f"jitgen::load(*({address}))")
-            found[line.position] = replace(line, text=text)
+            gathered[line.position] = replace(line, text=text)
         else:
             rows.append(_Row(line, operand, address))
     single |= {operand.index for operand in region.stores if operand.indices and operand.kind != "contiguous"}
-    before = tuple(found.get(line.position, line) for line in region.lines if line.position in constant)
+    before = tuple(gathered.get(line.position, line) for line in region.lines if line.position in constant)
     return _Gathers(before, tuple(rows), tuple(lines), frozenset(single))
 
 
 def _chosen(operand: OperandContext) -> dict[str, str]:
-    """Where the indices of a store choose, whether they are in range, and whether it is an error that they are not."""
+    """Describes where the indices of a store choose, whether they are in range, and whether it is an error that they
+    are not."""
     inside = operand.inside("jitgen::is_within({0}, {1})", " && ")
     return {"chosen": operand.chosen, "inside": inside, "reported": operand.inside("{0} != jitgen::left_out", " && ")}
 
 
 def _name_of(position: int, region: RegionContext, body: Body) -> str:
-    """The name of an instruction's value."""
+    """Returns the name of an instruction's value."""
     instruction = body.instructions[position]
     if instruction.op == "load":
         return region.operands[instruction.attr].value
@@ -163,7 +166,8 @@ def _loaded_row(row: _Row, halved: bool) -> dict[str, str]:
 
 
 def _is_halved(region: RegionContext, gathers: _Gathers) -> bool:
-    """Whether a group's elements may be computed in another order than that in memory (``Halves`` in group.hpp)."""
+    """Returns whether a group's elements may be computed in another order than that in memory (``Halves`` in
+    group.hpp)."""
     if gathers.single or any(row.operand.constant_in_row for row in gathers.rows):
         return False
     if any(operand.indices for operand in region.stores):
@@ -182,7 +186,7 @@ def _fetched(operand: OperandContext, rank: int) -> dict[str, Any]:
 
 
 def _start(operand: OperandContext, walk: str, rank: int) -> str:
-    """The expression of the address, or the iota's value, at which the run at position ``walk`` begins."""
+    """Prints the address, or the iota's value, at which the run at position ``walk`` begins."""
     indices = [f"{walk}.index[{dim}]" for dim in range(rank - 1)]
     terms = [operand.pointer or operand.offset, operand.base(indices)]
     start = "start" if walk == "at" else f"{walk}.index[{rank - 1}] * block"
@@ -209,7 +213,7 @@ def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
 
 def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
     group = "GroupOfHalves" if halved else "Group"
-    found = {
+    store = {
         "index": operand.index,
         "local": operand.local,
         "storage": operand.storage,
@@ -220,15 +224,15 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
         "bypasses_cache": f"output{operand.index}.past",
     }
     if operand.indices and operand.kind == "contiguous":
-        return {**found, "group": "", "local": f"chosen{operand.index}"}
+        return {**store, "group": "", "local": f"chosen{operand.index}"}
     if operand.indices:
         chosen, spare = _chosen(operand), f"spare{operand.index}"
         address = f"{operand.local} + at{operand.index} + {chosen['chosen']}"
         place = f"jitgen::place({address}, {chosen['inside']}, {chosen['reported']}, &{spare}, outside)"
-        return {**found, "spare": spare, "local": place, "offset": "0"}
-    return found
+        return {**store, "spare": spare, "local": place, "offset": "0"}
+    return store
 
 
 def _offset(operand: OperandContext) -> str:
-    """The offset of element ``i`` from its run's beginning, in elements."""
+    """Prints the offset of element ``i`` from its run's beginning, in elements."""
     return {"0": "0", "1": "i"}.get(operand.inner, f"i * {operand.inner}")

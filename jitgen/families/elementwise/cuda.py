@@ -1,4 +1,4 @@
-"""The context of ``templates/elementwise/elementwise.cu.j2``."""
+"""Builds the context of ``templates/elementwise/elementwise.cu.j2``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jitgen.ir.program import Kernel
 def build(
     kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     regions = pointwise.regions
     bits = 64 if schedule.wide else 32
     return {
@@ -53,8 +53,8 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "loads": [operand for operand in operands if operand["role"] in ("load", "iota")],
         "stores": [operand for operand in operands if operand["role"] == "store" and not operand["indices"]],
         "scatters": [
-            operand | {"inside": found.inside("jitgen::is_within({0}, {1})", " && ")}
-            for operand, found in zip(operands, region.operands, strict=True)
+            operand | {"inside": described.inside("jitgen::is_within({0}, {1})", " && ")}
+            for operand, described in zip(operands, region.operands, strict=True)
             if operand["indices"]
         ],
         "gathers": [operand for operand in operands if operand["role"] == "gather"],
@@ -62,6 +62,6 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
 
 
 def _unused(line: str, used: set[str]) -> bool:
-    """Whether ``line`` defines an index that no operand's position reads."""
+    """Returns whether ``line`` defines an index that no operand's position reads."""
     name = line.split()[2]
     return name.startswith(("i", "column")) and name not in used

@@ -1,4 +1,4 @@
-"""The strides of a pointwise kernel's operands, over as few dimensions as they allow.
+"""Lays out a pointwise kernel's operands over as few dimensions as their strides allow.
 
 ``layout`` turns each operand's movements into strides, orders the region's dimensions by the strides of what it writes,
 and merges neighbouring dimensions that every operand walks without a gap (PyTorch's TensorIterator does the same). It
@@ -30,7 +30,7 @@ from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionPa
 
 @dataclass(frozen=True)
 class Layout:
-    """What the source depends on of a region's strides. It is the same for every device.
+    """Holds the facts of a region's strides on which the source depends. It is the same for every device.
 
     Attributes:
         rank: collapsed dimensions, at least 1; the last is the innermost.
@@ -51,7 +51,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionGeometry(Geometry):
-    """A region's sizes and strides in a call.
+    """Holds a region's sizes and strides in a call.
 
     Attributes:
         sizes: collapsed, outermost first.
@@ -65,7 +65,7 @@ class RegionGeometry(Geometry):
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[RegionGeometry, ...]]:
-    """Layout and geometry of each region of ``kernel``.
+    """Computes layout and geometry of each region of ``kernel``.
 
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
@@ -103,20 +103,21 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
 
 
 def _order(strides: tuple[int, ...], gathered: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """By what strides dimensions are ordered: those of a result at computed places. Along a dimension where only an
-    index decides, its steps are as long as the longest of those that indices choose along."""
+    """Orders dimensions by strides: those of a result at computed places. Along a dimension where only an index
+    decides, its steps are as long as the longest of those that indices choose along."""
     step = max(abs(stride) for _, stride in gathered)
     return tuple(stride or step for stride in strides)
 
 
 def _is_chosen_by_row(body: Body, strides: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the indices of the body's scatter are the same for all of the innermost dimension."""
+    """Returns whether the indices of the body's scatter are the same for all of the innermost dimension."""
     (scatter,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
     return constant_in_row(body, [stride[-1] for stride in strides]).issuperset(scatter.args[1:])
 
 
 def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
-    """The kind of an operand; of an index that may choose the place of a row, also whether it is constant there."""
+    """Returns the kind of an operand; of an index that may choose the place of a row, also whether it is constant
+    there."""
     if operand.kind == "iota":
         return "broadcast" if chosen and strides[-1] == 0 else "strided"
     if operand.kind == "load" and not any(strides):
@@ -125,7 +126,7 @@ def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
 
 
 def _unit(body: Body, geometry: RegionGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
-    """See ``Layout.unit``."""
+    """Computes ``Layout.unit``."""
     accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
     for operand, kind, strides, offset, gathered in operands:
@@ -137,8 +138,8 @@ def _unit(body: Body, geometry: RegionGeometry, kinds: tuple[str, ...], buffers:
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
-    """The parameters of the kernel. The integers of region ``r`` are ``n<r>_<dim>``, its sizes; for each operand
-    ``o<r>_<operand>``, an iota's first value, ``s<r>_<operand>_<dim>``, strides that its kind does not fix, and
+    """Declares the parameters of the kernel. The integers of region ``r`` are ``n<r>_<dim>``, its sizes; for each
+    operand ``o<r>_<operand>``, an iota's first value, ``s<r>_<operand>_<dim>``, strides that its kind does not fix, and
     ``b<r>_<operand>_<dim>`` and ``g<r>_<operand>_<dim>``, size and stride of a dimension that an index chooses along;
     where regions share a grid, ``end<r>``, the number of the block after the region's last one."""
     regions = []
@@ -162,7 +163,7 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
 
 
 def work(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Any) -> Work:
-    """The amount of work of one launch."""
+    """Counts the work of one launch."""
     elements = written = moved = flops = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
         read_and_written, stored = traffic(body, geometry)

@@ -1,4 +1,5 @@
-"""How a pointwise kernel iterates over its elements: pure functions from layout and target to numbers, and to words."""
+"""Chooses how a pointwise kernel iterates over its elements: pure functions from layout and target to numbers, and to
+words."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from jitgen.kernel.operands import CPU_LANES, item_size
 from jitgen.schedule.declared import DeclaredSchedule, about
 
 CPU_BLOCK = 1024
-"""Elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""
+"""The elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""
 CPU_VECTORS = 4
 """Vectors of floats in a group on the CPU where a body calls functions. More of them would need more registers than
 there are, and code that does not fit the cache of decoded instructions."""
 CPU_FUNCTION_FLOPS = 8
 """Weight of an operation (``flops`` in ``ir/ops.py``) from which on it counts as such a function."""
 GPU_THREADS = 128
-"""Threads of a block."""
+"""The threads of a block."""
 GPU_THREAD_BYTES = 32
-"""Bytes of the widest operand that one thread moves in a step, in 16-byte accesses."""
+"""The bytes of the widest operand that one thread moves in a step, in 16-byte accesses."""
 GPU_IN_FLIGHT = 16
 """Bytes of loads that a thread should have in flight. On an H200 one access by each of as many threads as possible is
 fastest: blocks start in the order of their addresses, so that all accesses in flight lie within a few megabytes. Twice
@@ -45,7 +46,7 @@ GPU_MOST_BYTES_PER_STEP = 512
 
 @dataclass(frozen=True)
 class Schedule(DeclaredSchedule):
-    """How a kernel's threads share its elements.
+    """Says how a kernel's threads share its elements.
 
     Attributes:
         threads: threads of a block (GPU); 1 on the CPU.
@@ -80,24 +81,25 @@ class Schedule(DeclaredSchedule):
         return "1 step" if self.unroll == "1" else f"{self.unroll} steps"
 
     def tile(self, region: int) -> int:
-        """Elements one block computes in ``region``."""
+        """Returns the elements that one block computes in ``region``."""
         return self.threads * self.vectors[region] * self.unrolls[region]
 
 
 @dataclass(frozen=True)
 class CpuSchedule(Schedule):
-    """On a CPU, of which one thread computes a run at a time."""
+    """Says how CPU threads share a kernel's elements: each computes a run at a time."""
 
     sentence = ("runs of {vector} elements, groups of {unroll} elements",)
 
 
 def _by_region(numbers: tuple[int, ...]) -> str:
-    """One number where all regions have the same, else that of each region."""
+    """Writes one number if all regions have the same, else that of each region."""
     return str(numbers[0]) if len(set(numbers)) == 1 else f"({', '.join(map(str, numbers))})"
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
-    """One schedule: 16-byte accesses where they are aligned, and enough loads in flight. Both GPU dialects share it."""
+    """Returns one schedule: 16-byte accesses where they are aligned, and enough loads in flight. Both GPU dialects
+    share it."""
     kernel, layouts, target = problem.kernel, problem.layouts, device.target
     wide = any(layout.wide for layout in layouts)
     if not device.is_gpu:
@@ -127,14 +129,14 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 
 
 def _lanes(body: Body, device: Device) -> int:
-    """Elements of a group on the CPU."""
+    """Returns the elements of a group on the CPU."""
     calls = any(OPS[i.op].flops >= CPU_FUNCTION_FLOPS for i in body.instructions if i.op in OPS)
     return CPU_VECTORS * device.level.floats if calls else CPU_LANES
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What one launch takes of a schedule.
+    """Holds what one launch takes of a schedule.
 
     Attributes:
         threads: of a block.
@@ -146,7 +148,7 @@ class Launch:
 
 
 def settle(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Schedule, device: Device) -> Launch:
-    """The blocks of each region, one region after the other."""
+    """Counts the blocks of each region, one region after the other."""
     ends, blocks = [], 0
     for region, geometry in enumerate(geometries):
         rows = geometry.elements // geometry.sizes[-1] if geometry.elements else 0
@@ -159,12 +161,12 @@ def settle(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Sched
 def launch(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[RegionGeometry], settled: Launch, device: Device
 ) -> LaunchShape:
-    """Blocks for the tiles of each region."""
+    """Returns a launch of blocks for the tiles of each region."""
     return blocks_of(settled.ends[-1], settled.threads, device)
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
-    """A title, and a line for each region."""
+    """Explains the kernel: a title, and a line for each region."""
     count = len(kernel.bodies)
     lines = [f"pointwise, {count} region{'s' * (count != 1)} in one pass"]
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):

@@ -1,4 +1,4 @@
-"""The context of ``templates/elementwise/elementwise.py.j2``."""
+"""Builds the context of ``templates/elementwise/elementwise.py.j2``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 def build(
     kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     regions = pointwise.regions
     contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
@@ -40,8 +40,8 @@ def build(
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """The functions of the static header that the regions call. They are copied into the source, because Triton reads a
-    kernel from one file."""
+    """Returns the functions of the static header that the regions call. They are copied into the source, because Triton
+    reads a kernel from one file."""
     lines = [line.text for region in regions for line in region["lines"]]
     lines += [operand["expression"] for region in regions for operand in region["loads"]]
     lines += [operand["stored"] for region in regions for operand in region["stores"]]
@@ -49,7 +49,8 @@ def _used(regions: Sequence[dict[str, Any]]) -> str:
 
 
 def _unit(name: str, regions: Sequence[RegionContext]) -> int:
-    """The known divisor of an integer parameter: of a collapsed row's size, or of a stride between such rows."""
+    """Returns the known divisor of an integer parameter: of a collapsed row's size, or of a stride between such
+    rows."""
     for region in regions:
         if region.rank > 1 and name == region.inner_size:
             return region.unit

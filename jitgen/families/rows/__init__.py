@@ -1,4 +1,4 @@
-"""Families whose kernels go along rows. What they have in common is in ``jitgen/kernel/rows.py``.
+"""Holds the families whose kernels go along rows. What they have in common is in ``jitgen/kernel/rows.py``.
 
 A row family has a claim, a schedule, and for each dialect a template with its context. It says more only where it
 differs.
@@ -15,8 +15,8 @@ KERNEL = "jitgen.kernel"
 
 
 def row_family(name: str, package: str, **hooks: Any) -> Family:
-    """The family ``name``. Its package has ``schedule.candidates``, ``schedule.explain`` and ``context.render``, which
-    are imported when they are asked for. ``hooks`` are attributes of ``Family``, in place of those of rows."""
+    """Makes the family ``name``. Its package has ``schedule.candidates``, ``schedule.explain`` and ``context.render``,
+    which are imported when they are asked for. ``hooks`` are attributes of ``Family``, in place of those of rows."""
     rows = {
         "layout": deferred(KERNEL, "rows.layout"),
         "parameters": deferred(KERNEL, "rows.row_parameters"),

@@ -1,4 +1,4 @@
-"""Scatters computed by the element of the result: a reduction over all values, of which each element takes its own.
+"""Computes scatters by the element of the result: a reduction over all values, of which each element takes its own.
 
 On a GPU a thread that walks values in order waits for memory at each of them. Where the result has few elements, it is
 faster to compare every index with every element, in parallel, than to walk; where it has many and the walk is long, a
@@ -35,7 +35,7 @@ LONG_WALK = 2**17
 
 @dataclass(frozen=True)
 class Walk(Question):
-    """The question whether a scatter's values are walked in order (``Partition.decide``).
+    """Asks whether a scatter's values are walked in order (``Partition.decide``).
 
     Attributes:
         length: values that may choose one element.
@@ -55,7 +55,7 @@ class Walk(Question):
 
 
 def decide(walk: Walk, device: Device) -> Decision:
-    """Whether the values are walked.
+    """Returns whether the values are walked.
 
     Raises:
         UnsupportedError: neither way is fast enough.
@@ -74,7 +74,7 @@ def decide(walk: Walk, device: Device) -> Decision:
 
 
 def question(node: Node) -> Walk:
-    """The question for the scatter ``node``."""
+    """Asks the question for the scatter ``node``."""
     base, value = node.inputs[:2]
     _, coordinates, movements = node.attrs
     read = [(dim, coordinate) for dim, coordinate in enumerate(coordinates) if coordinate >= 0]
@@ -85,7 +85,7 @@ def question(node: Node) -> Walk:
 
 
 def by_element(node: Node, mover: Mover) -> Node:
-    """The scatter ``node`` as a reduction over the dimensions along which values may choose one element."""
+    """Makes the scatter ``node`` a reduction over the dimensions along which values may choose one element."""
     base, value, *indices = node.inputs
     kind, coordinates, _ = node.attrs
     walked = [dim for dim in range(len(value.shape)) if dim not in coordinates]
@@ -96,7 +96,7 @@ def by_element(node: Node, mover: Mover) -> Node:
         return make(op, operands, dtype, like, (), node.location)
 
     def spread(source: Node) -> Node:
-        """``source``, along coordinates and walked dimensions, for every element and every value."""
+        """Returns ``source``, along coordinates and walked dimensions, for every element and every value."""
         if source.kind.is_number:
             return source
         order = (*(coordinate for coordinate in coordinates if coordinate >= 0), *walked)
@@ -108,10 +108,12 @@ def by_element(node: Node, mover: Mover) -> Node:
 
     def reduced(kind: str, operand: Node) -> Node:
         dims = tuple(range(rank, len(shape)))
-        found = make("reduce", (operand,), operand.dtype, (*base.shape, *[1] * len(dims)), (kind, dims), node.location)
+        extremum = make(
+            "reduce", (operand,), operand.dtype, (*base.shape, *[1] * len(dims)), (kind, dims), node.location
+        )
         for dim in reversed(dims):
-            found = mover.move(found, ("squeeze", dim), found.shape[:-1])
-        return found
+            extremum = mover.move(extremum, ("squeeze", dim), extremum.shape[:-1])
+        return extremum
 
     chosen: Node | None = None
     for number, index in enumerate(indices):
@@ -137,27 +139,27 @@ def by_element(node: Node, mover: Mover) -> Node:
         again = mover.move(again, ("unsqueeze", dim), (*again.shape, 1))
     is_last = pointwise("eq", position, mover.move(again, ("expand",), shape))
     picked = pointwise("where", is_last, values, _identity("max", node.dtype, mover), dtype=node.dtype)
-    found = reduced("any" if node.dtype == "bool" else "max", picked)
+    extremum = reduced("any" if node.dtype == "bool" else "max", picked)
     replaced = pointwise("ge", last, mover.builder.const(0, "int64"), like=base.shape)
-    return pointwise("where", replaced, found, base, dtype=node.dtype, like=base.shape)
+    return pointwise("where", replaced, extremum, base, dtype=node.dtype, like=base.shape)
 
 
 def _combined(kind: str, base: Node, chosen: Node, values: Node, pointwise: Any, reduced: Any, mover: Mover) -> Node:
-    """``base`` combined with its own of ``values``."""
+    """Combines ``base`` with its own of ``values``."""
     dtype = base.dtype
     own = pointwise("where", chosen, values, _identity(kind, dtype, mover), dtype=dtype)
     if dtype == "bool":
         kind = "any" if kind in ("sum", "max") else "all"
         operation = "bitwise_or" if kind == "any" else "bitwise_and"
     else:
-        found = combination(kind, dtype)
-        assert found is not None
-        operation = found
+        combine = combination(kind, dtype)
+        assert combine is not None
+        operation = combine
     return pointwise(operation, base, reduced(kind, own), dtype=dtype, like=base.shape)
 
 
 def _identity(kind: str, dtype: str, mover: Mover) -> Node:
-    """The number that leaves every other as it is."""
+    """Makes the number that leaves every other as it is."""
     if dtype == "bool":
         return mover.builder.const(kind in ("prod", "min"), "bool")
     if kind in ("sum", "prod"):

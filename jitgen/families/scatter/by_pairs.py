@@ -1,5 +1,5 @@
-"""Updates whose values may choose one element, stored by a pointwise kernel: the last value of each element is found
-before, by comparing the indices of every pair of values.
+"""Stores updates whose values may choose one element by a pointwise kernel: comparing the indices of every pair of
+values finds the last value of each element before.
 
 An append of tokens to pages has no proof that pages are distinct, and a walk in order leaves a GPU's threads waiting
 for memory at each token. Tokens of a step are few, so that all pairs of them are compared in less time; keys and values
@@ -29,7 +29,7 @@ an H200 compares 2**26 in about 0.1 ms; a CPU walks values as fast as it copies 
 
 @dataclass(frozen=True)
 class Pairs(Question):
-    """The question whether the last value of each element is found by comparing ``pairs`` of values."""
+    """Asks whether the last value of each element is found by comparing ``pairs`` of values."""
 
     placements = ("beside other results, after the last value of each element is found", "a kernel of its own")
     pairs: Any
@@ -38,20 +38,20 @@ class Pairs(Question):
         return f"scatter whose values make {self.pairs} pairs"
 
     def decide(self, device: Device) -> Decision:
-        """Whether they are compared."""
+        """Returns whether they are compared."""
         if self.pairs <= MOST_PAIRS[device.is_gpu]:
             return Decision(True, "the indices of each pair are compared, and the last value of an element stays")
         return Decision(False, "there are too many pairs to compare")
 
 
 def decide(question: Any, device: Device) -> Decision:
-    """The answer to a question of this family; see ``Family.decide``."""
+    """Returns the answer to a question of this family; see ``Family.decide``."""
     return question.decide(device) if isinstance(question, Pairs) else by_element.decide(question, device)
 
 
 def with_last_values(node: Node, partition: Partition, family: str) -> Node | None:
-    """The scatter ``node``, which replaces elements of an argument, with distinct elements: values that a later one
-    replaces are left out. None where there are too many pairs of values."""
+    """Returns the scatter ``node``, which replaces elements of an argument, with distinct elements: values that a later
+    one replaces are left out. None where there are too many pairs of values."""
     base, value, *indices = node.inputs
     walked = [dim for dim, size in enumerate(value.shape) if dim not in node.attrs.coordinates and size != 1]
     kept = sorted(frozenset(walked).union(*map(varying_dims, indices)))
@@ -65,7 +65,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     shape = (*sizes, *(value.shape[dim] for dim in walked))
 
     def of_pairs(index: Node, order: Sequence[int]) -> Node:
-        """An index of one value of each pair; ``order`` are the pairs' dimensions as that value has them."""
+        """Returns an index of one value of each pair; ``order`` are the pairs' dimensions as that value has them."""
         index = _squeezed(one_of(index, others, mover), others, mover)
         if GATHER in index.kinds:
             index = partition.materialize(index)  # which is looked up once for each value, and not for each pair
@@ -81,14 +81,14 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
         second_order[at], second_order[rank + number] = rank + number, at
 
     def position(dims: Sequence[int]) -> Node:
-        found: Node = mover.builder.const(0, "int64")
+        last: Node = mover.builder.const(0, "int64")
         step: Any = 1
         for dim in reversed(dims):
             along = make("iota", (), "int64", shape, (dim,))
             steps = make("mul", (along, mover.builder.scalar(step, "int64")), "int64", shape)
-            found = make("add", (found, steps), "int64", shape)
+            last = make("add", (last, steps), "int64", shape)
             step = symbols.mul(step, shape[dim])
-        return found
+        return last
 
     later = make("gt", (position(range(rank, rank + count)), position([kept.index(d) for d in walked])), "bool", shape)
     for index in indices:

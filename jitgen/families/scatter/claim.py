@@ -1,4 +1,4 @@
-"""What scatter kernels claim: every ``scatter`` node that is a result.
+"""Claims every ``scatter`` node that is a result.
 
 Its base is left to do, into the same memory, unless the result is an argument that is updated and the base is that
 argument; a region that updates memory runs after all that write it (``families/partition.py``). What the values and the
@@ -22,7 +22,7 @@ NAME = "scatter"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """A region for each scatter among ``values``; from the others, scatters are taken out."""
+    """Claims a region for each scatter among ``values``; from the others, scatters are taken out."""
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
@@ -40,8 +40,8 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node | None:
-    """``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a pointwise
-    kernel can compute; None where it is none, or where a walk of its values is one kernel on a CPU."""
+    """Returns ``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a
+    pointwise kernel can compute; None if it is none, or if a walk of its values is one kernel on a CPU."""
     if node.attrs.kind != "set" or not partition.is_updated(node):
         return None
     from jitgen.families.scatter.by_pairs import with_last_values
@@ -55,12 +55,12 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     if distinct is None:
         return None
     base, *sources = distinct.inputs
-    found = []
+    materialized = []
     for source in sources:
         source = partition.without(SCATTER, source)
         is_pointwise = source.kinds.isdisjoint((REDUCE, SCAN, SORT))
-        found.append(source if is_pointwise else partition.materialize(source))
-    return partition.mover.builder.like(node, (base, *found))
+        materialized.append(source if is_pointwise else partition.materialize(source))
+    return partition.mover.builder.like(node, (base, *materialized))
 
 
 def _region(position: int, node: Node, partition: Partition) -> Region:

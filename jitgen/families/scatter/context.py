@@ -1,4 +1,4 @@
-"""The context of the scatter templates of all dialects: names and expressions."""
+"""Builds the context of the scatter templates of all dialects: names and expressions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READS = ("load", "iota")
 
 @dataclass(frozen=True)
 class ScatterContext(KernelContext):
-    """What all dialects read.
+    """Presents the kernel as all dialects read it.
 
     Attributes:
         text: the printed lines of the body.
@@ -45,7 +45,7 @@ class ScatterContext(KernelContext):
 def context(
     kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Schedule, dialect: Dialect
 ) -> ScatterContext:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     text = printed(body.instructions, dialect, coarse=body.coarse)
     operands = [
@@ -57,7 +57,7 @@ def context(
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterContext, dialect: Dialect) -> Built:
-    """The template's context with the source's options."""
+    """Builds the template's context with the source's options."""
     (body,) = kernel.bodies
     text = scatter.text
     (instruction,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
@@ -93,7 +93,7 @@ render = renderer(NAME, "", parameters, context, build=build)
 
 
 def _operand(operand: PrintedOperand, coordinates: Sequence[str], dialect: Dialect) -> dict[str, Any]:
-    """An operand with its offset, and the expression of its element."""
+    """Describes an operand with its offset, and the expression of its element."""
     at = sum_of([], operand.strides, coordinates)
     is_triton = dialect.name == "triton"
     if operand.pointer:
@@ -106,11 +106,11 @@ def _operand(operand: PrintedOperand, coordinates: Sequence[str], dialect: Diale
 
 
 def _stored(
-    scatter: Instruction, operands: Sequence[dict[str, Any]], found: Printed, dialect: Dialect
+    scatter: Instruction, operands: Sequence[dict[str, Any]], printed_: Printed, dialect: Dialect
 ) -> dict[str, Any]:
-    """How the chosen element is found, and what becomes of it."""
+    """Describes how the chosen element is located, and what becomes of it."""
     number, kind = scatter.attr
-    value, *indices = (found.names[position] for position in scatter.args)
+    value, *indices = (printed_.names[position] for position in scatter.args)
     target = operands[number]
     chosen = [f"{index} * {stride}" for index, (_, stride) in zip(indices, target["gathered"], strict=True)]
     within = [(index, size) for index, (size, _) in zip(indices, target["gathered"], strict=True)]

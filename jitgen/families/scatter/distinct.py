@@ -1,4 +1,4 @@
-"""Whether the values of a scatter provably choose distinct elements, so that no order among them matters.
+"""Proves that the values of a scatter choose distinct elements, so that no order among them matters.
 
 A thread then has one value, as in any pointwise kernel, which is how the last family of the registry computes the
 scatter: an append to a cache is one region beside others. Where indices are data, it is not known, except along
@@ -22,25 +22,26 @@ from jitgen.ir.symbols import Size
 
 
 def is_distinct(node: Node, partition: Partition) -> bool:
-    """Whether no two values of the scatter ``node`` choose one element. What it takes of sizes becomes a guard."""
+    """Returns whether no two values of the scatter ``node`` choose one element. What it takes of sizes becomes a
+    guard."""
     _, value, *indices = node.inputs
     coordinates = node.attrs.coordinates
     unresolved = {dim for dim, size in enumerate(value.shape) if dim not in coordinates and size != 1}
     while unresolved:
-        found = None
+        distinct = None
         for index in indices:
             # Beside dimensions whose positions the other indices tell, an index that varies along one more tells that.
             own = varying_dims(index) & unresolved
             if len(own) == 1 and _is_injective(index, min(own), value.shape[min(own)], partition):
-                found = own
-        if found is None:
+                distinct = own
+        if distinct is None:
             return False
-        unresolved -= found
+        unresolved -= distinct
     return True
 
 
 def _is_injective(index: Node, dim: int, size: Size, partition: Partition) -> bool:
-    """Whether different positions along ``dim``, of ``size``, give different values of ``index``."""
+    """Returns whether different positions along ``dim``, of ``size``, give different values of ``index``."""
     index = _uncast(index)
     if _is_consecutive(index, dim):
         return True
@@ -82,14 +83,14 @@ def _varies(node: Node, dim: int) -> bool:
 
 
 def _uncast(node: Node) -> Node:
-    """``node`` before a cast from one integer to a wider one, which keeps values apart."""
+    """Returns ``node`` before a cast from one integer to a wider one, which keeps values apart."""
     while node.kind is CAST and node.dtype == "int64" and node.inputs[0].dtype in ("int32", "int64"):
         node = node.inputs[0]
     return node
 
 
 def _is_at_most(size: Size, bound: Node, partition: Partition) -> bool:
-    """Whether ``size`` is no more than the number ``bound``, which then is a guard."""
+    """Returns whether ``size`` is no more than the number ``bound``, which then is a guard."""
     if not bound.kind.is_number:
         return False
     return partition.mover.decide(symbols.compare("le", size, bound.attrs.value))

@@ -1,4 +1,4 @@
-"""The strides of a scatter's operands: over its grid dimensions and over its sequential ones, each merged.
+"""Lays out a scatter's operands: over its grid dimensions and over its sequential ones, each merged.
 
 The iteration space becomes ``(outer..., walked..., inner)``: the sequential dimensions in their order, around them the
 grid dimensions by descending strides of the result, and within them, as ``inner``, the grid dimension along which the
@@ -28,7 +28,7 @@ from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters
 
 @dataclass(frozen=True)
 class Layout:
-    """What the source depends on.
+    """Holds the facts on which the source depends.
 
     Attributes:
         outer, walked: how many dimensions of these kinds there are.
@@ -48,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterGeometry(Geometry):
-    """Sizes of a call, and strides along them.
+    """Holds the sizes of a call, and strides along them.
 
     Attributes:
         sizes: (outer..., walked..., inner).
@@ -62,7 +62,7 @@ class ScatterGeometry(Geometry):
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[ScatterGeometry, ...]]:
-    """Layout and geometry of the kernel's only region.
+    """Computes layout and geometry of the kernel's only region.
 
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
@@ -91,7 +91,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
-    """The parameters of the kernel; indices are 64 bits wide."""
+    """Declares the parameters of the kernel; indices are 64 bits wide."""
     (layout,), (body,) = layouts, kernel.bodies
     operands = []
     for index, (operand, last) in enumerate(zip(body.operands, layout.last, strict=True)):
@@ -103,7 +103,7 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
 
 
 def work(kernel: Kernel, geometries: Sequence[ScatterGeometry], schedule: Any) -> Work:
-    """What one launch amounts to: an element of the result is read and written for each value."""
+    """Counts what one launch amounts to: an element of the result is read and written for each value."""
     (geometry,), (body,) = geometries, kernel.bodies
     moved, written = traffic(body, geometry)
     flops = pointwise_flops(body.instructions, geometry.elements) + geometry.elements

@@ -1,4 +1,4 @@
-"""How a scatter's threads share its grid dimensions."""
+"""Chooses how a scatter's threads share its grid dimensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ GPU_THREADS = 128
 
 @dataclass(frozen=True)
 class Schedule(DeclaredSchedule):
-    """``threads`` of a block; 1 on a CPU, where threads share outer dimensions and cache lines of the inner one."""
+    """Says how many ``threads`` a block has; 1 on a CPU, where threads share outer dimensions and cache lines of the
+    inner one."""
 
     sentence = ("{threads} threads a block, each in order",)
     threads: int
@@ -28,7 +29,7 @@ class Schedule(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class CpuSchedule(Schedule):
-    """On a CPU."""
+    """Says how CPU threads share a scatter."""
 
     sentence = ("each thread in order",)
 
@@ -44,14 +45,14 @@ def launch(
     schedule: Schedule,
     device: Device,
 ) -> LaunchShape:
-    """A thread for each index of the grid dimensions."""
+    """Launches a thread for each index of the grid dimensions."""
     (layout,), (geometry,) = layouts, geometries
     threads = math.prod((*geometry.sizes[: layout.outer], *geometry.sizes[layout.outer + layout.walked :]))
     return blocks_of(max(1, -(-threads // schedule.threads)), schedule.threads, device)
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
-    """A title, and who goes through the values."""
+    """Explains the kernel: a title, and who goes through the values."""
     (layout,), (body,) = layouts, kernel.bodies
     kinds = [instruction.attr[1] for instruction in body.instructions if instruction.op == "scatter"]
     return [

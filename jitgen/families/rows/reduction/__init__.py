@@ -1,4 +1,4 @@
-"""Row reductions with pointwise work before, between and after them: one kernel that makes passes over each row.
+"""Reduces rows, with pointwise work before, between and after: one kernel that makes passes over each row.
 
 A kernel's single body has ``row_rank`` trailing dimensions that together are a row of ``length`` elements; the other
 dimensions count rows. Each instruction has a *stage*: elements of stage s are computed in pass s over the row, and a

@@ -1,4 +1,4 @@
-"""At which numbers of rows the schedules of row kernels change."""
+"""Tells at which numbers of rows the schedules of row kernels change."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from jitgen.ir.nodes import REDUCE
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The number of rows of each reduction of ``graph``, and where a schedule on a GPU changes with it; on a CPU also
-    the length of a row."""
-    found = []
+    """Returns the number of rows of each reduction of ``graph``, and where a schedule on a GPU changes with it; on a
+    CPU also the length of a row."""
+    buckets_ = []
     for node in topological(graph.results):
         if node.kind is REDUCE:
             shape, reduced = node.inputs[0].shape, node.attrs.dims
@@ -47,14 +47,15 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             rows = symbols.product(size for dim, size in enumerate(shape) if dim not in reduced)
             ends = row_buckets(length, are_columns(node), occupancy(device.model)) if device.is_gpu else ()
             ends = tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))
-            found.append(SizeBuckets(rows, ends, node=node))
+            buckets_.append(SizeBuckets(rows, ends, node=node))
             if not device.is_gpu:
-                found.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False, node=node))
-    return found
+                buckets_.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False, node=node))
+    return buckets_
 
 
 def row_buckets(length: int, columns: bool, occupancy: Occupancy) -> tuple[int, ...]:
-    """Upper ends of the ranges of numbers of rows within which rows of ``length`` elements have one schedule.
+    """Returns the upper ends of the ranges of numbers of rows within which rows of ``length`` elements have one
+    schedule.
 
     ``columns``: whether neighbouring elements belong to neighbouring rows, as in ``RowLayout``.
     """
@@ -73,8 +74,8 @@ def row_buckets(length: int, columns: bool, occupancy: Occupancy) -> tuple[int, 
 
 
 def _chunk_ends(node: Node, length: int, blocks: int) -> set[int]:
-    """The numbers of rows beyond which rows of ``length`` elements, reduced by ``node``, are no longer divided into
-    chunks (``row_chunks.py``). ``blocks``: the most blocks that can share a row; 0 on a CPU."""
+    """Returns the numbers of rows beyond which rows of ``length`` elements, reduced by ``node``, are no longer divided
+    into chunks (``row_chunks.py``). ``blocks``: the most blocks that can share a row; 0 on a CPU."""
     columns = are_columns(node)
     if not blocks:
         return {CHUNKED_ROWS} if length >= CPU_CHUNKED_ROW and not columns else set()

@@ -1,4 +1,4 @@
-"""What the reduction family claims: results that are computed row by row, with reductions over the same dimensions.
+"""Claims results that are computed row by row, with reductions over the same dimensions.
 
 A *row region* iterates over ``(outer..., row...)``. For every index of the outer dimensions it makes passes over one
 row: one for each reduction of the longest chain in which one depends on another, and one for elements that are stored
@@ -28,19 +28,20 @@ Materialize = Callable[[Node], Node]
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a reduction: its operand's shape and the dimensions it reduces."""
+    """Describes the rows of a reduction: its operand's shape and the dimensions it reduces."""
 
     shape: Shape
     dims: tuple[int, ...]
 
     @property
     def reduced_shape(self) -> Shape:
-        """The shape of a result with one element for each row."""
+        """Returns the shape of a result with one element for each row."""
         return tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Row regions for those of ``values`` they can hold; the others are left, with their reductions materialized."""
+    """Claims row regions for those of ``values`` they can hold; the others are left, with their reductions
+    materialized."""
     results, mover, materialize = values, partition.mover, partition.materialize
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(results)
@@ -63,7 +64,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
-    """One region of two over the same rows that read some of the same elements; else None."""
+    """Merges two regions over the same rows that read some of the same elements; else returns None."""
     if (left.shape, left.row_rank) != (right.shape, right.row_rank):
         return None
     if left.elements_read.isdisjoint(right.elements_read):
@@ -72,7 +73,7 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
 
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
-    """The rows over which ``node`` can be computed, and its store in their iteration space."""
+    """Returns the rows over which ``node`` can be computed, and its store in their iteration space."""
     # No other reduction stands between it and ``node``.
     outermost = next(nearest(node, REDUCE, lambda between: not between.kind.reads_elsewhere), None)
     if outermost is None:
@@ -95,12 +96,12 @@ def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) 
 
 
 def _is_run(dims: Sequence[int]) -> bool:
-    """Whether ``dims`` follow one another, so that they have one stride together in a dense tensor."""
+    """Returns whether ``dims`` follow one another, so that they have one stride together in a dense tensor."""
     return tuple(dims) == tuple(range(dims[0], dims[0] + len(dims)))
 
 
 def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
-    """``root`` with what a row region cannot compute materialized; None where nothing is reduced over ``rows``."""
+    """Materialises what a row region cannot compute of ``root``; None if nothing is reduced over ``rows``."""
     index = Index([root])
     of_foreign = index.reached(node for node in index.order if _is_foreign(node, rows))
 
@@ -125,17 +126,17 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
 
 
 def _is_over(node: Node, rows: _Rows) -> bool:
-    """Whether ``node`` is a reduction of ``rows``."""
+    """Returns whether ``node`` is a reduction of ``rows``."""
     return node.kind is REDUCE and (node.inputs[0].shape, node.attrs.dims) == (rows.shape, rows.dims)
 
 
 def _is_foreign(node: Node, rows: _Rows) -> bool:
-    """Whether ``node`` is a reduction of other rows."""
+    """Returns whether ``node`` is a reduction of other rows."""
     return node.kind is REDUCE and not _is_over(node, rows)
 
 
 def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
-    """``root`` with every reduction read from a temporary.
+    """Reads every reduction under ``root`` from a temporary.
 
     What is computed of reductions alone, before it meets elements, is read in place of them: the reciprocal of
     softmax's sum is computed once for each row, not once for each element.
@@ -175,34 +176,35 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
 
 
 def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
-    """``node`` read from a temporary; what is no reduction is stored unrounded, in the dtype it is computed in."""
+    """Reads ``node`` from a temporary; what is no reduction is stored unrounded, in the dtype in which it is
+    computed."""
     if node.kind is REDUCE or node.dtype not in ("float16", "bfloat16"):
         return materialize(node)
     return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
 
 
 def are_columns(node: Node) -> bool:
-    """Whether neighbouring elements of the operand of the reduction ``node`` belong to different rows in a dense
-    tensor."""
+    """Returns whether neighbouring elements of the operand of the reduction ``node`` belong to different rows in a
+    dense tensor."""
     shape = node.inputs[0].shape
     return len(shape) - 1 not in node.attrs.dims and shape[-1] != 1
 
 
 def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
-    """The rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same, and a
-    tensor is read by both."""
-    leaves = {id(each) for each in topological([node]) if each.kind in (INPUT, VIEW)}
+    """Returns the rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same,
+    and a tensor is read by both."""
+    leaves = {id(leaf) for leaf in topological([node]) if leaf.kind in (INPUT, VIEW)}
     if any(kind.reads_elsewhere for kind in node.kinds):
         return None
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)
-        if node.shape == rows.shape and _is_run(rows.dims) and any(id(each) in leaves for each in read):
+        if node.shape == rows.shape and _is_run(rows.dims) and any(id(leaf) in leaves for leaf in read):
             return rows
     return None
 
 
 def _rows_last(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
-    """The region of ``stores``, with its dimensions permuted so that those of the row come last."""
+    """Makes the region of ``stores``, with its dimensions permuted so that those of the row come last."""
     outer = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
     order = (*outer, *rows.dims)
     shape = tuple(rows.shape[dim] for dim in order)

@@ -1,4 +1,4 @@
-"""What the templates of all dialects read: a row kernel as a sequence of passes, with the lines of each.
+"""Presents a row kernel to the templates of all dialects as a sequence of passes, with the lines of each.
 
 ``context`` prints the instructions of a body by a dialect's rules and sorts the lines into passes; ``cpp.py``,
 ``cuda.py`` and ``triton.py`` then decide for their templates what each pass loads, keeps and recomputes.
@@ -31,7 +31,7 @@ from jitgen.spec import DTYPES
 
 @dataclass(frozen=True)
 class Reduction:
-    """``result`` combines ``value`` of every element of the row by ``kind``.
+    """Combines ``value`` of every element of the row into ``result`` by ``kind``.
 
     ``type`` and ``value_type`` are the types of result and value, ``value_dtype`` the value's dtype; ``coarse`` says
     that every result of the kernel is a float of 16 bits or fewer.
@@ -48,7 +48,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the row.
+    """Describes one pass over the row.
 
     Attributes:
         number: its number, from 0.
@@ -75,7 +75,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class ReductionContext(RowContext):
-    """The whole kernel.
+    """Describes the whole kernel.
 
     Attributes:
         row_loads: operands that are read once a row, before the passes.
@@ -92,7 +92,7 @@ class ReductionContext(RowContext):
 
 @dataclass(frozen=True)
 class RowValues:
-    """The values of which each row has its own where rows are walked together: arrays over rows.
+    """Holds the values of which each row has its own where rows are walked together: arrays over rows.
 
     ``pairs``: (type, name) of each; ``instructions``: of the body.
     """
@@ -105,12 +105,12 @@ class RowValues:
         return {name for _, name in self.pairs}
 
     def read(self, positions: Iterable[int], values: Collection[str]) -> list[tuple[str, str]]:
-        """The pairs that instructions at ``positions`` read, or whose names are among ``values``."""
+        """Returns the pairs that instructions at ``positions`` read, or whose names are among ``values``."""
         read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
         return [pair for pair in self.pairs if pair[1] in read or pair[1] in values]
 
     def block(self, lines: Sequence[Line]) -> dict[str, Any]:
-        """``lines`` that compute such values, and as ``inputs`` the pairs they read and do not compute."""
+        """Wraps ``lines`` that compute such values, with the pairs they read and do not compute as ``inputs``."""
         names = self.names
         own = [line for line in lines if line.value in names]
         computed = {line.value for line in own}
@@ -119,7 +119,7 @@ class RowValues:
 
 
 def identity(kind: str, dtype: str) -> bool | int | float:
-    """The neutral element of a reduction by ``kind`` of values of compute ``dtype``; of argmax and argmin, the
+    """Returns the neutral element of a reduction by ``kind`` of values of compute ``dtype``; of argmax and argmin, the
     value's."""
     if kind in ("sum", "prod", "any", "all"):
         return kind in ("prod", "all")
@@ -135,12 +135,12 @@ def identity(kind: str, dtype: str) -> bool | int | float:
 def context(
     kernel: Kernel, layout: RowLayout, parameters: KernelParameters, schedule: RowSchedule, dialect: Dialect
 ) -> ReductionContext:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     return _Builder(kernel, layout, parameters, dialect).build()
 
 
 def rewritten(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, device: Device) -> Kernel:
-    """``kernel`` as its reductions are computed by ``schedule``."""
+    """Rewrites ``kernel`` to compute its reductions as ``schedule`` does."""
     if schedule.online:
         kernel = online(kernel)
         if isinstance(schedule, CudaRows) and schedule.resident and not layout.columns:
@@ -180,7 +180,7 @@ class _Builder:
         )
 
     def _row_values(self, first: int, last: int) -> tuple[Line, ...]:
-        """Lines of row values (constants included) whose stage lies in [first, last]."""
+        """Returns the lines of row values (constants included) whose stage lies in [first, last]."""
         return tuple(
             line
             for position, line in self.lines.items()

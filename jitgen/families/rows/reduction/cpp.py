@@ -1,4 +1,4 @@
-"""The context of ``templates/reduction/reduction.cpp.j2``.
+"""Builds the context of ``templates/reduction/reduction.cpp.j2``.
 
 There are three kinds of loop, each with a template of its own:
 
@@ -65,7 +65,7 @@ _KINDS = {
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: HostRows, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     builder = _Builder(kernel, schedule, rows)
     # The group of a short row is one wide vector. Of bfloat16, whose elements come in halves, it would be assembled
     # from two vectors in memory, and a load of it would wait for both stores; so vectors stay narrow there.
@@ -101,7 +101,7 @@ class _Builder:
 
     def context(self) -> dict[str, Any]:
         rows = self.rows
-        passes = [self._pass(p, of) for p, of in zip(rows.passes, self.reductions, strict=True)]
+        passes = [self._pass(p, reductions) for p, reductions in zip(rows.passes, self.reductions, strict=True)]
         streamed = [self._store(o) for p in rows.passes for o in p.stores if self._is_streamed(o)]
         outlets = [self._outlet(store) for store in streamed]
         scalars = [(kind, name) for name, kind in rows.scalars]
@@ -154,7 +154,7 @@ class _Builder:
     # ------------------------------------------------------------------------------------------------- parameters
 
     def _row_parameters(self) -> Iterator[tuple[str, str]]:
-        """(type, name) of the parameters that say where a row, or a tile, begins."""
+        """Yields (type, name) of the parameters that say where a row, or a tile, begins."""
         for operand in self.rows.operands:
             yield operand.address_type, _local(operand)
             if operand.kind == "strided":
@@ -203,7 +203,7 @@ class _Builder:
         }
 
     def _needed(self, p: Pass, again: Container[str]) -> set[str]:
-        """The values of elements that a pass reads or computes: not those that only values in scratch rows come
+        """Returns the values of elements that a pass reads or computes: not those that only values in scratch rows come
         from."""
         stack = [reduction.value for reduction in p.reductions] + [operand.value for operand in p.stores]
         needed: set[str] = set()
@@ -242,7 +242,8 @@ class _Builder:
         return f"{_scratch(name)}[{self.scratch_index}]" if again and name in self.scratch_values else expression
 
     def _taken(self, reduction: dict[str, Any]) -> str:
-        """An element as its reduction takes it: where groups of a short row overlap, unless another group has it."""
+        """Returns an element as its reduction takes it: where groups of a short row overlap, unless another group has
+        it."""
         if not self.overlaps_groups:
             return str(reduction["value"])
         element = "jitgen::Halves<decltype(size)>::element(lane)" if self.halved else "lane"
@@ -261,13 +262,13 @@ class _Builder:
         }
 
     def _outlet(self, store: dict[str, Any]) -> tuple[str, str]:
-        """(type, name) of the buffer in which a thread keeps, between rows, results that bypass the cache."""
+        """Returns (type, name) of the buffer in which a thread keeps, between rows, results that bypass the cache."""
         if self.short:
             return f"jitgen::Stage<{store['storage']}, block>", f"stage{store['index']}"
         return "jitgen::Seam", f"seam{store['index']}"
 
     def _offset(self, operand: RowOperand) -> str:
-        """Offset of an element from where its row (or its tile) begins."""
+        """Prints the offset of an element from the beginning of its row (or its tile)."""
         element = "e" if self.tiled else "(start + i)"
         terms = [] if operand.inner == "0" else [operand.along(element)]
         if self.tiled:
@@ -275,13 +276,14 @@ class _Builder:
         return " + ".join(terms) or "0"
 
     def _is_halved(self) -> bool:
-        """Whether elements may come as halves of two-element words, the lower ones first: where all are contiguous
-        bfloat16 and no index is asked for."""
+        """Returns whether elements may come as halves of two-element words, the lower ones first: where all are
+        contiguous bfloat16 and no index is asked for."""
         alike = all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in self._moving())
         return alike and not self._is_indexed()
 
     def _may_overlap_groups(self) -> bool:
-        """Whether the elements behind the last whole group of a short row may be taken by one more that ends with it.
+        """Returns whether the elements behind the last whole group of a short row may be taken by one more that ends
+        with it.
 
         The results of the two groups overlap, so all stores must go through a buffer; and a pass that stores must not
         ask for the index of the first of equal elements, which would be met last.
@@ -291,23 +293,23 @@ class _Builder:
         return not any(p.stores and _finds_indices(p) for p in self.rows.passes)
 
     def _one_piece(self) -> list[str]:
-        """The conditions under which a dense tile is one run of memory, so that several elements of each row can be
-        taken in one step; empty where they cannot, because an index is asked for."""
+        """Returns the conditions under which a dense tile is one run of memory, so that several elements of each row
+        can be taken in one step; empty where they cannot, because an index is asked for."""
         moving = self._moving()
         if self._is_indexed() or any(o.kind != "strided" or not o.pointer for o in moving):
             return []
         return [f"{o.inner} == inner" for o in moving]
 
     def _moving(self) -> list[RowOperand]:
-        """The operands that are read or written element by element."""
+        """Returns the operands that are read or written element by element."""
         return [o for p in self.rows.passes for o in (*p.loads, *p.stores) if o not in self.row_loads]
 
     def _is_indexed(self) -> bool:
         return any(map(_finds_indices, self.rows.passes))
 
     def _prefetched(self) -> list[RowOperand]:
-        """Operands of a later row to prefetch: during the only pass, or during the second, which leaves the memory
-        idle.
+        """Returns the operands of a later row to prefetch: during the only pass, or during the second, which leaves the
+        memory idle.
 
         Short rows of one pass are read in the order of memory, which processors prefetch by themselves.
         """
@@ -316,8 +318,8 @@ class _Builder:
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
     def _has_deferred_pass(self) -> bool:
-        """Whether the last pass of a row, which stores from scratch rows, is done together with the last but one of the
-        next row: one waits for memory, the other for the processor."""
+        """Returns whether the last pass of a row, which stores from scratch rows, is done together with the last but
+        one of the next row: one waits for memory, the other for the processor."""
         last = self.rows.passes[-1]
         stores = bool(last.stores) and all(map(self._is_streamed, last.stores))
         return (
@@ -332,14 +334,14 @@ class _Builder:
         return self.tiled or operand.kind == "contiguous"
 
     def _is_cheap(self, p: Pass) -> bool:
-        """Whether it only reduces, by few operations, so that loads and stores of its accumulators are what it
-        costs."""
+        """Returns whether a pass only reduces, by few operations, so that loads and stores of its accumulators are what
+        it costs."""
         operations = sum(self._operations(line.position) for line in (*p.lines, *p.recomputed))
         return not p.stores and not _finds_indices(p) and operations < COSTLY
 
     def _is_normalized(self, position: int) -> bool:
-        """Whether it is a quotient by a row's sum of exp(v - max v). The sum is at least 1, so its reciprocal is as
-        good."""
+        """Returns whether a value is a quotient by a row's sum of exp(v - max v). The sum is at least 1, so its
+        reciprocal is as good."""
         instruction = self.instructions[position]
         if instruction.op != "div":
             return False
@@ -352,23 +354,24 @@ class _Builder:
     # ------------------------------------------------------------------------------------------------ scratch rows
 
     def _scratch_values(self) -> dict[str, tuple[str, str]]:
-        """Type and dtype of each value worth a scratch row: a later pass uses it, and it costs much to recompute."""
-        found: dict[str, tuple[str, str]] = {}
+        """Returns type and dtype of each value worth a scratch row: a later pass uses it, and it costs much to
+        recompute."""
+        scratch: dict[str, tuple[str, str]] = {}
         for p in self.rows.passes:
             types = {o.value: (o.type, compute_dtype(o.dtype)) for o in p.loads}
             types |= {line.value: (line.type, line.dtype) for line in p.lines}
             for name in p.reused:
-                if self._cost(int(name[1:]), found) >= COSTLY:
-                    found[name] = types[name]
-        return found
+                if self._cost(int(name[1:]), scratch) >= COSTLY:
+                    scratch[name] = types[name]
+        return scratch
 
     def _scratch_bytes(self) -> int:
-        """Bytes of all scratch rows for one element."""
+        """Counts the bytes of all scratch rows for one element."""
         return sum(item_size(dtype) for _, dtype in self.scratch_values.values())
 
     def _scratch_rows(self) -> list[dict[str, Any]]:
-        """The scratch rows one after another, the widest first, so that each is aligned; ``offset`` in bytes for one
-        element of a row."""
+        """Lays out the scratch rows one after another, the widest first, so that each is aligned; ``offset`` in bytes
+        for one element of a row."""
         offset, rows = 0, []
         for name, (kind, dtype) in sorted(self.scratch_values.items(), key=lambda item: -item_size(item[1][1])):
             rows.append({"name": _scratch(name), "type": kind, "offset": offset})
@@ -380,7 +383,8 @@ class _Builder:
         return operation.flops if operation else 1
 
     def _cost(self, position: int, scratch: Container[str]) -> int:
-        """Operations to recompute the element at ``position`` from memory and from values in ``scratch`` rows."""
+        """Counts the operations to recompute the element at ``position`` from memory and from values in ``scratch``
+        rows."""
         total, stack, seen = 0, [position], {position}
         while stack:
             position = stack.pop()
@@ -398,7 +402,7 @@ class _Builder:
 
 
 def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, Any]:
-    """What the templates read of a reduction: ``slot`` numbers it among the kernel's; ``of_numbers`` lets it drop
+    """Describes a reduction for the templates: ``slot`` numbers it among the kernel's; ``of_numbers`` lets it drop
     NaN."""
     return {
         "result": reduction.result,
@@ -410,20 +414,21 @@ def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, A
 
 
 def _finds_indices(p: Pass) -> bool:
-    """Whether a reduction of the pass gives an index."""
+    """Returns whether a reduction of the pass gives an index."""
     return any(reduction.kind.startswith("arg") for reduction in p.reductions)
 
 
 def _scratch(name: str) -> str:
-    """The name of the scratch row of a value."""
+    """Returns the name of the scratch row of a value."""
     return f"kept_{name}"
 
 
 def _local(operand: RowOperand) -> str:
-    """The name of a pointer to the operand's first element (of an iota's first value) in the row or the tile."""
+    """Returns the name of a pointer to the operand's first element (of an iota's first value) in the row or the
+    tile."""
     return f"x{operand.index}"
 
 
 def _dense_step(operand: RowOperand) -> int:
-    """Its stride from a row to the next in a dense tile: 0 where it varies along rows only."""
+    """Returns the operand's stride from a row to the next in a dense tile: 0 if it varies along rows only."""
     return 0 if operand.role != "store" and operand.kind == "contiguous" else 1

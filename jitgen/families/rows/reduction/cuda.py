@@ -1,4 +1,4 @@
-"""The context of ``templates/reduction/reduction.cu.j2``: what all kernels in CUDA C++ have.
+"""Builds the context of ``templates/reduction/reduction.cu.j2``: what all kernels in CUDA C++ have.
 
 The rest is one of three: rows with threads of their own (``cuda_rows.py``), rows that persistent clusters take one
 after another (``cuda_persistent.py``), and columns (``cuda_columns.py``).
@@ -23,11 +23,11 @@ _CONTEXTS: dict[str, Callable[..., dict[str, Any]]] = {
     "persistent": cuda_persistent.context,
     "rows": cuda_rows.context,
 }
-"""What makes the rest of the context, which ``templates/reduction/cuda_<name>.j2`` reads."""
+"""The module that makes the rest of the context, which ``templates/reduction/cuda_<name>.j2`` reads."""
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     passes = cuda_passes(kernel, layout, schedule, rows)
@@ -49,7 +49,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: Reduc
 
 
 def _if_inside(layout: RowLayout, schedule: CudaSchedule) -> str:
-    """The condition, in front of a block, that vector ``u`` lies in the row; empty where every vector does."""
+    """Returns the condition, in front of a block, that vector ``u`` lies in the row; empty where every vector does."""
     if schedule.is_unmasked:
         return ""
     end = "end" if isinstance(schedule, PersistentRows) else "length"

@@ -1,4 +1,4 @@
-"""The schedule of columns in CUDA C++: rows whose elements lie side by side with those of neighbouring rows.
+"""Schedules columns in CUDA C++: rows whose elements lie side by side with those of neighbouring rows.
 
 A thread takes as many neighbouring rows as one access moves elements of. Across rows a block has as many threads as
 read a line of the cache; along a row as many as the row is long. What was measured was so on an H200.
@@ -41,8 +41,8 @@ STATIC_SHARED_BYTES = 40 * 1024
 
 @dataclass(frozen=True)
 class _Block:
-    """The shape of a block: ``threads`` of each of ``lanes`` times ``rows_per_thread`` rows, in a ``cluster`` of
-    blocks."""
+    """Describes the shape of a block: ``threads`` of each of ``lanes`` times ``rows_per_thread`` rows, in a ``cluster``
+    of blocks."""
 
     threads: int
     lanes: int
@@ -50,8 +50,8 @@ class _Block:
     cluster: int
 
     def shared_bytes(self, states: Sequence[int]) -> int:
-        """Shared memory in bytes: what its warps combine for one reduction after another, and what other blocks
-        send."""
+        """Counts the shared memory in bytes: what its warps combine for one reduction after another, and what other
+        blocks send."""
         lanes = max(self.lanes, SHORT_BLOCK_THREADS // self.threads)
         groups = self.threads * lanes // max(lanes, WARP) + 1
         received = self.cluster * sum(states) if self.cluster > 1 else 0
@@ -59,7 +59,7 @@ class _Block:
 
 
 def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> ColumnBlocks:
-    """The schedule of rows whose elements are neighbours across rows."""
+    """Schedules rows whose elements are neighbours across rows."""
     (body,) = kernel.bodies
     length, size = max(geometry.length, 1), row_item_size(kernel, layout)
     several_passes = passes(kernel) > 1
@@ -77,16 +77,16 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
     block = replace(block, lanes=max(block.lanes, SHORT_BLOCK_THREADS // block.threads))
     needed = -(-length // (block.threads * block.cluster))
     if several_passes and needed <= per_thread:
-        found = _resident(block, length, needed, layout.wide)
+        blocks = _resident(block, length, needed, layout.wide)
     else:
-        found = _looping(block, length, geometry.rows, several_passes, layout.wide)
-    crowded = found.online or rows_per_thread * sum(state_bytes(kernel, False)) > STATE_BYTES
+        blocks = _looping(block, length, geometry.rows, several_passes, layout.wide)
+    crowded = blocks.online or rows_per_thread * sum(state_bytes(kernel, False)) > STATE_BYTES
     threads = MULTIPROCESSOR_THREADS // 2 if crowded else MULTIPROCESSOR_THREADS
-    return replace(found, blocks_per_multiprocessor=max(1, threads // found.block_threads))
+    return replace(blocks, blocks_per_multiprocessor=max(1, threads // blocks.block_threads))
 
 
 def _block(length: int, per_thread: int, lanes: int, rows_per_thread: int) -> _Block:
-    """One block of up to ``COLUMN_THREADS``: enough threads for ``length`` elements, of which each holds
+    """Returns one block of up to ``COLUMN_THREADS``: enough threads for ``length`` elements, of which each holds
     ``per_thread``."""
     threads = 1
     while threads * lanes < COLUMN_THREADS and threads * per_thread < length:
@@ -97,7 +97,8 @@ def _block(length: int, per_thread: int, lanes: int, rows_per_thread: int) -> _B
 def _with_enough_threads(
     block: _Block, length: int, per_thread: int, rows: int, several_passes: bool, device: Device
 ) -> _Block:
-    """``block`` in a cluster where columns are long, and few or needed again; then of more threads where they are."""
+    """Puts ``block`` in a cluster if columns are long, and few or needed again; gives it more threads if they then
+    still are."""
     threads, cluster = block.threads, block.cluster
     few = rows <= MANY_COLUMNS or several_passes
     while device.has_clusters and few and cluster < CLUSTER_BLOCKS and cluster * threads * per_thread < length:
@@ -108,7 +109,7 @@ def _with_enough_threads(
 
 
 def _within_shared_memory(block: _Block, states: Sequence[int]) -> _Block:
-    """``block`` with fewer blocks in its cluster, then fewer threads, until its partial results have room."""
+    """Takes blocks from the cluster of ``block``, then threads, until its partial results have room."""
     while block.cluster > 1 and block.shared_bytes(states) > STATIC_SHARED_BYTES:
         block = replace(block, cluster=block.cluster // 2)
     while block.threads > 1 and block.shared_bytes(states) > STATIC_SHARED_BYTES:
@@ -117,7 +118,7 @@ def _within_shared_memory(block: _Block, states: Sequence[int]) -> _Block:
 
 
 def _resident(block: _Block, length: int, unroll: int, wide: bool) -> ColumnBlocks:
-    """Columns that stay in registers from pass to pass."""
+    """Schedules columns that stay in registers from pass to pass."""
     complete = length // (block.threads * block.cluster)
     return ColumnBlocks(
         threads=block.threads,
@@ -132,7 +133,8 @@ def _resident(block: _Block, length: int, unroll: int, wide: bool) -> ColumnBloc
 
 
 def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool) -> ColumnBlocks:
-    """Columns that each pass reads from memory: blocks of at most ``COLUMN_THREADS``, and no clusters for many."""
+    """Schedules columns that each pass reads from memory: blocks of at most ``COLUMN_THREADS``, and no clusters for
+    many."""
     threads = min(block.threads, max(1, COLUMN_THREADS // block.lanes))
     cluster = 1 if rows > MANY_COLUMNS else block.cluster
     return ColumnBlocks(

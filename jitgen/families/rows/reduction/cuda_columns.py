@@ -1,4 +1,4 @@
-"""What ``templates/reduction/cuda_columns.j2`` reads in addition to ``cuda.py``'s context: a thread has several
+"""Builds what ``templates/reduction/cuda_columns.j2`` reads in addition to ``cuda.py``'s context: a thread has several
 neighbouring rows.
 
 Values of elements are scalars, as where a row's own elements are neighbours; a value of which every row has its own is
@@ -57,16 +57,16 @@ class _Columns:
         self.of_rows = RowValues(self.instructions, self.row_values)
 
     def _own(self) -> set[int]:
-        """Positions of the row values that depend on the row."""
-        found: set[int] = set()
+        """Returns the positions of the row values that depend on the row."""
+        own: set[int] = set()
         for position, instruction in enumerate(self.instructions):
-            depends = instruction.op in ("load", "iota", "reduce") or found.intersection(instruction.args)
+            depends = instruction.op in ("load", "iota", "reduce") or own.intersection(instruction.args)
             if instruction.row and depends:
-                found.add(position)
-        return found
+                own.add(position)
+        return own
 
     def described(self, p: CudaPass, resident: Collection[str]) -> dict[str, Any]:
-        """What the template reads of a pass; ``resident`` are the operands' values that stay in registers."""
+        """Describes a pass for the template; ``resident`` are the operands' values that stay in registers."""
         loaded = [*p.loaded, *p.deferred]
         positions = [line.position for line in p.lines]
         results = {r["value"] for r in p.reductions} | {o.value for o in p.source.stores}
@@ -87,13 +87,13 @@ class _Columns:
         }
 
     def _step(self, r: dict[str, Any], p: CudaPass) -> str:
-        """The state with the element at ``j`` in it. Every second pass over rows in memory goes backwards."""
+        """Prints the state with the element at ``j`` in it. Every second pass over rows in memory goes backwards."""
         backwards = r["indexed"] and p.source.number % 2 == 1 and not self.is_resident
         step: str = r["unordered" if backwards else "step"]
         return step.format(part=f"part_{r['result']}[j]")
 
     def load(self, operand: RowOperand, count: str, at: str) -> dict[str, Any]:
-        """How an operand's elements of the thread's rows come into registers.
+        """Describes how an operand's elements of the thread's rows come into registers.
 
         ``declaration`` is of registers for ``count`` such groups, ``load`` the statement that fills the group at
         ``at``, and ``element`` the one of row ``j`` in it.
@@ -101,9 +101,9 @@ class _Columns:
         name, kind = f"x{operand.index}", self.layout.across[operand.index]
         offset = _offset(operand)
         step = {"contiguous": " + j", "broadcast": ""}.get(kind, f" + j * {operand.outer_strides[-1]}")
-        found = fields(operand)
+        described = fields(operand)
         if operand.pointer is None:
-            return found | {"declaration": "", "load": "", "element": f"from{operand.index}{offset}{step}"}
+            return described | {"declaration": "", "load": "", "element": f"from{operand.index}{offset}{step}"}
         count = f"[{count}]" if count else ""
         at = f"[{at}]" if at else ""
         start = f"from{operand.index}"
@@ -111,7 +111,7 @@ class _Columns:
             declaration = f"jitgen::Vector<{operand.storage}, beside> {name}{count};"
             load = f"{name}{at} = jitgen::load_vector<beside>({start}{offset});"
         elif kind == "broadcast":
-            return found | {
+            return described | {
                 "declaration": f"{operand.storage} {name}{count};",
                 "load": f"{name}{at} = {start}[{offset.removeprefix(' + ') or '0'}];",
                 "element": f"jitgen::load({name}{at})",
@@ -119,21 +119,22 @@ class _Columns:
         else:
             declaration = f"{operand.storage} {name}{count}[beside];"
             load = f"for (int j = 0; j < beside; ++j) {name}{at}[j] = {start}[{(offset + step).removeprefix(' + ')}];"
-        return found | {"declaration": declaration, "load": load, "element": f"jitgen::load({name}{at}[j])"}
+        return described | {"declaration": declaration, "load": load, "element": f"jitgen::load({name}{at}[j])"}
 
     def store(self, operand: RowOperand) -> dict[str, Any]:
-        """A result: the ``declaration`` of registers for the thread's rows, and the statement that stores them."""
+        """Describes a result: the ``declaration`` of registers for the thread's rows, and the statement that stores
+        them."""
         name, start, offset = f"y{operand.index}", f"to{operand.index}", _offset(operand)
         value = f"row_{operand.value}[j]" if operand.value in self.of_rows.names else operand.value
-        found = fields(operand) | {"row_value": value}
+        described = fields(operand) | {"row_value": value}
         if self.layout.across[operand.index] == "contiguous":
             declaration = f"jitgen::Vector<{operand.storage}, beside> {name};"
-            return found | {"declaration": declaration, "store": f"jitgen::store_vector({start}{offset}, {name});"}
+            return described | {"declaration": declaration, "store": f"jitgen::store_vector({start}{offset}, {name});"}
         step = f" + j * {operand.outer_strides[-1]}"
         store = f"for (int j = 0; j < beside; ++j) {start}[{(offset + step).removeprefix(' + ')}] = {name}[j];"
-        return found | {"declaration": f"{operand.storage} {name}[beside];", "store": store}
+        return described | {"declaration": f"{operand.storage} {name}[beside];", "store": store}
 
 
 def _offset(operand: RowOperand) -> str:
-    """The text behind the start of its row that leads to the element at ``column``."""
+    """Prints what leads from the start of its row to the element at ``column``."""
     return {"0": "", "1": " + column"}.get(operand.inner, f" + column * {operand.inner}")

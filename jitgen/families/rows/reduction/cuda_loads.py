@@ -1,4 +1,4 @@
-"""How the elements of resident rows are loaded in CUDA C++: prefetches, streaming loads, and deferred operands.
+"""Chooses how the elements of resident rows are loaded in CUDA C++: prefetches, streaming loads, and deferred operands.
 
 Blocks can prefetch into the second-level cache while the kernel ahead of them in the stream still runs, and load when
 it has ended (programmatic dependent launch). ``PREFETCHES`` is a list of policies, asked in order; the first that
@@ -34,7 +34,7 @@ BARRIER_BYTES = 1024
 
 
 def with_prefetch(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
-    """``schedule`` with prefetches and streaming loads, where rows are long enough and loaded by whole accesses."""
+    """Adds prefetches and streaming loads to ``schedule``, if rows are long enough and loaded by whole accesses."""
     operands = problem.row_operands
     if not operands or schedule.rows_per_iteration > 1 or not problem.has_whole_accesses(operands):
         return schedule
@@ -47,19 +47,19 @@ def with_prefetch(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
 
 
 def all_rows(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
-    """Rows of one block, and many rows of narrow elements whose blocks share a multiprocessor: every row is
-    prefetched."""
+    """Prefetches every row, for rows of one block, and many rows of narrow elements whose blocks share a
+    multiprocessor."""
     many = problem.has_many_rows and _has_narrow_neighbours(problem, schedule)
     return replace(schedule, prefetch=Prefetch(problem.row_operands)) if schedule.cluster == 1 or many else None
 
 
 def no_row_of_many(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
-    """Other rows in clusters, where they are many: the first few that could be prefetched make no difference."""
+    """Prefetches none of many other rows in clusters: the first few that could be make no difference."""
     return replace(schedule, streaming_loads=not _is_narrow(problem)) if problem.has_many_rows else None
 
 
 def every_nth_row_of_pairs(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
-    """Rows of two blocks, which are all in flight at once: sixteen of them, evenly among all, are prefetched."""
+    """Prefetches sixteen rows, evenly among all, for rows of two blocks, which are all in flight at once."""
     if schedule.cluster != PAIR_BLOCKS:
         return None
     prefetch = Prefetch(problem.row_operands, every_nth=-(-problem.rows // PAIR_ROWS))
@@ -67,7 +67,7 @@ def every_nth_row_of_pairs(problem: RowProblem, schedule: ResidentRows) -> Resid
 
 
 def first_rows(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
-    """Few rows in larger clusters: the first rows are prefetched, ``STAGGER_BYTES`` of them.
+    """Prefetches the first ``STAGGER_BYTES`` of few rows in larger clusters.
 
     Of operands of wide elements only the first is: with a second one more was in flight, and slower. Loads stream,
     unless the row lies partly in shared memory, or blocks share a multiprocessor and the row is narrow or (being a
@@ -83,16 +83,16 @@ def first_rows(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
 
 
 PREFETCHES = (all_rows, no_row_of_many, every_nth_row_of_pairs, first_rows)
-"""In the order in which they are asked; the last applies to every row."""
+"""The policies in the order in which they are asked; the last applies to every row."""
 
 
 def _is_narrow(problem: RowProblem) -> bool:
-    """Whether the elements of each operand that differs from row to row are narrow."""
+    """Returns whether the elements of each operand that differs from row to row are narrow."""
     return max(map(problem.item_size_of, problem.row_operands)) <= NARROW_BYTES
 
 
 def _has_narrow_neighbours(problem: RowProblem, schedule: ResidentRows) -> bool:
-    """Whether blocks of different rows of narrow elements share a multiprocessor."""
+    """Returns whether blocks of different rows of narrow elements share a multiprocessor."""
     return schedule.blocks_per_multiprocessor > 1 and _is_narrow(problem)
 
 
@@ -100,7 +100,7 @@ def _has_narrow_neighbours(problem: RowProblem, schedule: ResidentRows) -> bool:
 
 
 def with_deferred_loads(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
-    """``schedule`` with the way in which operands that only a later pass needs are loaded.
+    """Adds to ``schedule`` the way in which operands that only a later pass needs are loaded.
 
     Row-invariant ones (a weight) are staged in shared memory where two blocks hold a row. A single deferred operand of
     rows in one block is preloaded with the row where that takes few vectors. What is row-invariant is prefetched too,
@@ -124,7 +124,7 @@ def with_deferred_loads(problem: RowProblem, schedule: ResidentRows) -> Resident
 
 
 def _staged_vectors(problem: RowProblem, schedule: ResidentRows) -> int:
-    """How many vectors of each deferred operand a thread can have in shared memory; 0 where they cannot be staged.
+    """Returns how many vectors of each deferred operand a thread can have in shared memory; 0 if they cannot be staged.
 
     They are all staged or none: once some lie in shared memory, the kernel loads no vector ahead of its use.
     """

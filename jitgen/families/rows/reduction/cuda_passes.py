@@ -1,4 +1,5 @@
-"""The passes of a row kernel in CUDA C++: what each loads, recomputes, keeps and reduces, however rows are dealt out.
+"""Describes the passes of a row kernel in CUDA C++: what each loads, recomputes, keeps and reduces, however rows are
+dealt out.
 
 ``cuda_passes`` makes them of a ``ReductionContext``; the contexts of the templates (``cuda_rows.py``,
 ``cuda_columns.py``, ``cuda_persistent.py``) then say how each operand's elements are loaded and stored.
@@ -37,7 +38,7 @@ the member that is the result."""
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The variable in which a thread accumulates a reduction along a row.
+    """Describes the variable in which a thread accumulates a reduction along a row.
 
     ``finish`` is the function that makes the reduction's state of it; empty where it is the state.
     """
@@ -50,7 +51,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class CudaPass:
-    """One pass.
+    """Describes one pass.
 
     Attributes:
         source: the pass as every dialect has it.
@@ -75,7 +76,7 @@ class CudaPass:
 
 @dataclass(frozen=True)
 class CudaPasses:
-    """All passes, and what stays in registers between them: operands as they are stored, and computed values."""
+    """Holds all passes, and what stays in registers between them: operands as they are stored, and computed values."""
 
     passes: tuple[CudaPass, ...]
     resident_loads: tuple[RowOperand, ...]
@@ -83,11 +84,11 @@ class CudaPasses:
 
     @property
     def reductions(self) -> Sequence[dict[str, Any]]:
-        return [reduction for each in self.passes for reduction in each.reductions]
+        return [reduction for pass_ in self.passes for reduction in pass_.reductions]
 
 
 def cuda_passes(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: ReductionContext) -> CudaPasses:
-    """The passes of ``kernel``: over a row in registers, or over one that each pass reads from memory."""
+    """Describes the passes of ``kernel``: over a row in registers, or over one that each pass reads from memory."""
     index = "column" if layout.columns else "column + j"
     if not schedule.resident:
         return CudaPasses(tuple(_rereading(p, index) for p in rows.passes), (), ())
@@ -103,7 +104,8 @@ def cuda_passes(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a pass over a resident row takes from earlier passes: names in registers, and lines that it recomputes."""
+    """Says what a pass over a resident row takes from earlier passes: names in registers, and lines that it
+    recomputes."""
 
     resident: frozenset[str]
     recomputed: tuple[Line, ...]
@@ -119,14 +121,14 @@ def _plans(rows: ReductionContext, kernel: Kernel, schedule: CudaSchedule) -> li
 
 
 def _rereading(p: Pass, index: str) -> CudaPass:
-    """A pass that loads and computes all that it needs."""
+    """Describes a pass that loads and computes all that it needs."""
     needed = (*p.loads, *p.reloads)
     lines = tuple(sorted((*p.recomputed, *p.lines), key=lambda line: line.position))
     return CudaPass(p, needed, tuple(o for o in needed if o.pointer), (), (), lines, (), _reductions(p, index))
 
 
 def _resident(p: Pass, plan: _Plan, names: set[str], rows: ReductionContext, index: str, has_one_row: bool) -> CudaPass:
-    """A pass over a resident row, of which the values called ``names`` stay in registers.
+    """Describes a pass over a resident row, of which the values called ``names`` stay in registers.
 
     ``has_one_row``: whether a thread has one row, not several neighbours.
     """
@@ -148,55 +150,57 @@ def _resident(p: Pass, plan: _Plan, names: set[str], rows: ReductionContext, ind
 
 
 def _is_iota(operand: RowOperand, p: Pass) -> bool:
-    """Whether it is an index along the row that ``p`` needs again: it is computed wherever it is needed."""
+    """Returns whether an operand is an index along the row that ``p`` needs again: it is computed wherever it is
+    needed."""
     return operand.pointer is None and operand in p.reloads
 
 
 def _reductions(p: Pass, index: str) -> tuple[dict[str, Any], ...]:
-    found = [_reduction(r, index) for r in p.reductions]
+    described = [_reduction(r, index) for r in p.reductions]
     return tuple(
-        r | {"accumulator": Accumulator(f"part_{r['result']}", r["state"], r["identity"]), "means": []} for r in found
+        r | {"accumulator": Accumulator(f"part_{r['result']}", r["state"], r["identity"]), "means": []}
+        for r in described
     )
 
 
 def _shifted(reductions: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """``reductions`` with squared deviations accumulated as moments about a number near the mean.
+    """Accumulates squared deviations among ``reductions`` as moments about a number near the mean.
 
     A thread can do so with one row that it holds (``Deviations`` in ``states.cuh``). The state has the mean too, so
     that reductions to the mean of the same values are its ``means`` instead.
     """
-    found = []
+    replaced = []
     for r in reductions:
         if r["kind"] == DEVIATIONS:
             state = f"jitgen::Shifted<{r['value_type']}>"
             accumulator = Accumulator(f"shifted_{r['result']}", state, "{}", "jitgen::Deviations::centred")
             means = [mean for mean in reductions if mean["kind"] == MEAN and mean["value"] == r["value"]]
             shifted = {"state": state, "member": ".squares()", "accumulator": accumulator, "means": means}
-            found.append(r | shifted)
+            replaced.append(r | shifted)
         elif r["kind"] != MEAN:
-            found.append(r)
-    return tuple(found)
+            replaced.append(r)
+    return tuple(replaced)
 
 
 def _reduction(r: Reduction, index: str) -> dict[str, Any]:
-    """What the templates read of a reduction; ``index`` is the expression of an element's index in its row."""
-    found = fields(r) | {"online": r.kind in _ONLINE, "indexed": r.kind in ("argmax", "argmin"), "element": r.value}
-    if found["online"]:
+    """Describes a reduction for the templates; ``index`` is the expression of an element's index in its row."""
+    described = fields(r) | {"online": r.kind in _ONLINE, "indexed": r.kind in ("argmax", "argmin"), "element": r.value}
+    if described["online"]:
         op, state, initial, member = _ONLINE[r.kind]
         op = f"jitgen::{op.format(coarse=str(r.coarse).lower())}"
         lowest = constant(torch.finfo(DTYPES[r.value_dtype]).min, r.value_dtype)
-        found |= {
+        described |= {
             "state": f"jitgen::{state}<{r.value_type}>",
             "identity": initial.format(lowest=lowest),
             "member": member,
         }
-        return found | {"op": op, "step": f"{op}::with({{part}}, {{{{{r.value}}}}})"}
+        return described | {"op": op, "step": f"{op}::with({{part}}, {{{{{r.value}}}}})"}
     op, neutral = f"jitgen::{_OPS[r.kind]}", constant(identity(r.kind, r.value_dtype), r.value_dtype)
-    if not found["indexed"]:
+    if not described["indexed"]:
         step = f"{op}::combine({{part}}, {r.value})"
-        return found | {"op": op, "state": r.type, "identity": neutral, "member": "", "step": step}
+        return described | {"op": op, "state": r.type, "identity": neutral, "member": "", "step": step}
     state = f"jitgen::Indexed<{r.value_type}, Index>"
-    return found | {
+    return described | {
         "op": op,
         "state": state,
         "identity": f"{{{neutral}, {state}::nowhere}}",

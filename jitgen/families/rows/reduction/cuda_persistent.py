@@ -1,5 +1,5 @@
-"""What ``templates/reduction/cuda_persistent.j2`` reads in addition to ``cuda.py``'s context: clusters take row after
-row.
+"""Builds what ``templates/reduction/cuda_persistent.j2`` reads in addition to ``cuda.py``'s context: clusters take row
+after row.
 
 The elements of a row are copied to shared memory, those of row-invariant operands are loaded once, into shared memory
 or registers.
@@ -23,8 +23,8 @@ from jitgen.kernel.rows import RowLayout
 def context(
     kernel: Kernel, layout: RowLayout, schedule: PersistentRows, rows: ReductionContext, passes: CudaPasses
 ) -> dict[str, Any]:
-    """``copied`` are the operands with elements of their own for each row; of the row-invariant ones,
-    ``shared_invariant`` lie in shared memory and ``register_invariant`` in registers."""
+    """Builds the context: ``copied`` are the operands with elements of their own for each row; of the row-invariant
+    ones, ``shared_invariant`` lie in shared memory and ``register_invariant`` in registers."""
     loads = [operand for p in rows.passes for operand in p.loads if operand.pointer]
     invariant = [operand for operand in loads if layout.row_invariant[operand.index]]
     copied = [operand for operand in loads if operand not in invariant]
@@ -48,14 +48,14 @@ def context(
 
 
 def _is_first(p: CudaPass, passes: Sequence[CudaPass], in_shared: Sequence[RowOperand]) -> bool:
-    """Whether it is the first pass that needs any of ``in_shared``."""
+    """Returns whether ``p`` is the first pass that needs any of ``in_shared``."""
     return p is next((other for other in passes if any(o in in_shared for o in other.needed)), None)
 
 
 def _pass(
     p: CudaPass, copied: Sequence[RowOperand], in_shared: Sequence[RowOperand], resident: Sequence[RowOperand]
 ) -> dict[str, Any]:
-    """What the template reads of a pass. The first one moves resident operands from shared memory to registers."""
+    """Describes a pass for the template. The first one moves resident operands from shared memory to registers."""
     first = p.source.number == 0
     reads, elements = [], []
     for operand in p.needed:

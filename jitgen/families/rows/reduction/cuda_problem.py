@@ -1,4 +1,4 @@
-"""What the schedule of rows in CUDA C++ is chosen by: the facts of one kernel and call, each computed once.
+"""Computes the facts by which the schedule of rows in CUDA C++ is chosen, each once for one kernel and call.
 
 The rules in ``cuda_schedule.py``, ``cuda_resident.py`` and ``cuda_loads.py`` are functions of a ``RowProblem``.
 """
@@ -42,14 +42,14 @@ ACCESSES = 4
 Found = TypeVar("Found")
 
 
-def first_that_applies(policies: Iterable[Callable[..., Found | None]], *of: Any) -> Found:
-    """What the first of ``policies`` gives that applies, hence gives anything, to ``of``."""
-    return next(found for found in (policy(*of) for policy in policies) if found is not None)
+def first_that_applies(policies: Iterable[Callable[..., Found | None]], *arguments: Any) -> Found:
+    """Returns the result of the first of ``policies`` that applies, and hence gives anything."""
+    return next(result for result in (policy(*arguments) for policy in policies) if result is not None)
 
 
 @dataclass(frozen=True)
 class RowProblem:
-    """One kernel over rows of neighbouring elements, and the sizes of one call."""
+    """Describes one kernel over rows of neighbouring elements, and the sizes of one call."""
 
     kernel: Kernel
     layout: RowLayout
@@ -73,32 +73,33 @@ class RowProblem:
 
     @property
     def has_many_rows(self) -> bool:
-        """Whether one block for each row keeps the device busy."""
+        """Returns whether one block for each row keeps the device busy."""
         return self.rows > self.occupancy.full
 
     @property
     def length(self) -> int:
-        """Elements of a row, at least 1."""
+        """Returns the elements of a row, at least 1."""
         return max(self.geometry.length, 1)
 
     @cached_property
     def item_sizes(self) -> list[int]:
-        """Bytes of an element of each operand in memory that the kernel reads or writes element by element."""
+        """Returns the bytes of an element of each operand in memory that the kernel reads or writes element by
+        element."""
         return [item_size(o.dtype) for o in self.body.operands if o.buffer is not None and not o.row] or [4]
 
     @property
     def is_narrow(self) -> bool:
-        """Whether all elements are narrow, see ``NARROW_BYTES``."""
+        """Returns whether all elements are narrow, see ``NARROW_BYTES``."""
         return max(self.item_sizes) <= NARROW_BYTES
 
     @cached_property
     def vector(self) -> int:
-        """Elements of one access of at most 16 bytes of the widest operand."""
+        """Returns the elements of one access of at most 16 bytes of the widest operand."""
         return max(1, min(self.layout.unit, ACCESS_BYTES // max(self.item_sizes)))
 
     @cached_property
     def element_bytes(self) -> int:
-        """Bytes of registers of one element: between passes, or of all operands where there is one pass."""
+        """Returns the bytes of registers of one element: between passes, or of all operands if there is one pass."""
         return sum(self.item_sizes) if self.passes == 1 else residency(self.body, None).bytes_per_element
 
     @property
@@ -113,12 +114,12 @@ class RowProblem:
 
     @property
     def reduces_once(self) -> bool:
-        """Whether the row is reduced in one pass and stored in the next."""
+        """Returns whether the row is reduced in one pass and stored in the next."""
         return self.passes == 2
 
     @cached_property
     def online_kernel(self) -> Kernel:
-        """The kernel with its reductions accumulated online, see ``online.py``."""
+        """Returns the kernel with its reductions accumulated online, see ``online.py``."""
         return online(self.kernel)
 
     @cached_property
@@ -127,7 +128,7 @@ class RowProblem:
 
     @cached_property
     def accumulates_moments(self) -> bool:
-        """Whether online accumulation takes the squared deviations of a row that is needed again.
+        """Returns whether online accumulation takes the squared deviations of a row that is needed again.
 
         Of elements in registers that takes no more arithmetic than a second pass over them, and the threads of a row
         wait for one another once less.
@@ -137,7 +138,7 @@ class RowProblem:
 
     @cached_property
     def online_is_costly(self) -> bool:
-        """Whether online accumulation evaluates a function (such as exp) for every element."""
+        """Returns whether online accumulation evaluates a function (such as exp) for every element."""
         (body,) = self.online_kernel.bodies
         return any(
             (i.op, i.attr) == ("reduce", SUM_EXP) or (i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row)
@@ -148,12 +149,12 @@ class RowProblem:
 
     @cached_property
     def operands_read(self) -> list[int]:
-        """The operands, by index, of which elements of a row are read."""
+        """Returns the operands, by index, of which elements of a row are read."""
         return [index for index, o in enumerate(self.body.operands) if o.kind == "load" and not o.row]
 
     @cached_property
     def row_operands(self) -> tuple[int, ...]:
-        """The operands, by index, that the first pass needs and of which each row has its own elements."""
+        """Returns the operands, by index, that the first pass needs and of which each row has its own elements."""
         first = [
             self.body.instructions[position] for position, number in first_needed(self.body).items() if number == 0
         ]
@@ -162,20 +163,20 @@ class RowProblem:
 
     @cached_property
     def deferred(self) -> tuple[int, ...]:
-        """The operands, by index, that only a later pass than the first needs."""
+        """Returns the operands, by index, that only a later pass than the first needs."""
         return deferred_operands(self.body)
 
     @cached_property
     def deferred_row_invariant(self) -> tuple[int, ...]:
-        """Those of ``deferred`` that all rows read, by whole accesses."""
+        """Returns those of ``deferred`` that all rows read, by whole accesses."""
         return tuple(i for i in self.deferred if self.layout.row_invariant[i] and self.has_whole_accesses((i,)))
 
     def item_size_of(self, operand: int) -> int:
-        """Bytes of an element of the operand with this index."""
+        """Returns the bytes of an element of the operand with this index."""
         return item_size(self.body.operands[operand].dtype)
 
     def has_whole_accesses(self, operands: Sequence[int]) -> bool:
-        """Whether every row of each of ``operands`` is contiguous and begins at a multiple of 16 bytes."""
+        """Returns whether every row of each of ``operands`` is contiguous and begins at a multiple of 16 bytes."""
         if any(self.layout.along[index] != "contiguous" for index in operands):
             return False
         return self.layout.unit * min(map(self.item_size_of, operands)) >= ACCESS_BYTES
@@ -192,7 +193,8 @@ class RowProblem:
 
     @cached_property
     def threads(self) -> int:
-        """Threads of one block that would share a row: as many as hold ``THREAD_BYTES`` each, up to ``BLOCK_THREADS``.
+        """Returns the threads of one block that would share a row: as many as hold ``THREAD_BYTES`` each, up to
+        ``BLOCK_THREADS``.
 
         Less than a warp aims at fewer bytes where accesses are narrow, so that its threads read side by side.
         """
@@ -215,7 +217,7 @@ class RowProblem:
 
 
 def state_bytes(kernel: Kernel, wide: bool) -> list[int]:
-    """Bytes of what each reduction of ``kernel`` accumulates, whose indices are 64-bit where ``wide``."""
+    """Returns the bytes of what each reduction of ``kernel`` accumulates, whose indices are 64-bit if ``wide``."""
     (body,) = kernel.bodies
     sizes = []
     for instruction in body.instructions:
@@ -227,7 +229,8 @@ def state_bytes(kernel: Kernel, wide: bool) -> list[int]:
 
 
 def rows_per_iteration(problem: RowProblem, schedule: LoopedRows | ResidentRows) -> int:
-    """How many rows a thread takes at once where there are many short ones, as many as make ``ITERATION_BYTES``.
+    """Returns how many rows a thread takes at once where there are many short ones, as many as make
+    ``ITERATION_BYTES``.
 
     A row of more than a warp takes one: its threads would meet at a barrier for each.
     """

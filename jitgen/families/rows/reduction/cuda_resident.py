@@ -1,4 +1,4 @@
-"""Resident rows in CUDA C++: which threads hold a row in their registers.
+"""Chooses which threads hold a resident row in their registers in CUDA C++.
 
 ``HOLDERS`` is a list of policies, asked in order; the first that applies to a problem says who holds its rows. Another
 way of holding rows is one function more there. The choices were measured on an H200.
@@ -59,7 +59,7 @@ UNROLLS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 
 @dataclass(frozen=True)
 class Holder:
-    """The threads that hold a row.
+    """Describes the threads that hold a row.
 
     Attributes:
         threads: threads of each block that share a row.
@@ -79,7 +79,7 @@ class Holder:
 
 
 def resident(problem: RowProblem) -> ResidentRows | None:
-    """Rows that stay in registers from pass to pass, in the threads that ``HOLDERS`` choose; None where those
+    """Schedules rows that stay in registers from pass to pass, in the threads that ``HOLDERS`` choose; None if those
     cannot hold one."""
     holder = first_that_applies(HOLDERS, problem)
     vector, element_bytes = problem.vector, problem.element_bytes
@@ -117,7 +117,7 @@ def resident(problem: RowProblem) -> ResidentRows | None:
 
 
 def cluster_of_small_blocks(problem: RowProblem) -> Holder | None:
-    """Few long rows, of up to 128 KiB each: eight blocks with as few threads as hold ``THREAD_BYTES`` each.
+    """Takes few long rows, of up to 128 KiB each: eight blocks with as few threads as hold ``THREAD_BYTES`` each.
 
     So few rows leave most of the device idle, and the latency of one row is what the kernel takes.
     """
@@ -131,7 +131,7 @@ def cluster_of_small_blocks(problem: RowProblem) -> Holder | None:
 
 
 def one_block(problem: RowProblem) -> Holder | None:
-    """Rows that a block of up to 512 threads holds: no barrier reaches beyond the block.
+    """Takes rows that a block of up to 512 threads holds: no barrier reaches beyond the block.
 
     A row that is reduced once before it is stored goes to a cluster from half as many bytes on.
     """
@@ -141,12 +141,12 @@ def one_block(problem: RowProblem) -> Holder | None:
 
 
 def largest_block(problem: RowProblem) -> Holder | None:
-    """Longer rows before Hopper, which has no clusters: a block of 1024 threads."""
+    """Takes longer rows before Hopper, which has no clusters: a block of 1024 threads."""
     return None if problem.has_clusters else Holder(MAX_BLOCK_THREADS)
 
 
 def pair_of_largest_blocks(problem: RowProblem) -> Holder | None:
-    """33 to 64 long rows of narrow elements: two blocks of 1024 threads, each with a multiprocessor to itself.
+    """Takes 33 to 64 long rows of narrow elements: two blocks of 1024 threads, each with a multiprocessor to itself.
 
     An H200 runs 66 such clusters at once, but only 62 clusters of eight blocks with a quarter of a multiprocessor each:
     8 of its 132 multiprocessors are in no cluster of more than two. The row is accumulated online, so that the two
@@ -161,7 +161,7 @@ def pair_of_largest_blocks(problem: RowProblem) -> Holder | None:
 
 
 def cluster_of_seven(problem: RowProblem) -> Holder | None:
-    """Long rows that are made of two operands or more, such as a sum with a residual: seven blocks.
+    """Takes long rows that are made of two operands or more, such as a sum with a residual: seven blocks.
 
     An H200 runs 32 such clusters at once, with half a multiprocessor for each block, and 30 of eight blocks. Many rows
     of narrow elements are left to clusters of eight.
@@ -172,16 +172,16 @@ def cluster_of_seven(problem: RowProblem) -> Holder | None:
         return None
     threads, online = _cluster_threads(problem), problem.accumulates_moments
     if problem.is_narrow:
-        found = Holder(threads, SEVEN_BLOCKS, thread_bytes=SEVEN_THREAD_BYTES // 2, online=online)
+        holder = Holder(threads, SEVEN_BLOCKS, thread_bytes=SEVEN_THREAD_BYTES // 2, online=online)
     else:
-        found = Holder(threads // 2, SEVEN_BLOCKS, DEFERRED_THREADS, SEVEN_THREAD_BYTES, online)
+        holder = Holder(threads // 2, SEVEN_BLOCKS, DEFERRED_THREADS, SEVEN_THREAD_BYTES, online)
     # A warp combines what all warps have sent: a number of values that divides 32, or more of them than 32.
-    combines = found.threads // WARP * SEVEN_BLOCKS > WARP
-    return found if combines and problem.row_bytes <= SEVEN_BLOCKS * found.threads * found.thread_bytes else None
+    combines = holder.threads // WARP * SEVEN_BLOCKS > WARP
+    return holder if combines and problem.row_bytes <= SEVEN_BLOCKS * holder.threads * holder.thread_bytes else None
 
 
 def cluster_with_shared_memory(problem: RowProblem) -> Holder | None:
-    """49 to 128 long rows of one float32 value for each element: beyond eight vectors of a thread, shared memory.
+    """Takes 49 to 128 long rows of one float32 value for each element: beyond eight vectors of a thread, shared memory.
 
     So a multiprocessor has four blocks of 256 threads where, with registers alone, it has two of 512, and nearly all of
     64 rows are in flight at once (softmax of 151936 in float32: 0.93 of a copy's speed instead of 0.88).
@@ -197,7 +197,8 @@ def cluster_with_shared_memory(problem: RowProblem) -> Holder | None:
 
 
 def cluster_for_deferred_operands(problem: RowProblem) -> Holder | None:
-    """Rows with two deferred operands or more, such as weight and bias: half the threads, with twice the registers.
+    """Takes rows with two deferred operands or more, such as weight and bias: half the threads, with twice the
+    registers.
 
     The registers are for loads of those operands ahead of their use. For 65 to 128 rows of narrow elements larger
     blocks are faster.
@@ -211,7 +212,7 @@ def cluster_for_deferred_operands(problem: RowProblem) -> Holder | None:
 
 
 def cluster_of_eight(problem: RowProblem) -> Holder:
-    """Every other row: eight blocks, as small as can hold it, so that several rows share a multiprocessor."""
+    """Takes every other row: eight blocks, as small as can hold it, so that several rows share a multiprocessor."""
     return Holder(_cluster_threads(problem), CLUSTER_BLOCKS, online=problem.accumulates_moments)
 
 
@@ -225,11 +226,11 @@ HOLDERS = (
     cluster_for_deferred_operands,
     cluster_of_eight,
 )
-"""In the order in which they are asked; the last applies to every row."""
+"""The policies in the order in which they are asked; the last applies to every row."""
 
 
 def _cluster_threads(problem: RowProblem) -> int:
-    """Threads of each of eight blocks: the fewest that hold the row, at most ``BLOCK_THREADS``."""
+    """Returns the threads of each of eight blocks: the fewest that hold the row, at most ``BLOCK_THREADS``."""
     threads = BLOCK_THREADS
     while threads > MIN_CLUSTER_THREADS and problem.row_bytes <= threads // 2 * CLUSTER_BLOCKS * RESIDENT_THREAD_BYTES:
         threads //= 2
@@ -237,7 +238,8 @@ def _cluster_threads(problem: RowProblem) -> int:
 
 
 def _is_one_word(problem: RowProblem) -> bool:
-    """Whether all that is read and stays resident of an element is one value of four bytes, read by whole accesses.
+    """Returns whether all that is read and stays resident of an element is one value of four bytes, read by whole
+    accesses.
 
     Values that are stored over one another in shared memory must have the same size. A row-invariant operand would have
     too few registers to be loaded ahead of its use, and the partial results of many reductions would have no room.

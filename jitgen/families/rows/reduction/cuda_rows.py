@@ -1,5 +1,5 @@
-"""What ``templates/reduction/cuda_rows.j2`` reads in addition to ``cuda.py``'s context: rows that have threads of their
-own.
+"""Builds what ``templates/reduction/cuda_rows.j2`` reads in addition to ``cuda.py``'s context: rows that have threads
+of their own.
 
 Elements are in vectors of ``width``; the template calls the vector ``u`` of a thread, and an element of it ``j``. An
 operand's vectors come from one of four sources, which this module tells the template as C++ text:
@@ -48,7 +48,8 @@ PAIRED_DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers for vectors of one operand: their C++ ``declaration``, and the statement that loads vector ``u``."""
+    """Declares registers for vectors of one operand: their C++ ``declaration``, and the statement that loads vector
+    ``u``."""
 
     index: int
     name: str
@@ -90,7 +91,7 @@ def context(
 
 
 def _batch(kernel: Kernel, schedule: LoopedRows | ResidentRows, deferred: int) -> int:
-    """How many vectors of each of ``deferred`` operands are loaded ahead of their use: what the row leaves of
+    """Returns how many vectors of each of ``deferred`` operands are loaded ahead of their use: what the row leaves of
     registers.
 
     The first are on their way while the row is reduced. The compiler moves no load across a store to memory that may be
@@ -110,22 +111,22 @@ def _batch(kernel: Kernel, schedule: LoopedRows | ResidentRows, deferred: int) -
 
 
 def _combination(schedule: LoopedRows | ResidentRows) -> tuple[str, str]:
-    """The function of ``reduce.cuh`` that combines over a row, with ``{op}``, and the shared type of its threads, with
-    ``{state}``."""
+    """Returns the function of ``reduce.cuh`` that combines over a row, with ``{op}``, and the shared type of its
+    threads, with ``{state}``."""
     if schedule.cluster > 1:
         return "receive_cluster<{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
     return "combine_row<{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
 def row_value(operand: RowOperand) -> str:
-    """The value of an operand that is read once a row."""
+    """Returns the value of an operand that is read once a row."""
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
 def _registers(
     operand: RowOperand, count: str = "unroll", at: str = "u", iterated: bool = False, streaming: bool = False
 ) -> Registers:
-    """Registers for ``count`` vectors of an operand, of which the one at ``at`` is loaded.
+    """Declares registers for ``count`` vectors of an operand, of which the one at ``at`` is loaded.
 
     ``iterated``: for those of all rows of an iteration; ``streaming``: by loads past the first-level cache.
     """
@@ -143,26 +144,26 @@ def _registers(
 
 
 def _partly_shared(operand: RowOperand) -> Registers:
-    """As ``_registers``, where the last vectors lie in shared memory."""
+    """Declares such registers where the last vectors lie in shared memory."""
     name = f"x{operand.index}"
     declaration = f"{_partly_shared_type(operand.storage)} {name}(places)"
     return Registers(operand.index, name, declaration, f"{name}.fetch(u, from{operand.index} + column);")
 
 
 def _partly_shared_type(type: str) -> str:
-    """The C++ type of one value of every element of a thread, some in registers and some in shared memory."""
+    """Prints the C++ type of one value of every element of a thread, some in registers and some in shared memory."""
     return f"jitgen::Held<{type}, width, unroll - shared_vectors, threads>"
 
 
 def _element(operand: RowOperand, at: str) -> str:
-    """Element ``j`` of the vector at ``at``."""
+    """Prints element ``j`` of the vector at ``at``."""
     if operand.pointer is None:
         return f"from{operand.index} + (column + j) * {operand.inner}"
     return f"jitgen::load(x{operand.index}[{at}][j])"
 
 
 def _pair(reduction: dict[str, Any], p: CudaPass, vector: int, at: str) -> dict[str, str]:
-    """How the extremum of loaded 16-bit elements takes two at a time (``pair.cuh``); empty where it does not.
+    """Describes how the extremum of loaded 16-bit elements takes two at a time (``pair.cuh``); empty if it does not.
 
     ``at``: the vector of a deferred operand.
     """
@@ -181,7 +182,7 @@ def _pass(
     streaming: Sequence[RowOperand],
     schedule: LoopedRows | ResidentRows,
 ) -> dict[str, Any]:
-    """What the template reads of a pass: its loads and where each element comes from."""
+    """Describes a pass for the template: its loads and where each element comes from."""
     partly_shared = schedule.shared_vectors > 0
     loaded = [operand for operand in p.loaded if operand not in iterated]
     at = f"u % batch{p.source.number}"
@@ -198,7 +199,7 @@ def _pass(
 
 
 def _with_staged(p: CudaPass, described: Mapping[str, Any], staged: Staged, at: str) -> dict[str, Any]:
-    """What differs where the first vectors of deferred operands lie in shared memory: each is read as a vector
+    """Returns what differs if the first vectors of deferred operands lie in shared memory: each is read as a vector
     first."""
     here = {f"x{operand.index}": operand for operand in p.deferred if operand.index in staged.operands}
     if not here:
@@ -218,7 +219,8 @@ def _with_staged(p: CudaPass, described: Mapping[str, Any], staged: Staged, at: 
 
 
 def _with_partly_shared(p: CudaPass, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs where some vectors lie in shared memory: elements are read and stay resident as whole vectors."""
+    """Returns what differs if some vectors lie in shared memory: elements are read and stay resident as whole
+    vectors."""
     read = [f"x{operand.index}" for operand in p.needed if operand.pointer]
     read += [f"kept_{name}" for name, _ in p.resident_inputs]
     return {
@@ -235,7 +237,7 @@ def _with_partly_shared(p: CudaPass, described: Mapping[str, Any]) -> dict[str, 
 
 
 def pass_fields(p: CudaPass, pairs: Mapping[str, dict[str, str]]) -> dict[str, Any]:
-    """What ``cuda_pass.j2`` reads of a pass, but where its elements come from.
+    """Describes a pass for ``cuda_pass.j2``, without where its elements come from.
 
     ``pairs``: by the result of a reduction, what ``_pair`` gives for it.
     """
@@ -264,7 +266,7 @@ def pass_fields(p: CudaPass, pairs: Mapping[str, dict[str, str]]) -> dict[str, A
 
 
 def _is_vector(operand: RowOperand) -> bool:
-    """Whether a result's elements are stored as vectors."""
+    """Returns whether a result's elements are stored as vectors."""
     return operand.kind == "contiguous"
 
 

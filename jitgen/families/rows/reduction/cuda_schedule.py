@@ -1,4 +1,4 @@
-"""The schedules of row kernels in CUDA C++.
+"""Schedules row kernels in CUDA C++.
 
 ``POLICIES`` is a list, asked in order; the first policy that applies to a problem gives its schedule. What each of them
 gives was measured on an H200. Two of the choices have files of their own: which threads hold a resident row
@@ -57,7 +57,7 @@ PERSISTENT_REGISTERS = 200
 
 @dataclass(frozen=True)
 class PersistentShape:
-    """A shape of persistent clusters.
+    """Describes a shape of persistent clusters.
 
     Attributes:
         cluster: blocks of a cluster.
@@ -71,7 +71,7 @@ class PersistentShape:
 
 
 def persistent_shapes(occupancy: Occupancy) -> tuple[PersistentShape, ...]:
-    """In the order in which they are asked: the first whose threads can hold a row is taken."""
+    """Lists the shapes in the order in which they are asked: the first whose threads can hold a row is taken."""
     return (
         PersistentShape(CLUSTER_BLOCKS // 2, max_unroll=20, max_own_rows=occupancy.quarter),
         PersistentShape(CLUSTER_BLOCKS, max_unroll=25, max_own_rows=occupancy.clusters),
@@ -79,7 +79,7 @@ def persistent_shapes(occupancy: Occupancy) -> tuple[PersistentShape, ...]:
 
 
 def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> CudaRows:
-    """The schedule of rows of neighbouring elements."""
+    """Schedules rows of neighbouring elements."""
     return first_that_applies(POLICIES, RowProblem(kernel, layout, geometry, device))
 
 
@@ -87,8 +87,8 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
 
 
 def single_pass(problem: RowProblem) -> LoopedRows | None:
-    """Kernels of one pass: nothing is needed twice, so nothing is resident; threads loop over a row with up to four
-    accesses in flight. Of many short rows a thread takes several at once."""
+    """Schedules kernels of one pass: nothing is needed twice, so nothing is resident; threads loop over a row with up
+    to four accesses in flight. Of many short rows a thread takes several at once."""
     if problem.passes > 1:
         return None
     threads, vector = problem.threads, problem.vector
@@ -106,8 +106,8 @@ def single_pass(problem: RowProblem) -> LoopedRows | None:
 
 
 def single_online_pass(problem: RowProblem) -> LoopedRows | None:
-    """Many long rows of which one online pass computes all results (a log-sum-exp, a variance): a block for each row,
-    which keeps nothing. Keeping the row would take registers, hence threads, and save no read."""
+    """Schedules many long rows of which one online pass computes all results (a log-sum-exp, a variance): a block for
+    each row, which keeps nothing. Keeping the row would take registers, hence threads, and save no read."""
     sizes = problem.item_sizes
     if not problem.has_many_rows or problem.length * max(sizes) < STREAMED_BYTES or problem.online_passes > 1:
         return None
@@ -130,7 +130,8 @@ def single_online_pass(problem: RowProblem) -> LoopedRows | None:
 
 
 def persistent_clusters(problem: RowProblem) -> PersistentRows | None:
-    """Long rows of float32 with row-invariant operands, or too long for eight blocks: clusters take row after row.
+    """Schedules long rows of float32 with row-invariant operands, or too long for eight blocks: clusters take row after
+    row.
 
     The next row of a cluster is copied to shared memory while this one is reduced and stored, and what all rows read is
     loaded once for all rows of a cluster. Otherwise each row would load it from the second-level cache: the first-level
@@ -174,8 +175,8 @@ def persistent_clusters(problem: RowProblem) -> PersistentRows | None:
 
 
 def reread(problem: RowProblem) -> LoopedRows:
-    """Every other row: it is too long to stay in registers, so each pass reads it from memory, as few as online
-    accumulation leaves."""
+    """Schedules every other row: it is too long to stay in registers, so each pass reads it from memory, as few as
+    online accumulation leaves."""
     return LoopedRows(
         threads=BLOCK_THREADS,
         vector=problem.vector,
@@ -193,12 +194,12 @@ POLICIES = (
     resident,
     reread,
 )
-"""In the order in which they are asked; the last applies to every row."""
+"""The policies in the order in which they are asked; the last applies to every row."""
 
 
 def _can_be_copied(problem: RowProblem) -> bool:
-    """Whether all that is read of a row is float32 or int32, needed by the first pass or row-invariant, and copied to
-    shared memory by whole accesses."""
+    """Returns whether all that is read of a row is float32 or int32, needed by the first pass or row-invariant, and
+    copied to shared memory by whole accesses."""
     read = problem.operands_read
     invariant = [index for index in read if problem.layout.row_invariant[index]]
     is_words = {problem.item_size_of(index) for index in read} == {WORD_BYTES}
@@ -209,7 +210,8 @@ def _can_be_copied(problem: RowProblem) -> bool:
 
 
 def _vectors_per_warp(problem: RowProblem, warps: int) -> tuple[int, int]:
-    """The most and the fewest vectors of a warp where ``warps`` of them share a row as evenly as whole lines allow."""
+    """Returns the most and the fewest vectors of a warp if ``warps`` of them share a row as evenly as whole lines
+    allow."""
     line_vectors = LINE_BYTES // ACCESS_BYTES
     length, vector = problem.geometry.length, problem.vector
     lines = -(-length // (line_vectors * vector))

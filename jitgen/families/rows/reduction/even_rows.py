@@ -1,4 +1,4 @@
-"""Rows that have one stride: which operands of a row region are copied because their rows have none.
+"""Gives rows one stride: operands of a row region are copied if their rows have none.
 
 A row of a region may be several dimensions. Kernels walk it as one, so along these dimensions together each operand and
 each result must have one stride. What counts is the order of the dimensions in memory: the sum of a transposed matrix
@@ -24,11 +24,11 @@ from jitgen.ir.regions import Region, Store
 from jitgen.ir.views import Strided
 
 Order = tuple[int, ...]
-"""Dimensions of a row, the outermost in memory first; without those that have a size of 1."""
+"""The dimensions of a row, the outermost in memory first, without those of size 1."""
 
 
 def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) -> Region:
-    """``region`` whose operands and stores all have one stride along the row; see the module."""
+    """Makes all operands and stores of ``region`` have one stride along the row; see the module."""
     if region.row_rank < 2:
         return region
     written = {
@@ -37,9 +37,9 @@ def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) 
         if any(size != 1 for size in store.value.shape[-region.row_rank :])
     }
     read = {id(node): partition.strides(node) for store in region.stores for node in _leaves(store.value)}
-    orders = (_common_order(found.values(), region.row_rank) for found in (written, read))
+    orders = (_common_order(by_id.values(), region.row_rank) for by_id in (written, read))
     natural = tuple(range(len(region.shape)))[-region.row_rank :]
-    order = next((found for found in orders if found is not None), natural)
+    order = next((order for order in orders if order is not None), natural)
     stores = [s for s in region.stores if id(s) not in written or _is_even(written[id(s)], order, region.row_rank)]
     uneven = {key for key, memory in read.items() if not _is_even(memory, order, region.row_rank)}
     if uneven or len(stores) < len(region.stores):
@@ -50,7 +50,7 @@ def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) 
 
 
 def _leaves(root: Node) -> Iterator[Node]:
-    """The tensors and indices, seen through their views, that ``root`` is computed from."""
+    """Yields the tensors and indices, seen through their views, that ``root`` is computed from."""
     stack, seen = [root], set()
     while stack:
         node = stack.pop()
@@ -64,16 +64,17 @@ def _leaves(root: Node) -> Iterator[Node]:
 
 
 def _row(memory: Strided, row_rank: int) -> list[tuple[int, int, int]]:
-    """(dimension, size, stride) of the dimensions of a row that have more than one element; of an empty row, none."""
+    """Lists (dimension, size, stride) of the dimensions of a row that have more than one element; empty for an empty
+    row."""
     rank = len(memory.sizes)
     row = [(dim, memory.sizes[dim], memory.strides[dim]) for dim in range(rank - row_rank, rank)]
-    return [] if any(size == 0 for _, size, _ in row) else [each for each in row if each[1] != 1]
+    return [] if any(size == 0 for _, size, _ in row) else [dimension for dimension in row if dimension[1] != 1]
 
 
 def _order(memory: Strided | None, row_rank: int) -> Order | None:
-    """The order in which the elements of a row have one stride; None where there is none, or where all of the row
-    is one element."""
-    row = sorted(_row(memory, row_rank), key=lambda each: -abs(each[2])) if memory is not None else []
+    """Returns the order in which the elements of a row have one stride; None if there is none, or if the row is one
+    element."""
+    row = sorted(_row(memory, row_rank), key=lambda dimension: -abs(dimension[2])) if memory is not None else []
     if not row or not any(stride for _, _, stride in row):
         return None
     order = tuple(dim for dim, _, _ in row)
@@ -81,22 +82,22 @@ def _order(memory: Strided | None, row_rank: int) -> Order | None:
 
 
 def _is_even(memory: Strided | None, order: Order, row_rank: int) -> bool:
-    """Whether a row in ``memory`` has one stride, which may be 0, if its dimensions are walked in ``order``."""
+    """Returns whether a row in ``memory`` has one stride, which may be 0, if its dimensions are walked in ``order``."""
     if memory is None:
         return False
-    found = {dim: (size, stride) for dim, size, stride in _row(memory, row_rank)}
-    row = [found[dim] for dim in order if dim in found]
+    sizes_and_strides = {dim: (size, stride) for dim, size, stride in _row(memory, row_rank)}
+    row = [sizes_and_strides[dim] for dim in order if dim in sizes_and_strides]
     return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
 
 
 def _common_order(memories: Iterable[Strided | None], row_rank: int) -> Order | None:
-    """The order that most of ``memories`` have, of equals the first; None where none has an order."""
-    found = Counter(order for memory in memories if (order := _order(memory, row_rank)) is not None)
-    return max(found, key=lambda order: found[order], default=None)
+    """Returns the order that most of ``memories`` have, of equals the first; None if none has an order."""
+    counts = Counter(order for memory in memories if (order := _order(memory, row_rank)) is not None)
+    return max(counts, key=lambda order: counts[order], default=None)
 
 
 def _with_copies(store: Store, uneven: Collection[int], order: Order, partition: Partition) -> Store:
-    """``store`` where the leaves in ``uneven``, and what is computed of nothing else, are read from temporaries."""
+    """Reads from temporaries the leaves of ``store`` in ``uneven``, and what is computed of nothing else."""
     builder = partition.mover.builder
     leaves = {id(leaf) for leaf in _leaves(store.value)}
     memo: dict[int, Node] = {}
@@ -118,7 +119,7 @@ def _with_copies(store: Store, uneven: Collection[int], order: Order, partition:
 
 
 def _copy(node: Node, order: Order, partition: Partition) -> Node:
-    """``node`` read from a temporary in which the dimensions of a row lie in ``order``; it has one element along
+    """Reads ``node`` from a temporary in which the dimensions of a row lie in ``order``; it has one element along
     dimensions that ``node`` does not vary along."""
     mover, dims = partition.mover, range(len(node.shape))
     one = one_of(node, [dim for dim in dims if dim not in order and not varies(node, [dim])], mover)

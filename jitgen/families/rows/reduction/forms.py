@@ -1,4 +1,5 @@
-"""The schedules of row kernels: a class for each form of execution, with what decides its source and its launch.
+"""Declares the schedules of row kernels: a class for each form of execution, with what decides its source and its
+launch.
 
 On a GPU a row belongs to some threads of one block (which may hold several rows) or, where it is long, to the threads
 of a cluster of blocks. A row is *resident* where a thread keeps its ``unroll`` vectors of ``vector`` elements in
@@ -17,7 +18,7 @@ from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 @dataclass(frozen=True)
 class HostRows(DeclaredSchedule):
-    """A CPU's: its threads share the rows.
+    """Shares rows among the threads of a CPU.
 
     Attributes:
         tile_rows: neighbouring rows that a thread walks together.
@@ -44,7 +45,7 @@ class _MayBeResident(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuRows(DeclaredSchedule):
-    """What the forms on a GPU have in common.
+    """Holds what the forms on a GPU have in common.
 
     Attributes:
         threads: threads of one block that share a row, a power of two.
@@ -84,7 +85,7 @@ class GpuRows(DeclaredSchedule):
 
     @derived("{}")
     def masked(self) -> str:
-        """Which vectors need a mask."""
+        """Returns which vectors need a mask."""
         if self.is_unmasked:
             return ""
         return f"the first {self.unmasked_vectors} unmasked" if self.unmasked_vectors else "all masked"
@@ -95,28 +96,28 @@ class GpuRows(DeclaredSchedule):
 
     @property
     def lanes(self) -> int:
-        """Threads of a block that lie side by side, each with rows of its own."""
+        """Returns the threads of a block that lie side by side, each with rows of its own."""
         return self.rows_per_block // self.rows_per_thread
 
     @property
     def elements_per_thread(self) -> int:
-        """Elements that a thread holds at once."""
+        """Returns the elements that a thread holds at once."""
         return self.vector * self.unroll * self.rows_per_thread
 
     @property
     def is_unmasked(self) -> bool:
-        """Whether the row is a multiple of what its threads hold at once, so that no access needs a mask."""
+        """Returns whether the row is a multiple of what its threads hold at once, so that no access needs a mask."""
         return self.unmasked_vectors == self.unroll
 
     @property
     def tile(self) -> int:
-        """Elements of a row that one block holds at once."""
+        """Returns the elements of a row that one block holds at once."""
         return self.threads * self.vector * self.unroll
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRows(GpuRows):
-    """A program that holds a block of ``rows_per_block`` rows by ``tile`` elements.
+    """Schedules a program that holds a block of ``rows_per_block`` rows by ``tile`` elements.
 
     Attributes:
         resident: whether the block has the whole row.
@@ -127,7 +128,7 @@ class TritonRows(GpuRows):
 
 @dataclass(frozen=True, kw_only=True)
 class CudaRows(GpuRows):
-    """What the forms in CUDA C++ have in common.
+    """Holds what the forms in CUDA C++ have in common.
 
     Attributes:
         cluster: blocks that share a row.
@@ -144,7 +145,7 @@ class CudaRows(GpuRows):
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnBlocks(CudaRows):
-    """Rows whose elements are neighbours across rows: ``cuda_columns.j2``.
+    """Schedules rows whose elements are neighbours across rows: ``cuda_columns.j2``.
 
     Attributes:
         resident: whether columns stay in registers between passes.
@@ -157,7 +158,7 @@ class ColumnBlocks(CudaRows):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopedRows(CudaRows):
-    """Rows that each pass reads from memory: ``cuda_rows.j2``.
+    """Schedules rows that each pass reads from memory: ``cuda_rows.j2``.
 
     Attributes:
         rows_per_iteration: rows that a thread takes one after another, all of which it loads before it uses the first.
@@ -175,7 +176,7 @@ class LoopedRows(CudaRows):
 
 @dataclass(frozen=True)
 class Staged:
-    """Deferred row-invariant operands that are copied to shared memory while the row is loaded.
+    """Describes deferred row-invariant operands that are copied to shared memory while the row is loaded.
 
     Attributes:
         operands: all of them, by index. An access moves as many elements of each as a vector has.
@@ -188,7 +189,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """What is prefetched into the second-level cache before the kernel waits for the one ahead of it.
+    """Describes what is prefetched into the second-level cache before the kernel waits for the one ahead of it.
 
     Attributes:
         operands: by index, operands of which each row has its own elements.
@@ -208,7 +209,7 @@ class Prefetch:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentRows(CudaRows):
-    """Rows that stay in registers from pass to pass: ``cuda_rows.j2``.
+    """Schedules rows that stay in registers from pass to pass: ``cuda_rows.j2``.
 
     Attributes:
         rows_per_iteration: as of ``LoopedRows``.
@@ -240,7 +241,7 @@ class ResidentRows(CudaRows):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, in bytes."""
+        """Returns the dynamic shared memory of a block, in bytes."""
         if self.staged is None:
             return 0
         return len(self.staged.operands) * self.staged.vectors * self.block_threads * ACCESS_BYTES
@@ -248,7 +249,8 @@ class ResidentRows(CudaRows):
 
 @dataclass(frozen=True, kw_only=True)
 class PersistentRows(CudaRows):
-    """Clusters that take one row after another, each block with a multiprocessor to itself: ``cuda_persistent.j2``.
+    """Schedules clusters that take one row after another, each block with a multiprocessor to itself:
+    ``cuda_persistent.j2``.
 
     Attributes:
         shared_operands: how many of the row-invariant operands, the first, lie in shared memory; the others lie in

@@ -1,4 +1,4 @@
-"""Where the operands of a row reduction lie."""
+"""Lays out the operands of a row reduction."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jitgen.kernel.rows import RowGeometry, RowLayout, row_geometry, row_layout
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
-    """Layout and geometry of the kernel's one body; raises NotViewable where an operand needs a copy first."""
+    """Computes layout and geometry of the kernel's one body; raises NotViewable if an operand needs a copy first."""
     (body,) = kernel.bodies
     geometry = row_geometry(body, call, one_stride=True)
-    found = row_layout(body, geometry, call, columns=geometry.goes_across)
-    along = found.along
+    layout_ = row_layout(body, geometry, call, columns=geometry.goes_across)
+    along = layout_.along
     if geometry.length == 1:
         along = tuple("contiguous" if kind == "broadcast" else kind for kind in along)
     invariant = tuple(not any(strides[:-1]) for strides in geometry.strides)
-    return (replace(found, along=along, row_invariant=invariant),), (geometry,)
+    return (replace(layout_, along=along, row_invariant=invariant),), (geometry,)

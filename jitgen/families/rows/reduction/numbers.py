@@ -1,4 +1,4 @@
-"""What the instructions of a row kernel tell of its numbers: their signs, and which results a NaN reaches.
+"""Derives facts about a row kernel's numbers from its instructions: their signs, and which results a NaN reaches.
 
 ``cpp.py`` asks, to leave out operations that could not change a result.
 """
@@ -15,12 +15,12 @@ _COPIES = {"load", "const", "scalar", "store"}
 
 
 def is_exp_below(instructions: Sequence[Instruction], position: int) -> bool:
-    """Whether it is exp(v - max v) for the elements v of a row, so that the exponent is not above 0."""
+    """Returns whether a value is exp(v - max v) for the elements v of a row, so that the exponent is not above 0."""
     return _maximum_under(instructions, position) is not None
 
 
 def _maximum_under(instructions: Sequence[Instruction], position: int) -> int | None:
-    """The position of the maximum of v where exp(v - max v) is at ``position``; else None."""
+    """Returns the position of the maximum of v if exp(v - max v) is at ``position``; else None."""
     if instructions[position].op != "exp":
         return None
     argument = instructions[instructions[position].args[0]]
@@ -32,7 +32,7 @@ def _maximum_under(instructions: Sequence[Instruction], position: int) -> int | 
 
 
 def maxima_of_numbers(instructions: Sequence[Instruction]) -> set[int]:
-    """The maxima that may drop NaN, as softmax's may.
+    """Returns the maxima that may drop NaN, as softmax's may.
 
     Where an element v is NaN, so is the sum of exp(v - max v) whatever the maximum is, and with it every result.
     """
@@ -46,7 +46,7 @@ def maxima_of_numbers(instructions: Sequence[Instruction]) -> set[int]:
 
 
 def _reach_every_store(instructions: Sequence[Instruction], positions: set[int]) -> bool:
-    """Whether NaN at all of ``positions`` makes every result NaN."""
+    """Returns whether NaN at all of ``positions`` makes every result NaN."""
     reached = set(positions)
     for position, instruction in enumerate(instructions):
         if instruction.op in _ARITHMETIC and not reached.isdisjoint(instruction.args):
@@ -55,7 +55,8 @@ def _reach_every_store(instructions: Sequence[Instruction], positions: set[int])
 
 
 def has_narrow_nan(body: Body) -> bool:
-    """Whether the lower half of every NaN in ``body`` is 0, as a bfloat16's is, so that rounding leaves it as it is.
+    """Returns whether the lower half of every NaN in ``body`` is 0, as a bfloat16's is, so that rounding leaves it as
+    it is.
 
     NaN is then loaded as bfloat16, made canonical, or handed on by arithmetic. Run-time scalars do not count; the
     kernel makes them so.
@@ -65,6 +66,6 @@ def has_narrow_nan(body: Body) -> bool:
 
 
 def _hands_on(instruction: Instruction) -> bool:
-    """Whether a NaN result is the canonical one or that of an operand."""
+    """Returns whether a NaN result is the canonical one or that of an operand."""
     reduction = instruction.op == "reduce" and instruction.attr in ("sum", "max", "min")
     return instruction.dtype == "float32" and (reduction or instruction.op in _ARITHMETIC | _COPIES)

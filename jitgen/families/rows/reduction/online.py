@@ -1,4 +1,4 @@
-"""Fewer passes over a row: a reduction that depends on another one is accumulated online, in the same pass.
+"""Saves passes over a row: a reduction that depends on another one is accumulated online, in the same pass.
 
 ``online`` rewrites the body of a kernel whose passes read the row from memory, or whose blocks wait for one another
 after each pass (``GpuRows.online``). Two kinds of reduction that depend on another one of the same row become
@@ -32,14 +32,14 @@ SUM_EXP, DEVIATIONS, MEAN = "sum_exp", "deviations", "mean"
 
 
 def online(kernel: Kernel) -> Kernel:
-    """``kernel``, or one with the same operands, results and parameters and fewer passes."""
+    """Returns ``kernel``, or one with the same operands, results and parameters and fewer passes."""
     (body,) = kernel.bodies
     rewritten = _Online(kernel).kernel_rewritten() if body.row_rank else kernel
     return rewritten if passes(rewritten) < passes(kernel) else kernel
 
 
 def with_means(kernel: Kernel) -> Kernel:
-    """``kernel`` with each mean of values whose deviations are reduced too as a reduction itself.
+    """Makes each mean of values whose deviations are reduced too a reduction itself.
 
     The accumulator of the deviations has the mean, so that no sum is needed.
     """
@@ -67,11 +67,11 @@ class _Online(Rewriting):
         instruction = self.instructions[position]
         if instruction.op != "reduce" or instruction.attr != "sum" or not instruction.dtype.startswith("float"):
             return None
-        found = self._sum_exp(position)
-        return self._deviations(position) if found is None else found
+        replacement = self._sum_exp(position)
+        return self._deviations(position) if replacement is None else replacement
 
     def _sum_exp(self, position: int) -> int | None:
-        """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else a finite number."""
+        """Computes sum(exp(v - m)), where m is v's maximum, or that if it is finite and else a finite number."""
         reduction = self.instructions[position]
         (power,) = reduction.args
         if not self.is_(power, "exp", reduction.dtype):
@@ -92,7 +92,7 @@ class _Online(Rewriting):
         return self.emit(reduction, "where", self.emit_finite(reduction, self.at[top]), total, not_finite)
 
     def _unguarded(self, position: int) -> int:
-        """The position of m where ``where(abs(m) < inf, m, number)`` is at ``position``; else ``position``."""
+        """Returns the position of m if ``where(abs(m) < inf, m, number)`` is at ``position``; else ``position``."""
         guard = self.instructions[position]
         if guard.op != "where":
             return position
@@ -104,7 +104,7 @@ class _Online(Rewriting):
         return guard.args[1] if guarded and value.op == "reduce" else position
 
     def _deviations(self, position: int) -> int | None:
-        """sum(d * d), where d = v - sum(v) / length."""
+        """Computes sum(d * d), where d = v - sum(v) / length."""
         reduction = self.instructions[position]
         (square,) = reduction.args
         if not self.is_(square, "mul", reduction.dtype):
@@ -117,7 +117,7 @@ class _Online(Rewriting):
             return None
         # A result that is not finite comes from a deviation whose square overflows, or from a mean that is not finite:
         # infinity less the mean is infinite in the first case and NaN in the second.
-        found = self.emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
+        deviations = self.emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
         infinity = self.emit(reduction, "const", attr=math.inf)
         not_finite = self.emit(reduction, "sub", infinity, self.emit(reduction, "abs", self.at[mean]))
-        return self.emit(reduction, "where", self.emit_finite(reduction, found), found, not_finite)
+        return self.emit(reduction, "where", self.emit_finite(reduction, deviations), deviations, not_finite)

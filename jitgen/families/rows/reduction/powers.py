@@ -1,4 +1,4 @@
-"""Fewer operations for exp(v - max v), where results have 16 bits or fewer.
+"""Saves operations of exp(v - max v) if results have 16 bits or fewer.
 
 exp(v - max v) is a power of two times a constant of the row, and sums and quotients of such powers can carry the
 constant along. The power is one instruction of the hardware where it may be 0 instead of a subnormal number, and its
@@ -28,7 +28,7 @@ on."""
 
 
 def in_powers_of_two(kernel: Kernel, direct: bool) -> Kernel:
-    """``kernel``, or one with the same operands, results and parameters whose exponentials are powers of two.
+    """Returns ``kernel``, or one with the same operands, results and parameters whose exponentials are powers of two.
 
     ``direct``: whether exponents are computed from elements as they were loaded, where that is possible, and not from
     their differences from the maximum. That is one operation less, and a second value of the row stays in registers.
@@ -87,7 +87,7 @@ class _Powers(Rewriting):
         return self.emit(exponential, "mul", power, self.emit(exponential, "reciprocal", unit))
 
     def _exponent(self, like: Instruction, value: int, top: int, difference: int) -> tuple[int, int]:
-        """The positions of an element's exponent, and of the unit of the powers of its row."""
+        """Returns the positions of an element's exponent, and of the unit of the powers of its row."""
         factor, largest = (self.emit(like, "const", attr=number) for number in (math.log2(math.e), LARGEST))
         if not (self.direct and self._has_16_bits(value)):
             # From the difference, which is 0 at the maximum, so that its power is 2**LARGEST exactly.
@@ -103,6 +103,6 @@ class _Powers(Rewriting):
         return self.emit(like, "fma", value, factor, offset), unit
 
     def _has_16_bits(self, position: int) -> bool:
-        """Whether the value is an element of 16 bits as it was loaded."""
+        """Returns whether a value is an element of 16 bits as it was loaded."""
         instruction = self.instructions[position]
         return instruction.op == "load" and self.source.operands[instruction.attr].dtype in ("float16", "bfloat16")

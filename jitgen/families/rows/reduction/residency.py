@@ -1,4 +1,4 @@
-"""Which values a resident row keeps in registers from pass to pass: pure functions of a body.
+"""Decides which values a resident row keeps in registers from pass to pass: pure functions of a body.
 
 A value that a later pass needs is either *resident* in registers, or *recomputed* from values that are. What is
 resident says how many bytes of registers one element takes, by which schedules decide how many threads share a row.
@@ -25,7 +25,7 @@ REGISTER_BYTES = 4
 
 
 def passes(kernel: Kernel) -> int:
-    """How many passes over the row there are: one for each stage in which elements are reduced or stored."""
+    """Returns how many passes over the row there are: one for each stage in which elements are reduced or stored."""
     (body,) = kernel.bodies
     return _last_pass(body) + 1
 
@@ -39,14 +39,14 @@ def _last_pass(body: Body) -> int:
 
 
 def deferred_operands(body: Body) -> tuple[int, ...]:
-    """The operands, by index, whose elements only a later pass than the first needs."""
+    """Returns the operands, by index, whose elements only a later pass than the first needs."""
     first = first_needed(body)
     deferred = (body.instructions[position] for position, number in first.items() if number > 0)
     return tuple(sorted(instruction.attr for instruction in deferred if instruction.op == "load"))
 
 
 def first_needed(body: Body) -> dict[int, int]:
-    """The pass in which each element instruction is first needed: the earliest pass of its users.
+    """Returns the pass in which each element instruction is first needed: the earliest pass of its users.
 
     Elements are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
     """
@@ -67,20 +67,20 @@ def first_needed(body: Body) -> dict[int, int]:
 
 
 def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
-    """The element instructions that ``roots`` are computed from."""
-    found: set[int] = set()
+    """Returns the element instructions from which ``roots`` are computed."""
+    positions: set[int] = set()
     stack = list(roots)
     while stack:
         for argument in body.instructions[stack.pop()].args:
-            if not body.instructions[argument].row and argument not in found:
-                found.add(argument)
+            if not body.instructions[argument].row and argument not in positions:
+                positions.add(argument)
                 stack.append(argument)
-    return found
+    return positions
 
 
 @dataclass(frozen=True)
 class Residency:
-    """What a resident row keeps.
+    """Says what a resident row keeps.
 
     Attributes:
         resident: for each pass, the positions of values of earlier passes that stay in registers for it.
@@ -96,13 +96,13 @@ class Residency:
 
 
 def residency_of_thread(body: Body, elements: int) -> Residency:
-    """The residency of a row of which each thread has ``elements``."""
+    """Returns the residency of a row of which each thread has ``elements``."""
     return residency(body, EXPENSIVE_FLOPS if elements <= FEW_ELEMENTS else None)
 
 
 def residency(body: Body, expensive: int | None) -> Residency:
-    """The residency that takes the fewest registers, but for values of ``expensive`` operations or more, which are
-    kept.
+    """Returns the residency that takes the fewest registers, but for values of ``expensive`` operations or more, which
+    are kept.
 
     Loaded elements stay resident as they are stored (half a register for 16 bits), and what is computed from them is
     recomputed, unless keeping the result instead of its operands takes fewer registers (a sum of two float32 operands),
@@ -145,7 +145,7 @@ def _is_resident(body: Body, position: int, expensive: int | None) -> bool:
 
 
 def _size(body: Body, position: int) -> int:
-    """Bytes of registers that keep the value at ``position``."""
+    """Returns the bytes of registers that keep the value at ``position``."""
     instruction = body.instructions[position]
     if instruction.op == "iota":
         return 0  # computed from the column wherever it is needed

@@ -1,4 +1,4 @@
-"""A rewrite of the body of a row kernel, instruction by instruction: the base of ``online.py`` and ``powers.py``."""
+"""Rewrites the body of a row kernel, instruction by instruction: the base of ``online.py`` and ``powers.py``."""
 
 from __future__ import annotations
 
@@ -32,19 +32,23 @@ class Rewriting(abc.ABC):
 
     @abc.abstractmethod
     def rewrite(self, position: int) -> int | None:
-        """The position of what replaces the source's instruction at ``position``; None where that stays."""
+        """Returns the position of what replaces the source's instruction at ``position``; None where that stays."""
 
     def kernel_rewritten(self) -> Kernel:
-        """The rewritten kernel, with the same operands, results and parameters, without what no result depends on."""
+        """Returns the rewritten kernel, with the same operands, results and parameters, without what no result depends
+        on."""
         for position, instruction in enumerate(self.instructions):
-            found = self.rewrite(position)
-            if found is None:
-                found = self.emit_instruction(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
-            self.at[position] = found
+            replacement = self.rewrite(position)
+            if replacement is None:
+                replacement = self.emit_instruction(
+                    replace(instruction, args=tuple(self.at[a] for a in instruction.args))
+                )
+            self.at[position] = replacement
         return replace(self.kernel, bodies=(replace(self.source, instructions=_alive(self.emitted)),))
 
     def emit_instruction(self, instruction: Instruction) -> int:
-        """The position of ``instruction``, whose arguments are positions among ``emitted``; emitted unless it was."""
+        """Returns the position of ``instruction``, whose arguments are positions among ``emitted``; emitted unless it
+        was."""
         key = identity_of(instruction)
         if key not in self.positions:
             self.positions[key] = len(self.emitted)
@@ -52,21 +56,22 @@ class Rewriting(abc.ABC):
         return self.positions[key]
 
     def emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
-        """The position of ``op``, of the dtype (unless another is asked for) and the user's line of ``like``."""
+        """Emits ``op``, with the dtype (unless another is asked for) and the user's line of ``like``, and returns its
+        position."""
         return self.emit_instruction(Instruction(op, args, dtype or like.dtype, attr, like.location))
 
     def emit_finite(self, like: Instruction, value: int) -> int:
-        """The position of whether the value at position ``value`` is finite."""
+        """Emits the test whether the value at position ``value`` is finite, and returns its position."""
         infinity = self.emit(like, "const", attr=math.inf)
         return self.emit(like, "lt", self.emit(like, "abs", value), infinity, dtype="bool")
 
     def is_(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
-        """Whether the source's instruction at ``position`` is ``op`` with this dtype and ``attr``."""
+        """Returns whether the source's instruction at ``position`` is ``op`` with this dtype and ``attr``."""
         instruction = self.instructions[position]
         return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
 
     def mean_of(self, position: int) -> int:
-        """The position of the element value whose sum, divided by the length, is at ``position``; else -1."""
+        """Returns the position of the element value whose sum, divided by the length, is at ``position``; else -1."""
         mean = self.instructions[position]
         if not self.is_(position, "div", mean.dtype):
             return -1
@@ -77,7 +82,7 @@ class Rewriting(abc.ABC):
         return -1 if self.instructions[value].row else value
 
     def _is_length(self, position: int) -> bool:
-        """Whether the value is the number of a row's elements."""
+        """Returns whether a value is the number of a row's elements."""
         instruction = self.instructions[position]
         length = symbols.mul(symbols.product(self.source.shape[-self.source.row_rank :]), 1.0)
         if instruction.op == "scalar":
@@ -86,7 +91,7 @@ class Rewriting(abc.ABC):
 
 
 def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """``instructions`` without those that no store depends on."""
+    """Removes instructions on which no store depends."""
     needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
     for position in reversed(range(len(instructions))):
         if position in needed:

@@ -1,4 +1,4 @@
-"""A few very long rows, or columns, are reduced in two kernels: chunks of each row first, then the chunks' results.
+"""Reduces a few very long rows, or columns, in two kernels: chunks of each row first, then the chunks' results.
 
 Rows too few to keep a GPU busy are divided into chunks, each of which is reduced as a row of its own into a temporary.
 What reads the temporary combines the chunks of a row, in an order that depends on the row's length alone, so that the
@@ -36,7 +36,7 @@ from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
 
 CHUNKS = 512
-"""Chunks of a row, at most."""
+"""The most chunks of a row."""
 CHUNK_UNIT = 8
 """Elements that the length of a chunk is a multiple of, so that chunks are as aligned as rows are; the last chunk is
 shorter. Chunks of columns are as even as they can be."""
@@ -68,7 +68,7 @@ _EXTREMUM = {"argmax": "max", "argmin": "min"}
 
 
 def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """``values`` with each reduction of a few long rows made of reductions of their chunks."""
+    """Returns ``values`` with each reduction of a few long rows made of reductions of their chunks."""
     if partition.device.batch_invariant:
         return list(values)
     mover, materialize = partition.mover, partition.materialize
@@ -94,7 +94,7 @@ def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[No
 
 
 def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, blocks: int) -> int:
-    """How many chunks the rows that ``node`` reduces are divided into, at most; 1 where they stay whole.
+    """Returns the most chunks into which the rows that ``node`` reduces are divided; 1 if they stay whole.
 
     Args:
         node: the reduction.
@@ -122,13 +122,13 @@ def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, b
 
 
 def widest_bytes(node: Node) -> int:
-    """Bytes of the widest element that ``node`` is computed from."""
+    """Returns the bytes of the widest element from which ``node`` is computed."""
     return max((DTYPES[source.dtype].itemsize for source in topological([node]) if source.kind is INPUT), default=1)
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Elements of every row: all its equal chunks, or the shorter one that is left behind them.
+    """Describes elements of every row: all its equal chunks, or the shorter one that is left behind them.
 
     ``node`` has the ``length`` elements of a chunk along ``axis``; the first of them is number ``start`` of the row.
     """
@@ -140,7 +140,7 @@ class _Chunks:
 
 
 class _ChunkedReduction:
-    """A reduction of long rows, made of reductions of their chunks.
+    """Composes a reduction of long rows of reductions of their chunks.
 
     The dimensions are permuted so that the row is one run: the last dimension of rows, the first of columns. The
     results of its chunks then lie along the axis where the row was, ``row_axis``: side by side for each row, and for
@@ -148,7 +148,7 @@ class _ChunkedReduction:
     """
 
     def __init__(self, source: Node, rebuilt: Node, count: int, mover: Mover, materialize: Materialize):
-        """``source`` is the reduction, ``rebuilt`` the same of an operand that was itself rewritten; ``count``
+        """Takes the reduction ``source``, ``rebuilt`` over an operand that was itself rewritten, and ``count``
         chunks."""
         self.source, self.rebuilt = source, rebuilt
         self.mover, self.builder, self.materialize = mover, mover.builder, materialize
@@ -168,7 +168,7 @@ class _ChunkedReduction:
         self.accumulator = "float32" if source.dtype in ("float16", "bfloat16") else source.dtype
 
     def result(self) -> Node:
-        """What stands for the reduction."""
+        """Returns what stands for the reduction."""
         if self.kind in _EXTREMUM:
             return self._in_source_order(self._index())
         for rewrite in (self._deviations, self._exponentials):
@@ -184,7 +184,8 @@ class _ChunkedReduction:
         return (*sizes, *self.outer_sizes) if self.columns else (*self.outer_sizes, *sizes)
 
     def _chunks(self, value: Node, dtype: str | None = None) -> list[_Chunks]:
-        """``value``, as ``dtype`` (None for the accumulator's), in equal chunks and a shorter one where any is left."""
+        """Divides ``value``, as ``dtype`` (None for the accumulator's), into equal chunks and a shorter one if any is
+        left."""
         # What reductions of whole rows give is computed first.
         value = self._cast(without_reductions(value, self.mover, self.materialize), dtype or self.accumulator)
         if self.order != tuple(range(len(self.order))):
@@ -200,24 +201,25 @@ class _ChunkedReduction:
         return chunks
 
     def _partials(self, kind: str, chunks: Sequence[_Chunks], dtype: str | None = None) -> list[Node]:
-        """Temporaries with ``kind`` of every chunk, along the axis where the row was."""
-        found = []
+        """Stores ``kind`` of every chunk in temporaries, along the axis of the row."""
+        partials = []
         for some in chunks:
             node = self._reduce(kind, some.node, some.axis, dtype)
             if some.axis > self.row_axis:
                 node = self.mover.move(node, ("squeeze", some.axis), self._shape(self.count))
-            found.append(self.materialize(node))
-        return found
+            partials.append(self.materialize(node))
+        return partials
 
     def _combined(self, kind: str, partials: Sequence[Node]) -> Node:
-        """``kind`` of the results of all chunks of every row."""
+        """Combines the results of all chunks of every row by ``kind``."""
         total = self._reduce(kind, partials[0], self.row_axis)
         for left in partials[1:]:
             total = self._make(_COMBINE[kind], total, left)
         return total
 
     def _in_source_order(self, total: Node) -> Node:
-        """``total``, one value of every row, with dtype, shape and order of dimensions of what it stands for."""
+        """Returns ``total``, one value of every row, with dtype, shape and order of dimensions of what it stands
+        for."""
         if total.dtype != self.source.dtype:
             total = unrounded(total, self.source.dtype, self.mover)
         for _ in range(len(self.dims) - 1):
@@ -231,7 +233,7 @@ class _ChunkedReduction:
     # -------------------------------------------------------------------------------------------------------- nodes
 
     def _make(self, op: str, *operands: Node, dtype: str | None = None) -> Node:
-        """``op`` of operands of one shape, numbers among them."""
+        """Applies ``op`` to operands of one shape, numbers among them."""
         like = next(node for node in operands if not node.kind.is_number)
         return self.builder.make(op, operands, dtype or like.dtype, like.shape, (), self.source.location)
 
@@ -248,7 +250,7 @@ class _ChunkedReduction:
         return self.mover.move(node, ("expand",), like.shape)
 
     def _number(self, size: Size) -> Node:
-        """A number of elements, in the accumulator's dtype."""
+        """Returns a number of elements, in the accumulator's dtype."""
         return self.builder.scalar(symbols.mul(size, 1.0), self.accumulator)
 
     def _is_finite(self, node: Node) -> Node:
@@ -258,8 +260,8 @@ class _ChunkedReduction:
     # ----------------------------------------------------------------------------------------------------- rewrites
 
     def _index(self) -> Node:
-        """argmax or argmin: the index within the first chunk that has the extremum, as torch counts NaN as beyond
-        all."""
+        """Computes argmax or argmin: the index within the first chunk that has the extremum; as in torch, NaN is beyond
+        all numbers."""
         kind = _EXTREMUM[self.kind]
         value = self.rebuilt.inputs[0]
         chunks = self._chunks(value, "uint8" if value.dtype == "bool" else value.dtype)
@@ -270,7 +272,7 @@ class _ChunkedReduction:
         index = self._make("add", indices[0], self._make("mul", number, size))
         is_chosen = self._make("eq", number, self._expand(chosen, number), dtype="bool")
         zero = self.builder.const(0, "int64")
-        found = self._reduce("sum", self._make("where", is_chosen, index, zero, dtype="int64"), self.row_axis)
+        index_ = self._reduce("sum", self._make("where", is_chosen, index, zero, dtype="int64"), self.row_axis)
         for some, extremum, left in zip(chunks[1:], extrema[1:], indices[1:], strict=True):
             before = self._reduce(kind, extrema[0], self.row_axis)
             wins = self._make("gt" if kind == "max" else "lt", extremum, before, dtype="bool")
@@ -278,11 +280,11 @@ class _ChunkedReduction:
                 is_nan, was_nan = (self._make("ne", node, node, dtype="bool") for node in (extremum, before))
                 wins = self._make("bitwise_or", wins, self._make("gt", is_nan, was_nan, dtype="bool"))
             start = self.builder.scalar(some.start, "int64")
-            found = self._make("where", wins, self._make("add", left, start), found, dtype="int64")
-        return found
+            index_ = self._make("where", wins, self._make("add", left, start), index_, dtype="int64")
+        return index_
 
     def _deviations(self) -> Node | None:
-        """sum(d * d), where d = v - sum(v) / length."""
+        """Computes sum(d * d), where d = v - sum(v) / length."""
         square = self.source.inputs[0]
         if square.op != "mul" or square.inputs[0] is not square.inputs[1] or square.inputs[0].op != "sub":
             return None
@@ -311,7 +313,7 @@ class _ChunkedReduction:
         return self._expand(self._make("div", total, self._number(chunks.length)), chunks.node)
 
     def _exponentials(self) -> Node | None:
-        """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else a finite number."""
+        """Computes sum(exp(v - m)), where m is v's maximum, or that if it is finite and else a finite number."""
         power = self.source.inputs[0]
         if power.op != "exp" or power.inputs[0].op != "sub":
             return None
@@ -353,7 +355,7 @@ class _ChunkedReduction:
         return self._make("where", self._is_finite(maximum), total, not_finite, dtype=total.dtype)
 
     def _is_reduction(self, node: Node, kind: str, value: Node) -> bool:
-        """Whether ``node`` is, for every element, ``kind`` of its row of ``value``."""
+        """Returns whether ``node`` is, for every element, ``kind`` of its row of ``value``."""
         node = node.under_expand
         return node.kind is REDUCE and node.attrs == (kind, self.dims) and node.inputs[0] is value
 

@@ -1,4 +1,4 @@
-"""How the schedule of a row kernel is chosen, and the numbers that the rules of all dialects share.
+"""Chooses the schedule of a row kernel, and holds the numbers that the rules of all dialects share.
 
 A schedule (``forms.py``) is a pure function of kernel, layout, sizes and device. Rows that stay in the registers of
 their threads from pass to pass are held as QuACK's row kernels hold them. A row does not stay where the kernel has one
@@ -102,7 +102,7 @@ CPU_ROW_ENDS = (CPU_SHORT_ROW - 1, CPU_LONG_ROW - 1, CPU_SCRATCH_ROW)
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Numbers of rows that tell how much of a chip a kernel occupies with the blocks of its rows.
+    """Tells by numbers of rows how much of a chip a kernel occupies with the blocks of its rows.
 
     Attributes:
         quarter: rows up to which two blocks for each leave half of the multiprocessors idle.
@@ -121,14 +121,15 @@ class Occupancy:
 
 
 def occupancy(chip: Chip) -> Occupancy:
-    """The numbers of rows that occupy ``chip``, rounded to powers of two so that buckets of rows begin there."""
+    """Returns the numbers of rows that occupy ``chip``, rounded to powers of two so that buckets of rows begin
+    there."""
     full = chip.rows_that_occupy(1)
     clusters = chip.resident_clusters.get(CLUSTER_BLOCKS, 0)
     return Occupancy(chip.rows_that_occupy(0.25), chip.rows_that_occupy(0.5), full, 8 * full, clusters)
 
 
 def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
-    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (layout,), (geometry,) = problem.layouts, problem.geometries
     if not device.is_gpu:
         return (_host(problem.kernel, layout, geometry),)
@@ -138,7 +139,7 @@ def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
 
 
 def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> HostRows:
-    """The schedule of the CPU: tiles of neighbouring or very short rows, and any other row by itself."""
+    """Schedules the CPU: tiles of neighbouring or very short rows, and any other row by itself."""
     tiled = layout.columns or geometry.length < CPU_SHORT_ROW
     return HostRows(
         tile_rows=CPU_TILE_ROWS if tiled else 1,
@@ -148,14 +149,14 @@ def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> HostRows:
 
 
 def blocks_per_row(device: Device) -> int:
-    """The most blocks of a kernel that can share a row, in a cluster; 0 on the CPU, where any threads can."""
+    """Returns the most blocks of a kernel that can share a row, in a cluster; 0 on the CPU, where any threads can."""
     if not device.is_gpu:
         return 0
     return CLUSTER_BLOCKS if device.dialect == "cuda" and device.has_clusters else 1
 
 
 def row_item_size(kernel: Kernel, layout: RowLayout) -> int:
-    """Bytes of the widest element of an operand that varies along the row."""
+    """Returns the bytes of the widest element of an operand that varies along the row."""
     (body,) = kernel.bodies
     varying = [o for o, kind in zip(body.operands, layout.along, strict=True) if kind not in ("row", "broadcast")]
     return max((item_size(o.dtype) for o in varying if o.buffer is not None), default=4)
@@ -168,7 +169,8 @@ def launch(
     schedule: RowSchedule,
     device: Device,
 ) -> LaunchShape:
-    """One cluster (mostly of one block) for the rows that its threads take; persistent clusters loop over them."""
+    """Launches one cluster (mostly of one block) for the rows that its threads take; persistent clusters loop over
+    them."""
     (geometry,) = geometries
     if isinstance(schedule, HostRows):
         return blocks_of(-(-geometry.rows // schedule.tile_rows), 1, device)
@@ -185,7 +187,7 @@ def launch(
 
 
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule, device: Device) -> list[str]:
-    """A title, and lines that say how the kernel deals its rows out."""
+    """Explains the kernel: a title, and lines that say how the kernel deals its rows out."""
     (layout,) = layouts
     if schedule.online:
         kernel = online(kernel)

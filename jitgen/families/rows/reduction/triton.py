@@ -1,4 +1,4 @@
-"""The context of ``templates/reduction/reduction.py.j2``.
+"""Builds the context of ``templates/reduction/reduction.py.j2``.
 
 A program holds a block of ``schedule.rows_per_block`` rows by ``schedule.tile`` elements. Values of elements are such
 blocks, values of rows are ``[rows, 1]``, and Triton broadcasts the one to the other. A resident row is one tile, whose
@@ -62,7 +62,7 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Block:
-    """The block of a program.
+    """Describes the block of a program.
 
     Attributes:
         shape: as text.
@@ -82,7 +82,7 @@ class Block:
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: TritonRows, rows: ReductionContext, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     whole_rows = schedule.rows_per_block == 1
     block = Block(
         shape=f"({schedule.rows_per_block}, {schedule.tile})",
@@ -118,44 +118,46 @@ def build(kernel: Kernel, layout: RowLayout, schedule: TritonRows, rows: Reducti
 
 
 def _stages(rows: ReductionContext, schedule: TritonRows) -> int:
-    """How many tiles are in flight: as many as shared memory holds for the pass that reads most."""
+    """Returns how many tiles are in flight: as many as shared memory holds for the pass that reads most."""
     read = (sum(item_size(o.dtype) for o in (*p.loads, *p.reloads) if o.pointer) for p in rows.passes)
     tile = schedule.tile * schedule.rows_per_block * max(1, *read)
     return max(1, min(STAGES, STAGED_BYTES // tile))
 
 
 def _deferred_bytes(rows: ReductionContext, schedule: TritonRows) -> int:
-    """Bytes of a thread's elements of all operands that only later passes need."""
+    """Counts the bytes of a thread's elements of all operands that only later passes need."""
     sizes = [item_size(o.dtype) for p in rows.passes[1:] for o in p.loads if not _is_row_value(o)]
     return sum(sizes) * schedule.rows_per_block * schedule.tile // schedule.block_threads
 
 
 def _full_values(kernel: Kernel, layout: RowLayout) -> frozenset[str]:
-    """Names of the values that vary along the row: what is computed of constants and row values alone does not."""
+    """Returns the names of the values that vary along the row: what is computed of constants and row values alone does
+    not."""
     (body,) = kernel.bodies
-    found: set[int] = set()
+    positions: set[int] = set()
     for position, instruction in enumerate(body.instructions):
         if instruction.op in ("load", "iota"):
             if layout.along[instruction.attr] in ("contiguous", "strided"):
-                found.add(position)
-        elif instruction.op != "reduce" and found.intersection(instruction.args):
-            found.add(position)
-    return frozenset(f"v{position}" for position in found)
+                positions.add(position)
+        elif instruction.op != "reduce" and positions.intersection(instruction.args):
+            positions.add(position)
+    return frozenset(f"v{position}" for position in positions)
 
 
 def _is_row_value(operand: RowOperand) -> bool:
-    """Whether an operand has one value for the whole row."""
+    """Returns whether an operand has one value for the whole row."""
     return operand.kind in ("row", "broadcast")
 
 
 def _operand(operand: RowOperand, block: Block, policy: str = "") -> dict[str, Any]:
-    """An operand with its access; ``policy`` is the eviction policy of a load."""
+    """Returns an operand with its access; ``policy`` is the eviction policy of a load."""
     live = block.row_live if _is_row_value(operand) else block.live
     return operand.triton_access(live, block.columns, policy)
 
 
 def _policy(operand: RowOperand, number: int, rows: ReductionContext) -> str:
-    """The eviction policy of a load by pass ``number``: a row stays in the cache until it is read for the last time."""
+    """Returns the eviction policy of a load by pass ``number``: a row stays in the cache until it is read for the last
+    time."""
     if any(operand in later.reloads for later in rows.passes[number + 1 :]):
         return "evict_last"
     return "evict_first" if operand in rows.passes[number].reloads else ""
@@ -182,8 +184,8 @@ def _pass(
 
 
 def _reduction(r: Reduction, schedule: TritonRows, block: Block, dialect: Dialect) -> dict[str, Any]:
-    """The lines of a reduction: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; of a resident row
-    ``end`` alone."""
+    """Writes the lines of a reduction: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; of a resident
+    row ``end`` alone."""
     kind, value, indexed = r.kind, r.value, r.kind.startswith("arg")
     dtype = r.value_dtype
     if kind == DEVIATIONS:
@@ -217,7 +219,7 @@ def _reduction(r: Reduction, schedule: TritonRows, block: Block, dialect: Dialec
 
 
 def _sum_exp(r: Reduction, value: str, schedule: TritonRows, block: Block, dialect: Dialect) -> dict[str, Any]:
-    """The lines of a sum of exponentials. The neighbours of a thread along the row, or its elements of a column,
+    """Writes the lines of a sum of exponentials. The neighbours of a thread along the row, or its elements of a column,
     rescale the sum together, once a tile."""
     dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"
     lowest = dialect.constant(torch.finfo(DTYPES[dtype]).min, dtype)
@@ -238,7 +240,7 @@ def _sum_exp(r: Reduction, value: str, schedule: TritonRows, block: Block, diale
 
 
 def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
-    """The lines of a sum of squared deviations."""
+    """Writes the lines of a sum of squared deviations."""
     mean, total, count = f"mean_{r.result}", f"total_{r.result}", f"count_{r.result}"
     zero = dialect.constant(0.0, r.value_dtype)
     value = f"tl.where({block.inside}, {r.value}, {mean})" if block.inside else r.value
@@ -254,12 +256,12 @@ def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
 
 
 def _index(r: Reduction) -> list[str]:
-    """The line that makes an index 64-bit, as torch's are."""
+    """Writes the line that makes an index 64-bit, as torch's are."""
     return [f"{r.result} = {r.result}.to(tl.int64)"] if r.kind.startswith("arg") else []
 
 
 def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
-    """The functions of the static headers that the kernel calls: a source has no more than its kernel needs."""
+    """Returns the functions of the static headers that the kernel calls: a source has no more than its kernel needs."""
     lines = [operand["expression"] for operand in context["row_loads"]]
     lines += [operand["stored"] for operand in context["row_stores"]]
     lines += [line.text for line in after]

@@ -1,4 +1,4 @@
-"""The schedules of row kernels in Triton.
+"""Schedules row kernels in Triton.
 
 A program holds a block of ``rows_per_block`` rows by ``tile`` elements, both powers of two, in registers. Triton itself
 spreads the block over the threads, so ``threads`` only says how many of them there are for each row. AMD's wavefronts
@@ -46,7 +46,7 @@ SHARED_COLUMN_ELEMENTS = 64
 
 
 def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
-    """The schedule of rows of neighbouring elements."""
+    """Schedules rows of neighbouring elements."""
     (body,) = kernel.bodies
     half = occupancy(device.model).half
     length = max(geometry.length, 1)
@@ -95,7 +95,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
 
 
 def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[int, int]:
-    """Threads of a program of short rows, and the elements that each of them aims at.
+    """Returns the threads of a program of short rows, and the elements that each of them aims at.
 
     Args:
         padded: elements of a row, rounded up to a power of two.
@@ -119,7 +119,7 @@ def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[i
 
 
 def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
-    """The schedule of rows whose elements are neighbours across rows: a program has those of one cache line.
+    """Schedules rows whose elements are neighbours across rows: a program has those of one cache line.
 
     It has more of them where rows are short, so that few threads combine each.
     """

@@ -1,10 +1,10 @@
-"""A few long rows on a GPU, cut into chunks that blocks walk side by side: one kernel becomes two.
+"""Cuts a few long rows on a GPU into chunks that blocks walk side by side: one kernel becomes two.
 
 The first kernel combines every chunk by itself and stores the states (``ir/scans.py``), ``[rows..., chunks]``. The
-second has the kernel's results: a block combines the states of all chunks before its own, in their order, and scans
-its chunk from there. Elements are read twice, results written once ("reduce, then scan", as in Merrill and Grimshaw,
-"Parallel Scan for Stream Architectures", 2009). A scan in one pass that looks back at what its neighbours have found
-so far (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016) reads them once, but
+second has the kernel's results: a block combines the states of all chunks before its own, in their order, and scans its
+chunk from there. Elements are read twice, results written once ("reduce, then scan", as in Merrill and Grimshaw,
+"Parallel Scan for Stream Architectures", 2009). A scan in one pass that looks back at what its neighbours have found so
+far (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016) reads them once, but
 combines in an order that depends on time, so that a sum would not have the same bits twice.
 """
 
@@ -36,15 +36,16 @@ LEAST_COLUMN_CHUNK = 128
 
 
 def chunks_of(rows: int, length: int, columns: bool) -> int:
-    """Into how many chunks so many rows of so many elements are cut; ``columns``: as of ``Layout``."""
+    """Returns into how many chunks so many rows of so many elements are cut; ``columns`` is that of ``Layout``."""
     blocks = -(-rows // WARP) if columns else rows
     least = LEAST_COLUMN_CHUNK if columns else LEAST_CHUNK
     return next((chunks for most, chunks in CHUNKS if blocks <= most and length >= chunks * least), 1)
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The number of rows of each scan of ``graph``, and where the number of chunks of a row changes on a GPU."""
-    found = []
+    """Returns the number of rows of each scan of ``graph``, and where the number of chunks of a row changes on a
+    GPU."""
+    buckets_ = []
     for node in topological(graph.results):
         if node.kind is SCAN:
             scanned = node.attrs.dim
@@ -53,14 +54,14 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             in_chunks = device.is_gpu and chunks_of(1, length, columns) > 1
             ends = tuple(most * (WARP if columns else 1) for most, _ in CHUNKS) if in_chunks else ()
             rows = symbols.product(size for dim, size in enumerate(node.shape) if dim != scanned)
-            found.append(SizeBuckets(rows, ends))
+            buckets_.append(SizeBuckets(rows, ends))
             if not device.is_gpu:
-                found.append(SizeBuckets(node.shape[scanned], (CPU_SHORT_ROW - 1,), varies=False))
-    return found
+                buckets_.append(SizeBuckets(node.shape[scanned], (CPU_SHORT_ROW - 1,), varies=False))
+    return buckets_
 
 
 def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
-    """``kernel`` as two, where its rows are too few for a GPU at the sizes of this call."""
+    """Returns ``kernel`` as two if its rows are too few for a GPU at the sizes of this call."""
     (body,) = kernel.bodies
     if not device.is_gpu:
         return None
@@ -84,8 +85,8 @@ def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | Non
 
 
 def _are_columns(body: Body) -> bool:
-    """Whether the scanned dimension was not the innermost one of the first tensor that is read: then in a dense tensor
-    neighbouring elements belong to neighbouring rows."""
+    """Returns whether the scanned dimension was not the innermost one of the first tensor that is read: then in a dense
+    tensor neighbouring elements belong to neighbouring rows."""
     for operand in body.operands:
         if operand.kind == "load" and not operand.row:
             permutations = [attrs[1] for attrs, _ in operand.movements if attrs[0] == "permute"]
@@ -94,25 +95,25 @@ def _are_columns(body: Body) -> bool:
 
 
 def _states(body: Body) -> list[list[str]]:
-    """The dtypes of the components of each state that is carried along the row."""
-    found = []
+    """Returns the dtypes of the components of each state that is carried along the row."""
+    dtypes = []
     for group in grouped(body):
         kind = kind_of(body, group)
         dtype = body.instructions[body.instructions[group[0]].args[0]].dtype
         further = ["int64"] if kind in PLACES else [dtype] if kind == "logsumexp" else []
-        found.append([carry_dtype(kind, dtype), *further])
-    return found
+        dtypes.append([carry_dtype(kind, dtype), *further])
+    return dtypes
 
 
 def _operands(kind: str, body: Body, states: Sequence[Sequence[str]], chunks: int, first: int) -> list[Operand]:
-    """The temporaries as operands: a row of one has an element for each chunk."""
+    """Makes operands of the temporaries: a row of one has an element for each chunk."""
     shape = (*body.shape[:-1], chunks)
     dtypes = [dtype for group in states for dtype in group]
     return [Operand(kind, first + index, dtype, shape, row=True) for index, dtype in enumerate(dtypes)]
 
 
 def _totals(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int) -> Body:
-    """The scans of ``body`` alone, and what they have come to at the end of each chunk."""
+    """Makes a body of the scans of ``body`` alone, and their results at the end of each chunk."""
     needed: set[int] = set()
     stack = [position for position, i in enumerate(body.instructions) if i.op == "scan"]
     while stack:
@@ -143,7 +144,7 @@ def _totals(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int
 
 
 def _scanned(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int) -> Body:
-    """``body`` with every scan starting from the states of the chunks before."""
+    """Makes every scan of ``body`` start from the states of the chunks before."""
     loads = _operands("load", body, states, chunks, first)
     added = [Instruction("load", (), operand.dtype, index, None, True) for index, operand in enumerate(loads)]
     before: dict[int, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""What scan kernels claim: results computed from scans along one dimension, with pointwise work before and after.
+"""Claims results computed from scans along one dimension, with pointwise work before and after.
 
 A *scan region* iterates over ``(outer..., row)``: for every index of the outer dimensions it walks one row from its
 first element to its last. Its stages are ``map``, ``scan``, ``map``: what is scanned may be computed from the elements
@@ -24,13 +24,14 @@ from jitgen.ir.views import Mover
 
 NAME = "scan"
 MAX_STORES, MAX_STATES = 16, 5
-"""Results of one region, and states that are carried along its rows, at most; more become further regions, which read
-the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of 48."""
+"""The most results of one region, and the most states that are carried along its rows; more become further regions,
+which read the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of
+48."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows that a scan walks: its shape, its dimension, and whether it starts from the last element."""
+    """Describes the rows that a scan walks: its shape, its dimension, and whether it starts from the last element."""
 
     shape: Shape
     dim: int
@@ -38,7 +39,7 @@ class _Rows:
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Scan regions for what they can hold of ``values``; the others are left with their scans materialized."""
+    """Claims scan regions for what they can hold of ``values``; the others are left with their scans materialized."""
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
@@ -66,7 +67,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def _within_limits(stores: Sequence[Store]) -> Iterator[list[Store]]:
-    """``stores`` in order, in groups that one region may hold."""
+    """Yields ``stores`` in order, in groups that one region may hold."""
     group: list[Store] = []
     for store in stores:
         if group and not _is_one_region([*group, store]):
@@ -81,13 +82,13 @@ def _is_one_region(stores: Sequence[Store]) -> bool:
 
 
 def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
-    """What the scans under ``roots`` carry along the row: an extremum and its index are one state."""
+    """Lists what the scans under ``roots`` carry along the row: an extremum and its index are one state."""
     scans = [node for node in topological(roots) if node.kind is SCAN]
     return list(dict.fromkeys((EXTREMA.get(scan.attrs.kind, scan.attrs.kind), id(scan.inputs[0])) for scan in scans))
 
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
-    """Scans of the same rows that read some of the same elements are one region."""
+    """Merges scans of the same rows that read some of the same elements into one region."""
     if left.shape != right.shape or left.elements_read.isdisjoint(right.elements_read):
         return None
     if not _is_one_region((*left.stores, *right.stores)):
@@ -100,7 +101,7 @@ def _rows_of(scan: Node) -> _Rows:
 
 
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
-    """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
+    """Materialises what a region over ``rows`` cannot compute of ``root``; None if no scan is left in it."""
     own = {id(scan) for scan in at_own_coordinates(root, SCAN) if _rows_of(scan) == rows}
     # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
     apart = [child for node in topological([root]) if not node.kind.is_pointwise for child in node.inputs]
@@ -113,8 +114,8 @@ def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
 
 
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
-    """The rows whose kernel can compute a pointwise result without reading more: of its shape, and with a tensor in
-    common."""
+    """Returns the rows whose kernel can compute a pointwise result without reading more: of its shape, and with a
+    tensor in common."""
     if any(kind.reads_others for kind in node.kinds):
         return None
     leaves = {id(leaf) for leaf in topological([node]) if leaf.is_in_memory}
@@ -126,7 +127,7 @@ def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _R
 
 
 def _region(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
-    """The region, with the scanned dimension last, and walked from its first element on."""
+    """Makes the region, with the scanned dimension last, and walked from its first element on."""
     rank = len(rows.shape)
     order = (*(dim for dim in range(rank) if dim != rows.dim), rows.dim)
     shape = tuple(rows.shape[dim] for dim in order)

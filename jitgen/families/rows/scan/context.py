@@ -1,4 +1,5 @@
-"""What the scan templates read: what is computed once for a row, of its elements before they are scanned, and after."""
+"""Presents a scan to its templates: what is computed once for a row, of its elements before they are scanned, and
+after."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from jitgen.kernel.rows import RowLayout, row_parameters
 
 @dataclass(frozen=True)
 class Scan:
-    """What is combined along the row, by one state.
+    """Describes what is combined along the row by one state.
 
     Attributes:
         number: from 0.
@@ -53,7 +54,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Rows(RowContext):
-    """The kernel, as all dialects read it.
+    """Presents the kernel as all dialects read it.
 
     Attributes:
         row_loads: operands with one element for a row.
@@ -77,23 +78,23 @@ class Rows(RowContext):
 
     @property
     def loads(self) -> tuple[RowOperand, ...]:
-        """Every operand that is read element by element, in order."""
+        """Returns every operand that is read element by element, in order."""
         wanted = {operand.index for operand in (*self.loads_before, *self.loads_after)}
         return tuple(operand for operand in self.operands if operand.index in wanted)
 
 
 def grouped(body: Body) -> tuple[tuple[int, ...], ...]:
-    """Positions of the scans that share one state: an extremum and its index, of the same elements."""
-    found: dict[tuple[str, int], list[int]] = {}
+    """Groups the scans that share one state, by position: an extremum and its index, of the same elements."""
+    groups: dict[tuple[str, int], list[int]] = {}
     for position, instruction in enumerate(body.instructions):
         if instruction.op == "scan":
             kind = EXTREMA.get(instruction.attr, instruction.attr)
-            found.setdefault((kind, instruction.args[0]), []).append(position)
-    return tuple(map(tuple, found.values()))
+            groups.setdefault((kind, instruction.args[0]), []).append(position)
+    return tuple(map(tuple, groups.values()))
 
 
 def kind_of(body: Body, group: Sequence[int]) -> str:
-    """The kind whose state has the results of all of ``group``."""
+    """Returns the kind whose state has the results of all of ``group``."""
     kinds = [body.instructions[position].attr for position in group]
     return next((kind for kind in kinds if kind in PLACES), kinds[0])
 
@@ -101,14 +102,14 @@ def kind_of(body: Body, group: Sequence[int]) -> str:
 def context(
     kernel: Kernel, layout: RowLayout, parameters: KernelParameters, schedule: Schedule, dialect: Dialect
 ) -> Rows:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     instructions = body.instructions
-    found = printed(instructions, dialect, coarse=body.coarse)
-    shared = row_attributes(kernel, layout, parameters, found.values, dialect)
+    lines_ = printed(instructions, dialect, coarse=body.coarse)
+    shared = row_attributes(kernel, layout, parameters, lines_.values, dialect)
     operands = shared["operands"]
     scans = tuple(
-        _scan(number, body, group, operands, found.names, dialect) for number, group in enumerate(grouped(body))
+        _scan(number, body, group, operands, lines_.names, dialect) for number, group in enumerate(grouped(body))
     )
     states = {operand.index for scan in scans for operand in (*scan.before, *scan.totals)}
     stores = [p for p, i in enumerate(instructions) if i.op == "store" and i.attr not in states]
@@ -120,7 +121,7 @@ def context(
         return tuple(operands[index] for index in dict.fromkeys(read) if not operands[index].is_once)
 
     def lines(positions: Iterable[int]) -> tuple[Line, ...]:
-        return tuple(found.lines[p] for p in positions if p in found.lines)
+        return tuple(lines_.lines[p] for p in positions if p in lines_.lines)
 
     return Rows(
         **shared,
@@ -165,13 +166,13 @@ def _scan(
 
 
 def _under(instructions: Sequence[Instruction], roots: Sequence[int]) -> tuple[int, ...]:
-    """Element instructions that ``roots`` are computed from, up to scans, in order."""
-    found: set[int] = set()
+    """Returns the element instructions from which ``roots`` are computed, up to scans, in order."""
+    positions: set[int] = set()
     stack = list(roots)
     while stack:
         for argument in instructions[stack.pop()].args:
             instruction = instructions[argument]
-            if not instruction.row and argument not in found and instruction.op != "scan":
-                found.add(argument)
+            if not instruction.row and argument not in positions and instruction.op != "scan":
+                positions.add(argument)
                 stack.append(argument)
-    return tuple(sorted(found))
+    return tuple(sorted(positions))

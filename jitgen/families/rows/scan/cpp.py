@@ -1,4 +1,4 @@
-"""The context of ``templates/scan/scan.cpp.j2``.
+"""Builds the context of ``templates/scan/scan.cpp.j2``.
 
 A row by itself is walked in blocks: what is scanned is computed into an array, scanned there, and results are computed
 from it. Where neighbouring elements belong to neighbouring rows, a tile of rows is walked element by element, each row
@@ -31,7 +31,7 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     columns = layout.columns or schedule.items == 1
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
@@ -85,15 +85,15 @@ def _op(scan: Scan) -> str:
 
 
 def _strides(rows: Rows, columns: bool) -> list[str]:
-    """The strides that a walk needs: along the row, and from row to row of a tile."""
-    found = [o.inner for o in rows.operands if o.inner not in ("0", "1")]
+    """Lists the strides that a walk needs: along the row, and from row to row of a tile."""
+    strides = [o.inner for o in rows.operands if o.inner not in ("0", "1")]
     if columns:
-        found += [o.outer_strides[-1] for o in rows.operands if o.across == "strided"]
-    return found
+        strides += [o.outer_strides[-1] for o in rows.operands if o.across == "strided"]
+    return strides
 
 
 def _group(loads: Sequence[RowOperand], lines: Sequence[Line], columns: bool) -> dict[str, Any]:
-    """What ``common/group.j2`` reads."""
+    """Builds what ``common/group.j2`` reads."""
     return {
         "loads": [_load(operand, columns) for operand in loads],
         "lines": lines,
@@ -118,15 +118,15 @@ def _load(operand: RowOperand, columns: bool) -> dict[str, Any]:
 
 
 def _results(scan: Scan, columns: bool) -> list[dict[str, str]]:
-    """What a scan has found for an element, as if it were loaded."""
-    found = []
+    """Returns the results of a scan for an element, as if they were loaded."""
+    results = []
     if scan.result:
         expression = f"states.scan{scan.number}.result(j)" if columns else f"values{scan.number}[i]"
-        found.append({"type": scan.type, "value": scan.result, "halves": "", "expression": expression})
+        results.append({"type": scan.type, "value": scan.result, "halves": "", "expression": expression})
     if scan.index_name:
         expression = f"states.scan{scan.number}.place(j)" if columns else f"places{scan.number}[i]"
-        found.append({"type": "int64_t", "value": scan.index_name, "halves": "", "expression": expression})
-    return found
+        results.append({"type": "int64_t", "value": scan.index_name, "halves": "", "expression": expression})
+    return results
 
 
 def _store(operand: RowOperand, columns: bool) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _store(operand: RowOperand, columns: bool) -> dict[str, Any]:
 
 
 def _offset(operand: RowOperand, columns: bool) -> str:
-    """Offset of an element from where its row (its tile of rows) begins."""
+    """Prints the offset of an element from the beginning of its row (its tile of rows)."""
     element = "e" if columns else "(start + i)"
     terms = [] if operand.inner == "0" else [operand.along(element)]
     if columns and (in_tile := _offset_in_tile(operand)) != "0":
@@ -153,10 +153,10 @@ def _offset(operand: RowOperand, columns: bool) -> str:
 
 
 def _offset_in_tile(operand: RowOperand) -> str:
-    """Offset of row ``j`` from the first row of its tile."""
+    """Prints the offset of row ``j`` from the first row of its tile."""
     return {"contiguous": "j", "broadcast": "0"}.get(operand.across, f"j * {operand.outer_strides[-1]}")
 
 
 def _local(operand: RowOperand) -> str:
-    """Its pointer (an iota's first value) where the row or the tile begins."""
+    """Returns the operand's pointer (an iota's first value) at the beginning of the row or the tile."""
     return f"x{operand.index}"

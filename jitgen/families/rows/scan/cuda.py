@@ -1,4 +1,4 @@
-"""The context of ``templates/scan/scan.cu.j2``."""
+"""Builds the context of ``templates/scan/scan.cu.j2``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OPS = {
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     bits = 64 if schedule.wide else 32
     operand = _column_operand if layout.columns else _row_operand
 
-    def found(operands: tuple[RowOperand, ...]) -> list[dict[str, Any]]:
-        return [operand(each) for each in operands]
+    def described(operands: tuple[RowOperand, ...]) -> list[dict[str, Any]]:
+        return [operand(item) for item in operands]
 
     if layout.columns:
         scratch = schedule.along * schedule.rows
@@ -48,16 +48,16 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "index_lines": rows.cuda_indices,
         "bases": [o.cuda_base([f"i{dim}" for dim in range(rows.outer)]) for o in rows.operands],
         "scans": [_scan(scan, layout.columns) for scan in rows.scans],
-        "row_loads": found(rows.row_loads),
-        "loads": found(rows.loads),
-        "loads_before": found(rows.loads_before),
-        "loads_after": found(rows.loads_after),
-        "stores": found(rows.stores),
+        "row_loads": described(rows.row_loads),
+        "loads": described(rows.loads),
+        "loads_before": described(rows.loads_before),
+        "loads_after": described(rows.loads_after),
+        "stores": described(rows.stores),
     }, {}
 
 
 def _row_operand(operand: RowOperand) -> dict[str, Any]:
-    """An operand whose row a thread takes by consecutive elements.
+    """Describes an operand whose row a thread takes by consecutive elements.
 
     ``vector``: whether these are moved by whole accesses; ``at`` is where one of them lies otherwise; ``element`` is
     its value and ``put`` where a result goes.
@@ -72,39 +72,44 @@ def _row_operand(operand: RowOperand) -> dict[str, Any]:
 
 
 def _column_operand(operand: RowOperand) -> dict[str, Any]:
-    """An operand of which a thread takes elements of ``rows_per_thread`` neighbouring rows (``beside`` in the source).
+    """Describes an operand of which a thread takes elements of ``rows_per_thread`` neighbouring rows (``beside`` in the
+    source).
 
     ``array`` declares them, ``fetch`` fills those at ``column``, of which ``element`` is that of row ``j``; a result's
     are declared by ``array`` and stored by ``put``.
     """
     index, offset = operand.index, operand.along("column")
     step = {"contiguous": "j", "broadcast": "0"}.get(operand.across, f"j * {operand.outer_strides[-1]}")
-    found = fields(operand) | {"row_at": step, "array": "", "fetch": "", "put": ""}
+    described = fields(operand) | {"row_at": step, "array": "", "fetch": "", "put": ""}
     if operand.pointer is None:
-        return found | {"element": f"from{index} + {offset} + {step}", "row_value": f"from{index} + {step}"}
-    found["row_value"] = f"jitgen::load(x{index}[j])"
+        return described | {"element": f"from{index} + {offset} + {step}", "row_value": f"from{index} + {step}"}
+    described["row_value"] = f"jitgen::load(x{index}[j])"
     if operand.role == "store":
         if operand.across == "contiguous":
             array = f"jitgen::Vector<{operand.storage}, beside> y{index};"
-            return found | {"array": array, "put": f"jitgen::store_vector(to{index} + {offset}, y{index});"}
+            return described | {"array": array, "put": f"jitgen::store_vector(to{index} + {offset}, y{index});"}
         put = f"for (int j = 0; j < beside; ++j) to{index}[{offset} + {step}] = y{index}[j];"
-        return found | {"array": f"{operand.storage} y{index}[beside];", "put": put}
-    found["element"] = f"jitgen::load(x{index}[u][j])"
+        return described | {"array": f"{operand.storage} y{index}[beside];", "put": put}
+    described["element"] = f"jitgen::load(x{index}[u][j])"
     if operand.across == "contiguous":
         array = f"jitgen::Vector<{operand.storage}, beside> x{index}[items];"
-        return found | {"array": array, "fetch": f"x{index}[u] = jitgen::load_vector<beside>(from{index} + {offset});"}
+        return described | {
+            "array": array,
+            "fetch": f"x{index}[u] = jitgen::load_vector<beside>(from{index} + {offset});",
+        }
     if operand.across == "broadcast":
-        found["element"] = f"jitgen::load(x{index}[u])"
-        return found | {
+        described["element"] = f"jitgen::load(x{index}[u])"
+        return described | {
             "array": f"{operand.storage} x{index}[items];",
             "fetch": f"x{index}[u] = from{index}[{offset}];",
         }
     fetch = f"for (int j = 0; j < beside; ++j) x{index}[u][j] = from{index}[{offset} + {step}];"
-    return found | {"array": f"{operand.storage} x{index}[items][beside];", "fetch": fetch}
+    return described | {"array": f"{operand.storage} x{index}[items][beside];", "fetch": fetch}
 
 
 def _scan(scan: Scan, columns: bool) -> dict[str, Any]:
-    """A scan; ``states_before`` are the components of a chunk's state, ``totals`` the lines that store them."""
+    """Describes a scan; ``states_before`` are the components of a chunk's state, ``totals`` the lines that store
+    them."""
     members = [""]
     if scan.kind in PLACES:
         members = [".extremum", ".place"]
@@ -120,5 +125,5 @@ def _scan(scan: Scan, columns: bool) -> dict[str, Any]:
 
 
 def _beside(operand: RowOperand, columns: bool) -> str:
-    """Offset of row ``j`` of a thread from its first row."""
+    """Prints the offset of row ``j`` of a thread from its first row."""
     return f"j * {operand.outer_strides[-1]} + " if columns else ""

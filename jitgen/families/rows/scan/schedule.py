@@ -1,4 +1,4 @@
-"""How a scan kernel walks its rows: pure functions from layout, sizes and target to numbers, and to words.
+"""Chooses how a scan kernel walks its rows: pure functions from layout, sizes and target to numbers, and to words.
 
 On a GPU ``Schedule.along`` threads take a tile of a row, each ``items`` consecutive elements of it, scan it together,
 and go on to the next tile with the state of all tiles before it. Where neighbouring elements belong to neighbouring
@@ -52,7 +52,7 @@ TRITON_TILE = 2048
 
 @dataclass(frozen=True)
 class Schedule(DeclaredSchedule):
-    """How rows are walked.
+    """Says how rows are walked.
 
     Attributes:
         threads: of a block (GPU); 1 on the CPU.
@@ -81,18 +81,18 @@ class Schedule(DeclaredSchedule):
 
     @property
     def along(self) -> int:
-        """Threads of a block that share a row."""
+        """Returns the threads of a block that share a row."""
         return self.threads * self.rows_per_thread // self.rows
 
     @property
     def tile(self) -> int:
-        """Elements of a row that a block of CUDA threads takes at once."""
+        """Returns the elements of a row that a block of CUDA threads takes at once."""
         return self.along * self.items
 
 
 @dataclass(frozen=True)
 class CpuSchedule(Schedule):
-    """On a CPU, of which one thread walks a row, or a tile of them."""
+    """Says how CPU threads walk rows: each takes a row, or a tile of them."""
 
     sentence = ("{walk}",)
 
@@ -104,7 +104,7 @@ class CpuSchedule(Schedule):
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
-    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
         exponentials = any(i.op == "scan" and i.attr == "logsumexp" for i in body.instructions)
@@ -129,7 +129,8 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 def _cuda(
     layout: RowLayout, sizes: Sequence[int], length: int, neighbours: int, chunks: int
 ) -> tuple[int, int, int, int]:
-    """Threads, rows, items and neighbouring rows of a thread, for operands with elements of ``sizes`` bytes."""
+    """Returns the threads, rows, items and neighbouring rows of a thread, for operands with elements of ``sizes``
+    bytes."""
     if layout.columns:
         lanes = min(WARP, max(LEAST_LANES, power_of_two(neighbours)))
         rows_per_thread = max(1, min(layout.unit, LANE_BYTES // max(sizes))) if lanes == WARP else 1
@@ -142,7 +143,7 @@ def _cuda(
 
 
 def _triton(columns: bool, length: int, neighbours: int, chunks: int) -> tuple[int, int, int]:
-    """Threads, rows and elements of a row of one program."""
+    """Returns the threads, rows and elements of a row of one program."""
     tile = min(TRITON_TILE, power_of_two(length))
     if columns:
         tile = min(tile, TRITON_TILE // WARP)
@@ -154,7 +155,7 @@ def _triton(columns: bool, length: int, neighbours: int, chunks: int) -> tuple[i
 
 
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, device: Device) -> list[str]:
-    """A title, and how a row is walked."""
+    """Explains the kernel: a title, and how a row is walked."""
     (layout,), (body,) = layouts, kernel.bodies
     kinds = [instruction.attr for instruction in body.instructions if instruction.op == "scan"]
     lines = [f"scan by {', '.join(kinds)} along a row, which is read once"]

@@ -1,4 +1,4 @@
-"""The context of ``templates/scan/scan.py.j2``.
+"""Builds the context of ``templates/scan/scan.py.j2``.
 
 A program holds a block of ``schedule.rows`` rows by ``schedule.items`` elements. The block is scanned by
 ``tl.associative_scan``, and the state of all tiles before it, ``[rows, 1]``, is combined with each of its elements; its
@@ -35,7 +35,7 @@ _COMBINE = {
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     live = " & ".join((["row_live"] if schedule.rows > 1 else []) + ["inside"])
     row_live = "row_live" if schedule.rows > 1 else ""
     before = {line.value for line in rows.lines_before}
@@ -60,7 +60,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
 
 
 def _scan(scan: Scan, layout: RowLayout, schedule: Schedule, row_live: str, dialect: Dialect) -> dict[str, Any]:
-    """A scan's lines: ``start`` in front of the tiles, ``step`` for one of them, ``end`` behind them.
+    """Writes a scan's lines: ``start`` in front of the tiles, ``step`` for one of them, ``end`` behind them.
 
     ``state`` is of all tiles before one, ``own`` of its elements in it alone, ``now`` of both.
     """
@@ -122,7 +122,7 @@ def _states_before(
     neutral: list[Any],
     dialect: Dialect,
 ) -> list[str]:
-    """The state of all chunks of a row before the program's own."""
+    """Writes the lines that compute the state of all chunks of a row before the program's own."""
     names = [f"before{scan.number}_{component}" for component in range(len(carried))]
     live = " & ".join(([row_live] if row_live else []) + ["(other < chunk)"])
     lines = [f"other = tl.arange(0, {schedule.chunks})[None, :]"]
@@ -146,12 +146,13 @@ def _broadcast(value: str, shape: str) -> str:
 
 
 def _dtype(kind: str, dialect: Dialect) -> str:
-    """The compute dtype of Triton's type ``kind``."""
+    """Returns the compute dtype of Triton's type ``kind``."""
     return next(dtype for dtype, name in dialect.types.items() if name == kind)
 
 
 def _used(context: dict[str, Any], rows: Rows) -> str:
-    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    """Returns the static headers' functions that the kernel calls: one file is one kernel, and holds no more than it
+    needs."""
     lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
     lines += [operand["stored"] for operand in context["stores"]]
     lines += [line.text for line in (*rows.row_lines, *rows.lines_before, *rows.lines_after)]

@@ -1,4 +1,4 @@
-"""Rows in order: whole sorts, and the first ranks of one (top-k, medians), with pointwise work before.
+"""Sorts rows: whole sorts, and the first ranks of one (top-k, medians), with pointwise work before.
 
 A kernel's single body has one sequential axis, the last. Its elements are computed, and sorted together with their
 indices; the ranks that are asked for are stored. Equal elements keep the order of their indices, so there is one right

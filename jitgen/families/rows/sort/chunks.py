@@ -1,10 +1,10 @@
-"""A row that is longer than a GPU's block holds, cut into chunks: one kernel becomes two.
+"""Cuts a row that is longer than a GPU's block holds into chunks: one kernel becomes two.
 
 The first kernel sorts every chunk and stores as many of its first ranks as the result may need, with their indices in
 the row: ``[rows..., chunks x ranks]``. The second one finds the rank in the row of each of these: its rank in its own
-chunk, and the number of elements of every other chunk that come before it, found by bisection (as in Satish, Harris
-and Garland, "Designing Efficient Sorting Algorithms for Manycore GPUs", 2009). What comes out of it does not depend on
-the chunks.
+chunk, and the number of elements of every other chunk that come before it, found by bisection (as in Satish, Harris and
+Garland, "Designing Efficient Sorting Algorithms for Manycore GPUs", 2009). What comes out of it does not depend on the
+chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jitgen.kernel.operands import INDEX_LIMIT, Call
 
 
 def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
-    """``kernel`` as two, where its rows are longer than a block of ``device`` holds."""
+    """Returns ``kernel`` as two if its rows are longer than a block of ``device`` holds."""
     (body,) = kernel.bodies
     if not device.is_gpu:
         return None
@@ -57,12 +57,12 @@ def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | Non
 
 
 def _temporaries(kind: str, order: Order, shape: Any, first: int) -> tuple[Operand, Operand]:
-    """Values and indices of the chunks."""
+    """Makes the temporaries for values and indices of the chunks."""
     return Operand(kind, first, order.dtype, shape), Operand(kind, first + 1, "int32", shape)
 
 
 def _sorted(body: Body, order: Order, shape: Any, first: int) -> Body:
-    """The elements of ``body``, sorted in chunks."""
+    """Sorts the elements of ``body`` in chunks."""
     loads = tuple(operand for operand in body.operands if operand.kind != "store")
     elements = [i for i in body.instructions if i.op not in ("sort", "store")]
     # Instructions behind the first sort are sorts and stores alone, so that positions stay what they were.
@@ -78,7 +78,7 @@ def _sorted(body: Body, order: Order, shape: Any, first: int) -> Body:
 
 
 def _merged(body: Body, order: Order, ranks: Any, shape: Any, first: int) -> Body:
-    """The results of ``body``, from the sorted chunks."""
+    """Computes the results of ``body`` from the sorted chunks."""
     loads = _temporaries("load", order, shape, first)
     instructions = [Instruction("load", (), compute_dtype(o.dtype), index) for index, o in enumerate(loads)]
     stores: list[Operand] = []

@@ -1,4 +1,4 @@
-"""What sort kernels claim: the values and the indices of sorted rows, with pointwise work before.
+"""Claims the values and the indices of sorted rows, with pointwise work before.
 
 A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
 may be computed, and one sort gives values, indices or both. What is computed of these, and what a row is computed from
@@ -20,7 +20,7 @@ NAME = "sort"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """A region for each value that is a sort; every other one is left with its sorts materialized."""
+    """Claims a region for each value that is a sort; every other one is left with its sorts materialized."""
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
@@ -33,33 +33,33 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
-    """Values and indices of one sort are one region, and so are ranks of one sort: those of the same beginning."""
+    """Merges values and indices of one sort, and ranks of one sort with the same beginning, into one region."""
     if _sorted(left) != _sorted(right):
         return None
     return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
 
 
 def _sorted(region: Region) -> tuple[object, ...]:
-    """What a region sorts, and which ranks it stores."""
+    """Returns what a region sorts, and which ranks it stores."""
     value = region.stores[0].value
     return id(value.inputs[0]), value.attrs[1:], value.shape
 
 
 def _joined(regions: Sequence[Region]) -> list[Region]:
-    found: list[Region] = []
+    joined: list[Region] = []
     for region in regions:
-        for position, other in enumerate(found):
+        for position, other in enumerate(joined):
             merged = merge(other, region, region.stores[0].result)
             if merged is not None:
-                found[position] = merged
+                joined[position] = merged
                 break
         else:
-            found.append(region)
-    return found
+            joined.append(region)
+    return joined
 
 
 def _region(node: Node, position: int, partition: Partition) -> Region:
-    """The region of ``node``, with the sorted dimension last."""
+    """Makes the region of ``node``, with the sorted dimension last."""
     rank, dim = len(node.shape), node.attrs.dim
     order = (*(other for other in range(rank) if other != dim), dim)
     movements: tuple[Movement, ...] = ()

@@ -1,4 +1,5 @@
-"""What the sort templates read: the operands, what is computed once for a row and of each element, and the stores."""
+"""Presents a sort to its templates: the operands, what is computed once for a row and of each element, and the
+stores."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from jitgen.kernel.rows import RowLayout
 
 @dataclass(frozen=True)
 class Rows(RowContext):
-    """The whole kernel.
+    """Describes the whole kernel.
 
     Attributes:
         row_loads: operands with one element for a row, and ``row_lines`` what follows from them.
@@ -47,22 +48,22 @@ class Rows(RowContext):
 def context(
     kernel: Kernel, layout: RowLayout, declared: KernelParameters, schedule: Schedule, dialect: Dialect
 ) -> Rows:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     instructions, order = body.instructions, order_of(body)
-    found = printed(instructions, dialect, coarse=body.coarse)
+    lines_ = printed(instructions, dialect, coarse=body.coarse)
     stored = {i.attr: instructions[i.args[0]].attr[0] for i in instructions if i.op == "store"}
     merges = is_merge(body)
     rows = {position for position, instruction in enumerate(instructions) if instruction.row}
-    key = "" if merges else next(found.names[i.args[0]] for i in instructions if i.op == "sort")
-    shared = row_attributes(kernel, layout, declared, found.values, dialect)
+    key = "" if merges else next(lines_.names[i.args[0]] for i in instructions if i.op == "sort")
+    shared = row_attributes(kernel, layout, declared, lines_.values, dialect)
     sources = tuple(operand for operand in shared["operands"] if operand.role != "store")
     return Rows(
         **shared,
         row_loads=() if merges else tuple(operand for operand in sources if operand.is_once),
-        row_lines=tuple(line for position, line in found.lines.items() if position in rows),
+        row_lines=tuple(line for position, line in lines_.lines.items() if position in rows),
         loads=sources if merges else tuple(operand for operand in sources if not operand.is_once),
-        lines=tuple(line for position, line in found.lines.items() if position not in rows),
+        lines=tuple(line for position, line in lines_.lines.items() if position not in rows),
         key=key,
         storage=dialect.storage_types[order.dtype],
         type=dialect.types[compute_dtype(order.dtype)],

@@ -1,4 +1,5 @@
-"""The context of ``templates/sort/sort.cpp.j2``: a thread reads a row into an array, sorts it, and stores ranks."""
+"""Builds the context of ``templates/sort/sort.cpp.j2``: a thread reads a row into an array, sorts it, and stores
+ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from jitgen.kernel.rows import RowLayout
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
     context: dict[str, Any] = {
         "parameters": rows.host_parameters,
@@ -44,5 +45,5 @@ def _load(operand: RowOperand) -> dict[str, Any]:
 
 
 def _store(operand: RowOperand, what: str) -> dict[str, str]:
-    found = {"values": "elements[found[rank]]", "indices": "int64_t(found[rank])"}
-    return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "found": found[what]}
+    values_by_kind = {"values": "elements[found[rank]]", "indices": "int64_t(found[rank])"}
+    return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "found": values_by_kind[what]}

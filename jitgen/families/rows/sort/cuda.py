@@ -1,4 +1,4 @@
-"""The contexts of ``templates/sort/sort.cu.j2``."""
+"""Builds the contexts of ``templates/sort/sort.cu.j2``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.kernel.rows import RowLayout
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     bits = 64 if schedule.wide else 32
     context: dict[str, Any] = {
         "index": f"int{bits}_t",
@@ -34,11 +34,11 @@ def _base(operand: RowOperand) -> str:
 
 
 def _load(operand: RowOperand) -> dict[str, Any]:
-    """An operand with ``element``, its value at ``column`` of the row with outer indices ``i0`` ..."""
+    """Describes an operand with ``element``, its value at ``column`` of the row with outer indices ``i0`` ..."""
     at = f"{_base(operand)} + {operand.along('column')}"
     return fields(operand) | {"element": operand.element(at), "from_row": f"{operand.pointer} + {_base(operand)}"}
 
 
 def _store(operand: RowOperand, what: str) -> dict[str, Any]:
-    """An operand with the address of rank ``to``; ``found`` is the name of what is stored there."""
+    """Describes an operand with the address of rank ``to``; ``found`` is the source's name of what is stored there."""
     return fields(operand) | {"what": what, "at": f"{operand.pointer}[{_base(operand)} + {operand.along('to')}]"}

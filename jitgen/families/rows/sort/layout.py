@@ -1,4 +1,4 @@
-"""Where a sort kernel's operands lie, what a launch passes and what it amounts to."""
+"""Lays out a sort kernel's operands, and says what a launch passes and what it amounts to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jitgen.kernel.rows import RowGeometry, RowLayout, is_wide, row_geometry, ro
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry(RowGeometry):
-    """A call's sizes and strides. Where chunks are merged, ``length`` is that of the row that they were cut from.
+    """Holds a call's sizes and strides. Where chunks are merged, ``length`` is that of the row that they were cut from.
 
     Attributes:
         start, count: the ranks that are stored: from ``start`` on, ``count`` of them.
@@ -35,17 +35,17 @@ class Geometry(RowGeometry):
 
 
 def order_of(body: Body) -> Order:
-    """The order of the sort, or of the merge, that ``body`` is."""
+    """Returns the order of the sort, or of the merge, that ``body`` is."""
     return next(i.attr[1] for i in body.instructions if i.op in ("sort", "merge"))
 
 
 def is_merge(body: Body) -> bool:
-    """Whether ``body`` merges sorted chunks."""
+    """Returns whether ``body`` merges sorted chunks."""
     return any(instruction.op == "merge" for instruction in body.instructions)
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geometry, ...]]:
-    """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
+    """Computes layout and geometry of the kernel's one body; NotViewable if a movement needs a copy first."""
     (body,) = kernel.bodies
     order, rows = order_of(body), row_geometry(body, call)
     start, count = (symbols.evaluate(number, call.environment) for number in (order.start, order.count))
@@ -56,19 +56,19 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geo
     read, stored = (ranks * chunks, count) if is_merge(body) else (length, count * chunks)
     extents = ((*rows.sizes, stored if operand.kind == "store" else read) for operand in body.operands)
     geometry = Geometry(**numbers | {"touched": touched_of(body, map(zip, extents, rows.strides))})
-    found = replace(row_layout(body, rows, call, units=False), wide=is_wide(geometry, max(length, rows.length)))
-    return (found,), (geometry,)
+    layout_ = replace(row_layout(body, rows, call, units=False), wide=is_wide(geometry, max(length, rows.length)))
+    return (layout_,), (geometry,)
 
 
 def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> KernelParameters:
-    """Those of rows, whose lengths are ``length`` of a row, ``start`` and ``count`` of the ranks that are stored, and
-    ``ranks`` of a chunk where chunks are merged."""
+    """Declares the parameters of rows, whose lengths are ``length`` of a row, ``start`` and ``count`` of the ranks that
+    are stored, and ``ranks`` of a chunk where chunks are merged."""
     lengths = ("length", "start", "count", *["ranks"] * is_merge(kernel.bodies[0]))
     return row_parameters(kernel, layouts, device, lengths)
 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
-    """What one launch amounts to; a launch that stores nothing is none."""
+    """Counts what one launch amounts to; a launch that stores nothing is none."""
     (geometry,), (body,) = geometries, kernel.bodies
     moved, written = traffic(body, geometry)
     flops = pointwise_flops(body.instructions, geometry.elements)

@@ -1,4 +1,4 @@
-"""How a sort kernel takes its rows: pure functions from sizes and target to numbers, and to words."""
+"""Chooses how a sort kernel takes its rows: pure functions from sizes and target to numbers, and to words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRITON_MERGED = 1024
 
 @dataclass(frozen=True)
 class Schedule(DeclaredSchedule):
-    """How rows are taken.
+    """Says how rows are taken.
 
     Attributes:
         threads: of a block (GPU); 1 on the CPU.
@@ -59,14 +59,14 @@ class Schedule(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class CpuSchedule(Schedule):
-    """On a CPU, of which each thread sorts rows by itself."""
+    """Says how CPU threads take rows: each sorts rows by itself."""
 
     sentence = ("a row a thread", "wide")
 
 
 @dataclass(frozen=True)
 class MergeSchedule(Schedule):
-    """Where chunks are merged."""
+    """Says how chunks are merged."""
 
     sentence = (
         "{threads} threads a block",
@@ -76,7 +76,7 @@ class MergeSchedule(Schedule):
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
-    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
         return (CpuSchedule(1, 1, 1, 0, layout.wide),)
@@ -94,8 +94,8 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 def launch(
     kernel: Kernel, layouts: Sequence[RowLayout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
-    """Blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; on a CPU, for
-    each row."""
+    """Launches blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; on a
+    CPU, for each row."""
     (geometry,), (body,) = geometries, kernel.bodies
     if is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
@@ -105,7 +105,7 @@ def launch(
 
 
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, device: Device) -> list[str]:
-    """A title, and how a row is sorted."""
+    """Explains the kernel: a title, and how a row is sorted."""
     (layout,), (body,) = layouts, kernel.bodies
     order = order_of(body)
     kinds = " and ".join(i.attr[0] for i in body.instructions if i.op in ("sort", "merge"))

@@ -1,4 +1,5 @@
-"""The context of ``templates/sort/sort.py.j2``: a program sorts a block of rows, or finds ranks in sorted chunks."""
+"""Builds the context of ``templates/sort/sort.py.j2``: a program sorts a block of rows, or finds ranks in sorted
+chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _INTEGERS = {"int64": "tl.int64"}
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     compared = _COMPARED.get(rows.order.dtype) or _INTEGERS.get(rows.order.dtype, "tl.int32")
     live = "live" if rows.merges else "inside"
     context: dict[str, Any] = {
@@ -47,7 +48,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
 
 
 def _at(operand: RowOperand, index: str) -> str:
-    """The offset of an operand's elements at ``index`` of their rows."""
+    """Returns the offset of an operand's elements at ``index`` of their rows."""
     base = operand.base([f"i{dim}" for dim in range(len(operand.outer_strides))])
     return base if operand.inner == "0" else f"{base} + {operand.along(f'({index})')}"
 
@@ -61,7 +62,7 @@ def _load(operand: RowOperand, live: str, index: str) -> dict[str, Any]:
 
 
 def _element(rows: Rows, compared: str) -> str:
-    """What is compared: the key as it is in memory, in a type that Triton compares."""
+    """Prints what is compared: the key as it is in memory, in a type that Triton compares."""
     value = rows.loads[0].value if rows.merges else triton.round_to(rows.key, rows.order.dtype)
     return f"({value}).to({compared})"
 
@@ -77,7 +78,8 @@ def _store(operand: RowOperand, what: str, dtype: str) -> dict[str, Any]:
 
 
 def _used(context: dict[str, Any], rows: Rows) -> str:
-    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    """Returns the static headers' functions that the kernel calls: one file is one kernel, and holds no more than it
+    needs."""
     lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
     lines += [operand["stored"] for operand in context["stores"]]
     lines += [line.text for line in (*rows.row_lines, *rows.lines)]
