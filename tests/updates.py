@@ -209,7 +209,7 @@ CASES: dict[str, Case] = {
     "projected": Case(projected, [S, (13, 13), S], 2),
     "gathered": Case(gathered, [S] * 2, 2),
     "in a ring": Case(in_a_ring, [[S] * 5], 1),
-    "in a ring of forty": Case(in_a_ring, [[S] * 40], 41),
+    "in a ring of forty": Case(in_a_ring, [[S] * 40], 4),
     "after a slice": Case(after_a_slice, [S] * 3, 4),
     "repeated": Case(repeated, [S] * 2, 1),
 }

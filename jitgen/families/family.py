@@ -73,6 +73,9 @@ class Partition(Protocol):
         """Returns the ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its
         own."""
 
+    def is_stored(self, node: Node) -> bool:
+        """Whether a temporary holds ``node`` already."""
+
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """Materialises several nodes, which are partitioned as one, so that a region may compute all of them."""
 
@@ -279,8 +282,8 @@ class Family:
             text and arrays of these, by name. None where the family takes no measured choices.
         settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
             schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
-        plan: ``(values, partition) -> values`` of the whole graph, in which what several kernels would compute again is
-            read from temporaries.
+        plan: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, in which what
+            several kernels would compute again is read from temporaries.
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
             where they stay two.

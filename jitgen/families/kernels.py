@@ -1,13 +1,14 @@
-"""Turns regions into kernels: consecutive regions of one family share a kernel if the family allows it
-(``Family.joins``), up to ``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands."""
+"""Turns regions into kernels: regions of one family share a kernel if the family allows it (``Family.joins``), up to
+``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands. An update in place shares one with the regions right before it
+alone, so that it stays behind those that read what it changes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.families import registry
-from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Alias, Buffer, Kernel
 from jitgen.ir.regions import Region
@@ -30,24 +31,43 @@ def kernels_of(
         name: the traced function's name, from which the kernels are named.
         before: how many kernels the function has already.
     """
-    groups: list[tuple[str, list[Body], list[tuple[Expr, str]]]] = []
+    groups: list[_Group] = []
     for region in regions:
-        if groups:
-            family, bodies, scalars = groups[-1]
-            known = len(scalars)
-            body = registry.named(region.family).body(region, numbers, shapes, scalars)
-            operands = sum(len(other.operands) for other in bodies) + len(body.operands)
-            fits = len(bodies) < MAX_REGIONS and operands <= MAX_OPERANDS
-            if fits and region.family == family and registry.named(family).joins(bodies, body):
-                bodies.append(body)
-                continue
-            del scalars[known:]  # those that the body has added
-        own: list[tuple[Expr, str]] = []
-        groups.append((region.family, [registry.named(region.family).body(region, numbers, shapes, own)], own))
+        if not any(group.takes(region, numbers, shapes) for group in (groups[-1:] if region.is_update else groups)):
+            groups.append(_Group(region, numbers, shapes))
+    names = (name if number == 0 else f"{name}_{number}" for number in itertools.count(before))
     return [
-        Kernel(name if before + number == 0 else f"{name}_{before + number}", family, tuple(bodies), tuple(scalars))
-        for number, (family, bodies, scalars) in enumerate(groups)
+        Kernel(name, group.family.name, tuple(group.bodies), tuple(group.scalars))
+        for name, group in zip(names, groups, strict=False)
     ]
+
+
+class _Group:
+    """The regions of one kernel, lowered to bodies.
+
+    Attributes:
+        bodies: of the regions.
+        scalars: run-time scalars of all bodies.
+    """
+
+    def __init__(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> None:
+        self.family = registry.named(region.family)
+        self.scalars: list[tuple[Expr, str]] = []
+        self.bodies = [self.family.body(region, numbers, shapes, self.scalars)]
+
+    def takes(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> bool:
+        """Whether the kernel may compute ``region`` too; if so, it does from now on."""
+        if region.family != self.family.name or len(self.bodies) == MAX_REGIONS:
+            return False
+        known = len(self.scalars)
+        body = self.family.body(region, numbers, shapes, self.scalars)
+        operands = sum(len(other.operands) for other in (*self.bodies, body))
+        joined = operands <= MAX_OPERANDS and self.family.joins(self.bodies, body)
+        if joined:
+            self.bodies.append(body)
+        else:
+            del self.scalars[known:]  # those that the body has added
+        return joined
 
 
 def with_coarse(

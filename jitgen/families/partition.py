@@ -309,7 +309,9 @@ class Partitioner:
         self.updated = set(chains)
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
-        self.returned = returned_products(self.graph, self.index) | stored_values(self.index, self.mover.decide)
+        self.returned = returned_products(self.graph, self.index) | stored_values(
+            self.index, self.mover.decide, self._same
+        )
         inputs = {node.attrs.number: node for node in order if node.kind is INPUT}
         moved: dict[int, Node] = {}
         found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
@@ -375,6 +377,7 @@ class Partitioner:
 
     def _same(self, left: Shape, right: Shape) -> bool:
         """Whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are equal."""
+        left, right = (tuple(symbols.substitute(size, self.equal) for size in shape) for shape in (left, right))
         return len(left) == len(right) and all(
             a == b or (a, b) in self.guarded_equal or (b, a) in self.guarded_equal
             for a, b in zip(left, right, strict=True)
@@ -422,6 +425,10 @@ class Partitioner:
         self.temporaries.append(temporary)
         self.flat[flat] = self.stored[node] = temporary
         return temporary
+
+    def is_stored(self, node: Node) -> bool:
+        """Whether a temporary holds ``node`` already."""
+        return node in self.stored
 
     def as_matrix(self, node: Node) -> Node:
         """``node`` as a matrix, where it is computed from products: one value for all its shapes, and their memory."""

@@ -10,7 +10,7 @@ Neighbours: ``families/partition.py`` asks before it moves views.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
@@ -31,18 +31,19 @@ Chain = tuple[Movement, ...]
 """The views between a value and whoever reads it, the innermost first."""
 
 
-def stored_values(index: Index, decide: Decide) -> frozenset[int]:
+def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
     """The ids of the nodes to store: scans and sorts, products of which results are several views, and what is computed
     from reductions and returned in several orders.
 
     Args:
         decide: decides whether slices are all of a dimension.
+        same: whether two shapes are equal, so that one is no expansion of the other.
     """
 
     def is_stored(node: Node, read: Collection[Chain]) -> bool:
         return not are_disjoint(read, node.attrs.dim) or _are_all(read, node.shape, decide)
 
-    chains = _chains(index, frozenset())
+    chains = _chains(index, frozenset(), same)
     stored = {node for node in index.order if node.kind is SCAN and is_stored(node, chains[node])}
     sorts: dict[tuple[object, ...], list[Node]] = {}
     for node in index.order:
@@ -54,7 +55,7 @@ def stored_values(index: Index, decide: Decide) -> frozenset[int]:
         if len(ranks) == 1 and is_stored(several[0], read):
             stored.update(several)
     if any(node.kind in (CONTRACT, REDUCE) for node in index.order):
-        returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT})
+        returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT}, same)
         products = (node for node in index.order if node.kind is CONTRACT and not _is_weighted_mean(node))
         stored |= {node for node in products if not are_disjoint(returned[node])}
         stored |= {
@@ -65,7 +66,7 @@ def stored_values(index: Index, decide: Decide) -> frozenset[int]:
     return frozenset(map(id, stored))
 
 
-def _chains(index: Index, ends: Collection[object]) -> Mapping[Node, set[Chain]]:
+def _chains(index: Index, ends: Collection[object], same: Callable[[Shape, Shape], bool]) -> Mapping[Node, set[Chain]]:
     """The chains of views through which each node is read, across pointwise operations.
 
     Args:
@@ -78,7 +79,9 @@ def _chains(index: Index, ends: Collection[object]) -> Mapping[Node, set[Chain]]
         if node.kind in ends:
             continue
         read: Iterable[Chain] = chains[node]
-        if node.kind is VIEW:
+        if node.under_expand is not node and same(node.under_expand.shape, node.shape):
+            pass
+        elif node.kind is VIEW:
             read = [((node.attrs, node.shape), *chain) for chain in chains[node]]
         elif not node.kind.commutes:
             read = [()]

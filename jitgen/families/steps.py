@@ -110,22 +110,22 @@ class Steps:
                 following[earlier].append(step)
         while waiting:
             ready = [step for step in waiting if not blocked[step]]
-            # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
+            # An update shares a kernel with the regions right before it; several regions of one step stay in order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if has_updates else ())
             first, *others = ready
             regions, steps = waiting.pop(first), list(self.together.get(first, [first]))
-            computed = [first]
-            for other in others if len(steps) == 1 else ():
-                if len(self.together.get(other, [other])) > 1:
-                    continue
-                merged = _merged(regions, waiting[other], len(steps))
+            computed, is_alone = [first], len(steps) == 1
+            for other in others:
+                members = self.together.get(other, [other])
+                merged = _merged(regions, waiting[other], len(steps)) if is_alone and len(members) == 1 else None
                 if merged is not None:
                     regions = [merged]
-                elif has_updates:
-                    regions = [*regions, *renumbered(waiting[other], [len(steps)])]
+                elif has_updates or waiting[other][0].family == regions[0].family:
+                    numbers = range(len(steps), len(steps) + len(members))
+                    regions = [*regions, *renumbered(waiting[other], numbers)]
                 else:
                     continue
-                steps.append(other)
+                steps += members
                 waiting.pop(other)
                 computed.append(other)
             for step in (step for earlier in computed for step in following[earlier]):

@@ -137,17 +137,17 @@ class Row:
 square = spec(1024, 1024)
 head = [spec(2, 8, 512, 64)] * 3
 ROWS = {
-    "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 16, 1.1, 1.1),
-    "decoder layer, 64 rows": Row(decoder_layer, decoder_arguments(64), 14, 1.19, 1.36),
-    "decoder layer, 512 rows": Row(decoder_layer, decoder_arguments(512), 14, 1.17, 2.47),
+    "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 10, 1.0, 1.0),
+    "decoder layer, 64 rows": Row(decoder_layer, decoder_arguments(64), 7, 1.0, 1.11),
+    "decoder layer, 512 rows": Row(decoder_layer, decoder_arguments(512), 7, 1.0, 1.83),
     "decoder layer, int4, 1 row": Row(
-        decoder_layer, decoder_arguments(1, format="int4", group_size=128), 16, 1.1, 1.11
+        decoder_layer, decoder_arguments(1, format="int4", group_size=128), 10, 1.0, 1.01
     ),
     "decoder layer, int4, 512 rows": Row(
-        decoder_layer, decoder_arguments(512, format="int4", group_size=128), 14, 1.17, 5.18
+        decoder_layer, decoder_arguments(512, format="int4", group_size=128), 7, 1.0, 3.59
     ),
-    "residual blocks": Row(residual_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 11, 1.38, 3.0),
-    "residual blocks with norms": Row(normed_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 15, 1.38, 3.45),
+    "residual blocks": Row(residual_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 8, 1.0, 2.0),
+    "residual blocks with norms": Row(normed_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 12, 1.0, 2.45),
     "gelu": Row(F.gelu, (square,), 1, 1.0, 1.0),
     "softmax": Row(lambda x: torch.softmax(x, -1), (square,), 1, 1.09, 1.0),
     "softmax of columns": Row(lambda x: torch.softmax(x, 0), (square,), 1, 1.09, 1.0),

@@ -82,6 +82,35 @@ def test_each_product_is_computed_once(function: Callable[..., Any], products: i
     assert products_of(lowered) == products, jitgen.jit(function).lower(*specs, target=target).explain()
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_products_of_one_activation_are_one_kernel(rows: int, format: str | None) -> None:
+    """Those of a decoder's queries, keys and values too, which attention reads by heads, and the rotation of both is
+    another one: norm, products, rotation, attention, product and sum, norm, gate and up, down and sum."""
+    weight = TensorSpec((WIDTH, WIDTH), torch.bfloat16, format=format, group_size=format and 32)
+    x, angle = TensorSpec((1, rows, WIDTH), torch.bfloat16), TensorSpec((rows, WIDTH // HEADS), torch.bfloat16)
+
+    def layer(x: Any, wq: Any, wk: Any, wv: Any, cos: Any, sin: Any, wo: Any, wg: Any, wu: Any, wd: Any) -> Any:
+        h = F.rms_norm(x, (WIDTH,))
+        q, k, v = (F.linear(h, w).view(1, x.shape[1], HEADS, -1).transpose(1, 2) for w in (wq, wk, wv))
+        q, k = (a * cos + torch.cat([-a.chunk(2, -1)[1], a.chunk(2, -1)[0]], -1) * sin for a in (q, k))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + F.linear(attended.transpose(1, 2).reshape(x.shape), wo)
+        h = F.rms_norm(x, (WIDTH,))
+        return x + F.linear(F.silu(F.linear(h, wg)) * F.linear(h, wu), wd)
+
+    specs = [x, *3 * [weight], angle, angle, *4 * [weight]]
+    program = jitgen.jit(layer).lower(*specs, target="sm_90a").lowered.program
+    families = [kernel.family for kernel in program.kernels]
+    assert families.count("gemm") - 2 * (rows == 1) == 4  # of one row and one key, attention is products
+    assert rows == 1 or families == [
+        *("reduction", "gemm", "elementwise", "attention"),
+        "gemm",
+        "reduction",
+        *2 * ["gemm"],
+    ]
+
+
 @pytest.mark.parametrize(("function", "per_block"), [(normed_blocks, 3), (plain_blocks, 2)])
 def test_blocks_of_a_residual_stream_are_alike(function: Callable[..., Any], per_block: int) -> None:
     """So that kernels, bytes and the time of partitioning grow with the number of blocks and no faster."""

@@ -68,6 +68,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
     if not groups:
         return values
     kept = {node for group in groups for node in group}
+    temporaries = {node for node in kept.union(values) if partition.is_stored(node)}
     inside: dict[Node, Node] = {}  # what a node becomes for its own kernel, and for what else reads it
     read: dict[Node, Node] = {}
     for node in index.order:
@@ -76,11 +77,16 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         ]
         inside[node] = _rebuilt(node, own, partition.mover)
         others = [read[child] for child in node.inputs]
-        read[node] = _in_memory(inside[node], partition) if node in kept else _rebuilt(node, others, partition.mover)
+        if node not in kept:
+            read[node] = _rebuilt(node, others, partition.mover)
+        elif node in temporaries:
+            read[node] = partition.materialize(node)
+        else:
+            read[node] = _in_memory(inside[node], partition)
     for group in groups:
         if len(group) > 1:
             partition.compute_together([read[node] for node in group])
-    return [read[value] for value in values]
+    return [(inside if value in temporaries else read)[value] for value in values]
 
 
 def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
