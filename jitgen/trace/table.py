@@ -39,6 +39,8 @@ class Row:
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
         composed: whether it is a composition: a function of tensors, without the trace.
         python: whether it is the body of one of torch's Python functions, which rounds the result of each call.
+        of_lists: whether it is torch functions of every tensor of lists, which it may update: a function of the
+            arguments as they are.
     """
 
     function: Callable[..., Any]
@@ -49,6 +51,7 @@ class Row:
     weights: bool = False
     composed: bool = False
     python: bool = False
+    of_lists: bool = False
 
 
 ROWS: dict[str, Row] = {}
@@ -82,6 +85,17 @@ def composition(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             ROWS[name] = Row(function, view or itself, itself, copied, composed=True)
+        return function
+
+    return register
+
+
+def of_lists(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function of lists of tensors, written in torch functions of one, as torch's ``names``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            ROWS[name] = Row(function, of_lists=True)
         return function
 
     return register
@@ -214,6 +228,7 @@ ROW_MODULES: tuple[str, ...] = (
     "contractions",
     "derivatives",
     "factories",
+    "foreach",
     "gathers",
     "indexing",
     "losses",

@@ -227,6 +227,8 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
+            if row.of_lists:
+                return self._of_lists(row, name, args, kwargs)
             positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(node.is_weight for node in nodes):
@@ -258,6 +260,16 @@ class Trace:
             if name.rpartition(".")[2] in _ROW_MAJOR:
                 made.memory.is_row_major = True
             return made
+
+    def _of_lists(self, row: table.Row, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the row of a function of lists, of which each call of a torch function is traced."""
+        try:
+            with torch._C._EnableTorchFunction(), InterceptFunctions(self):
+                return row.function(*args, **kwargs)
+        except JitgenError:
+            raise
+        except Exception as error:
+            raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
 
     def _result(
         self,
