@@ -252,7 +252,7 @@ def test_what_is_not_one_kernel_says_why() -> None:
         return weights @ v, weights
 
     text = jitgen.jit(with_weights).lower(q, k, v).explain()
-    assert "products and a softmax: the scores or the weights are also needed in memory" in text
+    assert "products and a softmax: the scores or the probabilities are also needed in memory" in text
     found, wanted = jitgen.jit(with_weights)(q, k, v), with_weights(q.double(), k.double(), v.double())
     for each, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.double(), reference, atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""What the families of attention and of its gradients declare alike."""
+"""Declares what the families of attention and of its gradients have alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ RULE = "jitgen.families.attention.rule"
 
 
 def attention_family(name: str, package: str, **hooks: Any) -> Family:
-    """The family ``name``, of whose package modules are imported when they are asked for; ``hooks`` are attributes of
-    ``Family`` besides."""
+    """Makes the family ``name``, of whose package modules are imported when they are asked for; ``hooks`` are further
+    attributes of ``Family``."""
     return Family(
         name=name,
         body=deferred(package, "body.body_of"),

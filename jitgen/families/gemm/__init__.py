@@ -1,4 +1,4 @@
-"""Matrix products with prologue and epilogue: low-bit and dense weights, fused with what follows them.
+"""Multiplies matrices with prologue and epilogue: low-bit and dense weights, fused with what follows them.
 
 A kernel has one or more regions, and a region has one or more *contractions*. A contraction is the product of the
 activation (M, K), which all regions of the kernel share, and a weight (N, K) of its own. The region's instructions are

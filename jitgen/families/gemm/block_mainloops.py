@@ -1,4 +1,4 @@
-"""The schedules of the cuda mainloops without tensor maps: a class for each, as ``mainloops.py`` explains."""
+"""Declares the schedules of the cuda mainloops without tensor maps: a class for each, as ``mainloops.py`` explains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EIGHT = 8
 
 
 class _Tile(Protocol):
-    """What every mainloop of this module says of the work of a block, in a field or a property."""
+    """Holds what every mainloop of this module says of the work of a block, in a field or a property."""
 
     @property
     def contractions(self) -> int: ...
@@ -53,7 +53,7 @@ class _StreamTile(_Tile, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMainloop(DeclaredSchedule):
-    """What the cuda mainloops without tensor maps have in common: one tile for each block, or cluster of blocks.
+    """Holds what the cuda mainloops without tensor maps have in common: one tile for each block, or cluster of blocks.
 
     Attributes:
         contractions: weights of each region, which share x.
@@ -77,7 +77,8 @@ class BlockMainloop(DeclaredSchedule):
 
     @property
     def width(self: _Tile) -> int:
-        """Columns that one call of the epilogue computes: up to eight, as long as every thread has a call to make."""
+        """Returns the columns that one call of the epilogue computes: up to eight, as long as every thread has a call
+        to make."""
         width = 1
         while width < 8 and self.block_m * self.block_n >= 2 * width * self.warps * WARP:
             width *= 2
@@ -85,8 +86,8 @@ class BlockMainloop(DeclaredSchedule):
 
     @derived("{} bytes of shared memory", least=1)
     def shared_bytes(self: _Tile) -> int:
-        """Dynamic shared memory of a block, in bytes, as the headers have it: stages, or the sums of the groups of
-        warps; and sums that the blocks of a cluster send to this one."""
+        """Returns the dynamic shared memory of a block, in bytes, as the headers have it: stages, or the sums of the
+        groups of warps; and sums that the blocks of a cluster send to this one."""
         cluster, calls = self.cluster_k_splits, self.block_m * (self.block_n // self.width)
         received = -(-calls // cluster) * cluster * self.contractions * self.width if cluster > 1 else 0
         sums = self.warps_k * self.contractions * EIGHT * _eights(self.block_m) * (self.block_n + 4)
@@ -94,18 +95,18 @@ class BlockMainloop(DeclaredSchedule):
 
 
 def _eights(tokens: int) -> int:
-    """Products that so many tokens take."""
+    """Counts the products that so many tokens take."""
     return -(-tokens // EIGHT)
 
 
 def _window(stages: int, step_bytes: int) -> int:
-    """Steps along K, of ``step_bytes`` of x each, that are staged in shared memory together."""
+    """Counts the steps along K, of ``step_bytes`` of x each, that are staged in shared memory together."""
     return max(1, min(WINDOW_BYTES // step_bytes, max(8, 1024 // step_bytes)) // stages) * stages
 
 
 @dataclass(frozen=True)
 class MmaMainloop(BlockMainloop):
-    """``gemm_mma.cuh``: weights go from global memory into mma.sync's fragments.
+    """Schedules ``gemm_mma.cuh``: weights go from global memory into mma.sync's fragments.
 
     Attributes:
         tokens: rows of x in a tile.
@@ -142,26 +143,26 @@ class MmaMainloop(BlockMainloop):
 
     @property
     def window(self) -> int:
-        """Chunks of x that are staged together."""
+        """Returns how many chunks of x are staged together."""
         return _window(self.stages, self.tokens * CHUNK_BYTES)
 
     @property
     def stage_bytes(self) -> int:
-        """Two windows for each group of warps."""
+        """Returns the bytes of two windows for each group of warps."""
         return 2 * self.window * self.tokens * CHUNK_BYTES * self.warps_k
 
 
 @dataclass(frozen=True)
 class MmaQuantized(MmaMainloop):
-    """Of quantised weights."""
+    """Schedules quantised weights by ``gemm_mma.cuh``."""
 
     path: ClassVar[str] = "mma"
 
     @property
     def blocks_by_registers(self) -> int:
-        """Blocks that the registers of a multiprocessor should hold, an argument of ``__launch_bounds__``: as many as
-        leave a thread 64 registers for few tokens and row tiles, and 72 or 128 for more; 0 leaves it to the compiler.
-        """
+        """Returns how many blocks the registers of a multiprocessor should hold, an argument of ``__launch_bounds__``:
+        as many as leave a thread 64 registers for few tokens and row tiles, and 72 or 128 for more; 0 leaves it to the
+        compiler."""
         threads, tiles = self.warps * WARP, self.row_tiles * self.contractions
         if self.tokens > EIGHT:
             return 0
@@ -172,21 +173,21 @@ class MmaQuantized(MmaMainloop):
 
 @dataclass(frozen=True)
 class MmaRows(MmaMainloop):
-    """Of 16-bit weights that are contiguous along K."""
+    """Schedules 16-bit weights that are contiguous along K by ``gemm_mma.cuh``."""
 
     path: ClassVar[str] = "rows"
 
 
 @dataclass(frozen=True)
 class MmaColumns(MmaMainloop):
-    """Of 16-bit weights that are contiguous along N."""
+    """Schedules 16-bit weights that are contiguous along N by ``gemm_mma.cuh``."""
 
     path: ClassVar[str] = "columns"
 
 
 @dataclass(frozen=True)
 class Dense(BlockMainloop):
-    """``gemm_dense.cuh``: 16-bit operands through shared memory into mma.sync.
+    """Schedules ``gemm_dense.cuh``: 16-bit operands through shared memory into mma.sync.
 
     Attributes:
         block_m, block_n: the tile.
@@ -213,12 +214,12 @@ class Dense(BlockMainloop):
 
     @property
     def warp_tokens(self) -> int:
-        """A warp's tokens, in eights."""
+        """Returns a warp's tokens, in eights."""
         return min(4, _eights(self.block_m))
 
     @property
     def row_tiles(self) -> int:
-        """A warp's rows of a weight, in units of 16."""
+        """Returns a warp's rows of a weight, in units of 16."""
         return self.block_n // (16 * self.warps_n)
 
     @property
@@ -236,7 +237,7 @@ class Dense(BlockMainloop):
 
 @dataclass(frozen=True)
 class StreamMainloop(BlockMainloop):
-    """``gemm_stream.cuh``: float32 and float64 weights that a lane reads into registers.
+    """Schedules ``gemm_stream.cuh``: float32 and float64 weights that a lane reads into registers.
 
     Attributes:
         tokens: rows of x in a tile.
@@ -254,18 +255,18 @@ class StreamMainloop(BlockMainloop):
 
     @property
     def window(self: _Tile) -> int:
-        """Tiles whose x is staged together."""
+        """Returns how many tiles have their x staged together."""
         return _window(self.stages, self.block_m * (self.block_k // self.warps_k) * self.scalar_bytes)
 
     @property
     def stage_bytes(self: _StreamTile) -> int:
-        """Two windows for each group of warps."""
+        """Returns the bytes of two windows for each group of warps."""
         return 2 * self.window * self.block_m * self.block_k * self.scalar_bytes
 
 
 @dataclass(frozen=True)
 class Stream(StreamMainloop):
-    """``gemm_stream.cuh`` of float32 and float64 weights that are contiguous along K, read into registers.
+    """Schedules ``gemm_stream.cuh`` for float32 and float64 weights that are contiguous along K, read into registers.
 
     Attributes:
         lane_rows: rows of the weight of a lane.
@@ -297,7 +298,7 @@ class Stream(StreamMainloop):
 
 @dataclass(frozen=True)
 class StreamOuter(StreamMainloop):
-    """``gemm_stream.cuh`` of float32 and float64 weights that are contiguous along N.
+    """Schedules ``gemm_stream.cuh`` for float32 and float64 weights that are contiguous along N.
 
     Attributes:
         lane_k: steps along K of a lane.
@@ -329,13 +330,13 @@ class StreamOuter(StreamMainloop):
 
     @derived(member="depth")
     def stages(self) -> int:
-        """The mainloop loads one tile ahead by itself."""
+        """Returns 1: the mainloop loads one tile ahead by itself."""
         return 1
 
 
 @dataclass(frozen=True)
 class Simt(BlockMainloop):
-    """``gemm_simt.cuh``: any operands through shared memory, by ordinary multiply-adds.
+    """Schedules ``gemm_simt.cuh``: any operands through shared memory, by ordinary multiply-adds.
 
     Attributes:
         block_m, block_n, block_k: the tile, ``block_k`` of it in shared memory.
@@ -357,12 +358,12 @@ class Simt(BlockMainloop):
 
     @property
     def token_run(self) -> int:
-        """A thread's tokens."""
+        """Returns a thread's tokens."""
         return self.block_m * self.block_n // (self.warps * WARP * self.row_run)
 
     @property
     def row_run(self) -> int:
-        """A thread's rows of the weight."""
+        """Returns a thread's rows of the weight."""
         return 4 if self.block_m == EIGHT or self.scalar_bytes == 8 else 8
 
     @property

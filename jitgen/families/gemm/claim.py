@@ -1,9 +1,9 @@
-"""What matmul kernels claim of a graph: products, with the pointwise work before and after them.
+"""Claims products of a graph, with the pointwise work before and after them.
 
 A *contraction region* iterates over the (rows, columns) of a product, or over (batch axes..., rows, columns). It reads
 the product as if it were a tensor; in the kernel that value is an accumulator, still in a register. The pointwise
-operations between the product and a result are the region's *epilogue*. A region may have several products of one
-shape (the two of SwiGLU), and regions whose products share an activation become one kernel (the three projections of
+operations between the product and a result are the region's *epilogue*. A region may have several products of one shape
+(the two of SwiGLU), and regions whose products share an activation become one kernel (the three projections of
 attention). ``claim`` finds regions in these steps:
 
 1. Products with anything but an epilogue after them are materialized (``hidden_products.py``). This happens once before
@@ -37,7 +37,7 @@ Materialize = Callable[[Node], Node]
 
 @dataclass(frozen=True)
 class Prologue(Question):
-    """The question whether a product's kernel computes its activation while reading it (``Partition.decide``).
+    """Asks whether a product's kernel computes its activation while reading it (``Partition.decide``).
 
     Attributes:
         rows: M. Sizes are symbolic until ``at`` makes them numbers.
@@ -63,7 +63,8 @@ class Prologue(Question):
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Contraction regions for those of ``values`` that end in an epilogue; the others are left without products."""
+    """Claims contraction regions for those of ``values`` that end in an epilogue; the others are left without
+    products."""
     if CONTRACT not in kinds_of(values):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
@@ -96,13 +97,14 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def joins(bodies: Sequence[Body], body: Body) -> bool:
-    """Whether a kernel of ``bodies`` may compute ``body`` too: if all have one activation and one format of weights."""
+    """Returns whether a kernel of ``bodies`` may compute ``body`` too: all must have one activation and one format of
+    weights."""
     signatures = {tuple(_shared_by_kernel(other, c) for c in other.contractions) for other in (*bodies, body)}
     return len(signatures) == 1
 
 
 def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
-    """What two contractions must have in common to be computed in one kernel."""
+    """Returns what two contractions must have in common to be computed in one kernel."""
     x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
     kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
     return x, kinds, replace(contraction, x=(), weight=())
@@ -112,7 +114,7 @@ def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
 
 
 def _add(regions: list[Region], store: Store) -> None:
-    """Add ``store`` to the region that computes one of its products, or to a new region. Several regions of which it
+    """Adds ``store`` to the region that computes one of its products, or to a new region. Several regions of which it
     has products become one."""
     sharing = [region for region in regions if _shares_product(region, store)]
     if not sharing:
@@ -133,7 +135,7 @@ def _shares_product(region: Region, store: Store) -> bool:
 
 
 def _region(store: Store, length: Size) -> Region:
-    """The region of ``store``, over (batch axes..., rows, columns), with products over a K of ``length``."""
+    """Makes the region of ``store``, over (batch axes..., rows, columns), with products over a K of ``length``."""
     *batch, rows, columns = store.value.shape
     batch_axes = [Axis(f"b{dim}", size) for dim, size in enumerate(batch)]
     axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "sequential", inner=True))
@@ -141,7 +143,7 @@ def _region(store: Store, length: Size) -> Region:
 
 
 def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize) -> Store:
-    """``store`` with those products that one kernel computes together: the first one, and those with the same
+    """Keeps in ``store`` the products that one kernel computes together: the first one, and those with the same
     activation and a weight of the same format. The others are materialized."""
     products = products_of(store.value)
     others = [product for product in products if _kind(product) != _kind(products[0])]
@@ -152,7 +154,7 @@ def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materi
 
 
 def _kind(product: Node) -> tuple[Any, ...]:
-    """What the products of one region have in common."""
+    """Returns what the products of one region have in common."""
     x, weight = product.inputs
     base = weight.under_views
     return x, base.attrs if base.kind is DEQUANTIZE else (), product.attrs
@@ -164,8 +166,8 @@ def _kind(product: Node) -> tuple[Any, ...]:
 def _with_operands_in_memory(
     region: Region, partition: Partition, materialize: Materialize, results: set[int]
 ) -> Region:
-    """``region`` reading only tensors: reductions, scans and concatenations in its epilogue become temporaries, and so
-    do computed weights and activations, unless the activation becomes a prologue."""
+    """Makes ``region`` read only tensors: reductions, scans and concatenations in its epilogue become temporaries, and
+    so do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
     for node in topological((store.value for store in region.stores), leaves={CONTRACT}):
         if node.kind is CONTRACT:
@@ -186,7 +188,7 @@ def _with_operands_in_memory(
 
 
 def _prologue(product: Node, results: set[int]) -> Prologue | None:
-    """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
+    """Asks the question for the activation of ``product``; None if it is a tensor, or not computed pointwise."""
     x, (*_, rows, columns) = product.inputs[0], product.shape
     if x.is_in_memory or any(kind.reads_others for kind in x.kinds):
         return None
@@ -197,8 +199,8 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
 
 
 def _in_its_order(node: Node, partition: Partition, materialize: Materialize) -> Node:
-    """The computed operand ``node`` (..., rows or columns, k), materialized in the order of what it is computed from:
-    transposed where most of that is so, as in a gradient ``dy.T @ x``.
+    """Materialises the computed operand ``node`` (..., rows or columns, k) in the order of what it is computed from:
+    transposed if most of that is so, as in a gradient ``dy.T @ x``.
 
     On a CPU products read either order as fast, and a value that another product reads untransposed is computed once.
     On a GPU tensor maps describe activations along k alone, so an operand is always contiguous along k there.
@@ -209,8 +211,8 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     leaves = [leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in (INPUT, CONTRACT)]
     leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
     strides = [memory.strides for leaf in leaves if (memory := partition.strides(leaf)) is not None]
-    strides = [each for each in strides if 0 not in each[-2:]]
-    if sum(each[last - 1] == 1 for each in strides) <= sum(each[last] == 1 for each in strides):
+    strides = [stride for stride in strides if 0 not in stride[-2:]]
+    if sum(stride[last - 1] == 1 for stride in strides) <= sum(stride[last] == 1 for stride in strides):
         return materialize(node)
     swap = "permute", (*range(last - 1), last, last - 1)
     crossed = (*node.shape[:-2], node.shape[last], node.shape[last - 1])
@@ -218,7 +220,7 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
 
 
 def _weight_in_memory(product: Node, partition: Partition, materialize: Materialize) -> Node:
-    """The weight of ``product`` where that is a tensor or a slice of a quantised weight's rows, else a temporary.
+    """Returns the weight of ``product`` if it is a tensor or a slice of a quantised weight's rows, else a temporary.
 
     Raises:
         UnsupportedError: it is another view of a quantised weight, or computed of its elements. What another product

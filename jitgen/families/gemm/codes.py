@@ -1,4 +1,5 @@
-"""The C++ types that decode low-bit codes in bit planes: ``gemm_planes.hpp`` on a CPU, ``gemm_codes.cuh`` in CUDA."""
+"""Chooses the C++ types that decode low-bit codes in bit planes: ``gemm_planes.hpp`` on a CPU, ``gemm_codes.cuh`` in
+CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ TABLE_BITS = 4
 
 
 def codes_type(format: Format, cuda: bool = False) -> str:
-    """The type, without its namespace, that decodes the codes of ``format``."""
+    """Returns the type, without its namespace, that decodes the codes of ``format``."""
     code = format.code
     if isinstance(code, Integer):
         numbers = (format.bits, code.step, format.first) if cuda else (code.step, format.first)
@@ -25,6 +26,6 @@ def codes_type(format: Format, cuda: bool = False) -> str:
 
 
 def _whole_halves(format: Format) -> bool:
-    """Whether all values are multiples of 1/2 that a byte has twice of."""
+    """Returns whether all values are multiples of 1/2 that a byte has twice of."""
     twice = 2 * format.values
     return bool((twice == twice.round()).all() and (twice.abs() < 128).all())

@@ -1,4 +1,4 @@
-"""The context of the gemm templates: regions with their contractions, and the epilogue as printed lines.
+"""Builds the context of the gemm templates: regions with their contractions, and the epilogue as printed lines.
 
 The expressions and lines are in the dialect's language, so that templates need to work out nothing. What a dialect
 needs beyond that is added by its module (``cuda``, ``cpp``, ``triton``).
@@ -31,7 +31,7 @@ from jitgen.kernel.render import renderer
 
 @dataclass(frozen=True)
 class GemmOperand(PrintedOperand):
-    """One operand of a region.
+    """Describes one operand of a region.
 
     Attributes:
         unit: how many elements one access may move.
@@ -43,22 +43,22 @@ class GemmOperand(PrintedOperand):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The strides of a matrix: of rows and of columns; none where it has no such."""
+        """Returns the strides of a matrix: of rows and of columns; none where it has no such."""
         return self.strides[:2]
 
     @property
     def batch_strides(self) -> tuple[str, ...]:
-        """The strides from one matrix to the next."""
+        """Returns the strides from one matrix to the next."""
         return self.strides[2:]
 
     def position(self, row: str, column: str) -> str:
-        """The expression of its offset at two indices, in elements."""
+        """Prints the operand's offset at two indices, in elements."""
         return sum_of([self.offset], self.own, (row, column))
 
 
 @dataclass(frozen=True)
 class ContractionContext:
-    """One product of a region.
+    """Describes one product of a region.
 
     Attributes:
         index: in the region.
@@ -89,7 +89,7 @@ class ContractionContext:
 
 @dataclass(frozen=True)
 class GemmRegion:
-    """One region.
+    """Describes one region.
 
     Attributes:
         index: in the kernel.
@@ -111,18 +111,18 @@ class GemmRegion:
 
     @property
     def loads(self) -> tuple[GemmOperand, ...]:
-        """Operands that the epilogue reads."""
+        """Returns the operands that the epilogue reads."""
         return tuple(operand for operand in self.operands if operand.role in ("load", "iota") and operand.value)
 
     @property
     def stores(self) -> tuple[GemmOperand, ...]:
-        """Operands that the epilogue writes."""
+        """Returns the operands that the epilogue writes."""
         return tuple(operand for operand in self.operands if operand.role == "store")
 
 
 @dataclass(frozen=True)
 class GemmContext(KernelContext):
-    """The whole kernel. Its parameters ``m`` and ``k`` are M and K of all regions.
+    """Describes the whole kernel. Its parameters ``m`` and ``k`` are M and K of all regions.
 
     Attributes:
         regions: its regions.
@@ -133,12 +133,13 @@ class GemmContext(KernelContext):
     batch: tuple[str, ...]
 
     def indices(self, matrix: str) -> list[tuple[str, str]]:
-        """(name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
+        """Returns (name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
         return indices(self.batch, matrix, "z", "/")[::-1]
 
     @property
     def batch_steps(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Pointers and first values of iotas that differ between the matrices of a batch, with their batch strides."""
+        """Returns pointers and first values of iotas that differ between the matrices of a batch, with their batch
+        strides."""
         operands = (operand for region in self.regions for operand in region.operands)
         return tuple((str(o.pointer or o.offset), o.batch_strides) for o in operands if o.batch_strides)
 
@@ -146,7 +147,7 @@ class GemmContext(KernelContext):
 def context(
     kernel: Kernel, layouts: Sequence[GemmLayout], declared: KernelParameters, schedule: GemmSchedule, dialect: Dialect
 ) -> GemmContext:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     splits = kernel.bodies[0].contractions[0].k_splits
     if splits > 1 and getattr(schedule, "k_splits", 1) != splits:
         raise UnsupportedError(
@@ -175,7 +176,9 @@ class _Region:
 
     def build(self) -> GemmRegion:
         epilogue = printed(self.body.instructions, self.dialect)
-        contractions = [self._contraction(index, found) for index, found in enumerate(self.body.contractions)]
+        contractions = [
+            self._contraction(index, contraction) for index, contraction in enumerate(self.body.contractions)
+        ]
         kinds = zip(self.body.operands, self.layout.operands, strict=True)
         operands = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in kinds)
         return GemmRegion(
@@ -208,7 +211,7 @@ class _Region:
         )
 
     def _operand(self, index: int, text: Printed) -> GemmOperand:
-        """Operand ``index``, whose value has the name that ``text`` gives it."""
+        """Returns operand ``index``, whose value has the name that ``text`` gives it."""
         declared = self.parameters.regions[self.number].operands[index]
         source, value = declared.pointer or declared.offset, text.values.get(index, "")
         attributes = printed_attributes(declared, self.layout.operands[index], value, self.dialect)

@@ -1,4 +1,4 @@
-"""The context of ``templates/gemm/gemm.cpp.j2``: structs for the activation and for each region.
+"""Builds the context of ``templates/gemm/gemm.cpp.j2``: structs for the activation and for each region.
 
 The mainloop is ``templates/gemm/include/jitgen/gemm.hpp``. The weights of a region are described by types of that
 header. Its epilogue and the activation's prologue are loops over neighbouring elements, which the compiler vectorises.
@@ -36,7 +36,7 @@ _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: CppSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     contractions = [product for region in products.regions for product in region.contractions]
     dtype = contractions[0].contraction.dtype
     pairs = dtype == "bfloat16" and all(_in_pairs(product) for product in contractions)
@@ -67,14 +67,14 @@ def build(
 
 
 def _in_pairs(product: ContractionContext) -> bool:
-    """Whether the weights are decoded to pairs of bfloat16, in which they are exact."""
+    """Returns whether the weights are decoded to pairs of bfloat16, in which they are exact."""
     if product.contraction.format is not None:
         return not _in_planes(product)
     return product.weight[0].dtype == "bfloat16"
 
 
 def _in_planes(product: ContractionContext) -> bool:
-    """Whether the weights are of a format whose codes are stored in bit planes."""
+    """Returns whether the weights are of a format whose codes are stored in bit planes."""
     return product.contraction.format is not None and not formats.find(product.contraction.format).tiled
 
 
@@ -101,12 +101,12 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
 
 
 def _across(x: GemmOperand | None, storage: str) -> str | None:
-    """Row ``i`` of ``x`` at one k, where rows are next to each other in memory; else None."""
+    """Prints row ``i`` of ``x`` at one k if rows are next to each other in memory; else None."""
     return _stored(f"{_local(x)}[i]", x, storage) if x is not None and x.kind == "outer" else None
 
 
 def _stored(element: str, operand: GemmOperand, storage: str) -> str:
-    """``element`` of ``operand`` as a ``storage``; a cast that loses nothing is done as it is loaded."""
+    """Prints ``element`` of ``operand`` as a ``storage``; a cast that loses nothing is done as it is loaded."""
     return element if operand.storage == storage else f"jitgen::store<{storage}>(jitgen::load({element}))"
 
 
@@ -139,7 +139,7 @@ def _region(region: GemmRegion, products: GemmContext, decoded: bool) -> dict[st
 
 
 def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> dict[str, Any]:
-    """The type of a weight (of ``gemm_operands.hpp`` or ``gemm_panels.hpp``), and its initializer."""
+    """Returns the type of a weight (of ``gemm_operands.hpp`` or ``gemm_panels.hpp``), and its initializer."""
     contraction, pointers = product.contraction, [operand.pointer for operand in product.weight]
     if contraction.format is None:
         (weight,) = product.weight
@@ -166,7 +166,7 @@ _BYTE_SCALES = {"e8m0": "jitgen::gemm::E8m0", "e4m3": "jitgen::gemm::E4m3"}
 
 
 def _planes(format: formats.Format, product: ContractionContext, decoded: bool) -> dict[str, str]:
-    """The type and the initializer of a weight in bit planes (``gemm_planes.hpp``)."""
+    """Returns the type and the initializer of a weight in bit planes (``gemm_planes.hpp``)."""
     tensors = dict(zip(format.tensor_names, product.weight, strict=True))
     zero = tensors["zeros"].storage if format.zero_point else "jitgen::gemm::NoZero"
     codes = f"jitgen::gemm::PlaneCodes<{format.bits}, jitgen::gemm::{codes_type(format)}, {zero}>"
@@ -187,8 +187,8 @@ def _planes(format: formats.Format, product: ContractionContext, decoded: bool) 
 
 
 def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """(fields, names): the fields of a struct with these operands and scalars (type, name), and the kernel's parameters
-    that initialise them."""
+    """Returns (fields, names): the fields of a struct with these operands and scalars (type, name), and the kernel's
+    parameters that initialise them."""
     fields, names = [], []
     for operand in operands:
         if operand.pointer is not None:
@@ -205,17 +205,17 @@ def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]
 
 
 def _local(operand: GemmOperand) -> str:
-    """The local variable for the beginning of a run of neighbours: a pointer, or an iota's value there."""
+    """Returns the local variable for the beginning of a run of neighbours: a pointer, or an iota's value there."""
     return f"from{operand.index}"
 
 
 def _base(operand: GemmOperand, row: str, column: str) -> str:
-    """The definition of that variable."""
+    """Returns the definition of that variable."""
     return operand.begin(_local(operand), operand.position(row, column))
 
 
 def _step(operand: GemmOperand, index: str) -> str:
-    """The offset of neighbour ``index`` from the run's beginning, in elements."""
+    """Prints the offset of neighbour ``index`` from the run's beginning, in elements."""
     return sum_of([], operand.own[1:], [index])
 
 

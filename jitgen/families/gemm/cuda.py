@@ -1,4 +1,4 @@
-"""The context of ``templates/gemm/gemm.cu.j2``: each region's epilogue, weights and mainloop.
+"""Builds the context of ``templates/gemm/gemm.cu.j2``: each region's epilogue, weights and mainloop.
 
 The mainloops are static headers, ``templates/gemm/include/jitgen/gemm_*.cuh``. Generated are a functor for the epilogue
 of each region, the types that describe its weights, and an entry that distributes blocks among the regions.
@@ -53,7 +53,7 @@ SIMT_INTEGERS = 4
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return _mapped(kernel, layouts, schedule, products)
     assert isinstance(schedule, BlockMainloop)
@@ -91,7 +91,7 @@ def build(
 
 
 def _matrix_lines(products: GemmContext) -> list[str]:
-    """Statements that find where a block's matrices of the batch begin."""
+    """Writes the statements that locate a block's matrices of the batch."""
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
     for operand in (operand for region in products.regions for operand in region.operands):
         if operand.batch_strides:
@@ -102,13 +102,13 @@ def _matrix_lines(products: GemmContext) -> list[str]:
 
 
 def _steps(operand: GemmOperand) -> str:
-    """The offset of the matrix at the indices ``z0`` ... of the batch."""
+    """Prints the offset of the matrix at the indices ``z0`` and so on of the batch. of the batch."""
     return " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(operand.batch_strides))
 
 
 @dataclass(frozen=True)
 class _Mainloop:
-    """A mainloop.
+    """Describes a mainloop.
 
     Attributes:
         name: its function is ``jitgen::<name>_gemm``.
@@ -138,8 +138,8 @@ _MAINLOOPS = {
 
 
 def _blocks_by_registers(schedule: BlockSchedule, contraction: Contraction) -> int:
-    """Blocks that the registers of a multiprocessor should hold, or 0: fewer than the schedule says where weights need
-    more registers to decode than 4-bit codes for bfloat16 do."""
+    """Returns how many blocks the registers of a multiprocessor should hold, or 0: fewer than the schedule says if
+    weights need more registers to decode than 4-bit codes for bfloat16 do."""
     if not isinstance(schedule, MmaQuantized):
         return 0
     short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
@@ -152,7 +152,8 @@ def _blocks_by_registers(schedule: BlockSchedule, contraction: Contraction) -> i
 
 
 def _activation(product: ContractionContext, path: str) -> str:
-    """The mainloop's argument for x: the ``Activation`` functor of a prologue, or a type that describes the tensor."""
+    """Returns the mainloop's argument for x: the ``Activation`` functor of a prologue, or a type that describes the
+    tensor."""
     if product.x is None:
         return "jitgen::SimtComputed<Activation>{activation}" if path == "simt" else "activation"
     x = product.x
@@ -162,7 +163,7 @@ def _activation(product: ContractionContext, path: str) -> str:
 
 
 def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
-    """The context of the functor that computes x, 16 bytes of it in one call."""
+    """Describes the functor that computes x, 16 bytes of it in one call."""
     width = ACCESS_BYTES // item_size(product.contraction.dtype)
     fields, arguments = members(product.x_loads)
     return {
@@ -178,8 +179,8 @@ def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect)
 
 
 def _simt_dense(operands: Sequence[GemmOperand]) -> str:
-    """The type of dense operands of the ``simt`` mainloop. All of them have one type: where their layouts differ, every
-    one is read element by element. Integers are read at most ``SIMT_INTEGERS`` at a time."""
+    """Returns the type of dense operands of the ``simt`` mainloop. All of them have one type: where their layouts
+    differ, every one is read element by element. Integers are read at most ``SIMT_INTEGERS`` at a time."""
     kinds = {operand.kind for operand in operands}
     vector = min(operand.unit for operand in operands) if len(kinds) == 1 else 1
     storage, scalar = operands[0].storage, CUDA.types[accumulator_dtype(operands[0].dtype)]
@@ -192,7 +193,7 @@ def _simt_dense(operands: Sequence[GemmOperand]) -> str:
 
 
 def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedule, products: GemmContext) -> Built:
-    """The context of a mainloop that copies by tensor maps."""
+    """Builds the context of a mainloop that copies by tensor maps."""
     first = products.regions[0].contractions[0]
     assert first.x is not None
     count = len(products.regions[0].contractions)
@@ -209,10 +210,10 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         )
         members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
         initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
-        found = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
+        described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
         if products.batch:
-            found["matrix_lines"] = _epilogue_moves(region, products)
-        regions.append(found)
+            described["matrix_lines"] = _epilogue_moves(region, products)
+        regions.append(described)
     return {
         "map_names": maps_of,
         "index": "int64_t" if schedule.wide else "int32_t",
@@ -241,7 +242,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
 
 
 def _batch(products: GemmContext) -> str:
-    """The initializer of the mainloop's ``MatrixBatch``; empty without a batch."""
+    """Prints the initializer of the mainloop's ``MatrixBatch``; empty without a batch."""
     if not products.batch:
         return ""
     (region,) = products.regions
@@ -253,14 +254,14 @@ def _batch(products: GemmContext) -> str:
 
 
 def _batch_walk(operand: GemmOperand) -> str:
-    """Initializer of a ``MatrixWalk``: for the outer and the inner dimension of the batch, whether an operand has a
-    matrix for each step. It has only one where its stride is 0."""
+    """Prints the initializer of a ``MatrixWalk``: for the outer and the inner dimension of the batch, whether an
+    operand has a matrix for each step. It has only one where its stride is 0."""
     steps = [f"{stride} != 0" for stride in operand.batch_strides]
     return f"{{{', '.join(['0'] * (wgmma.BATCH_RANK - len(steps)) + steps)}}}"
 
 
 def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
-    """Statements that move the pointers of an epilogue to one matrix of the batch."""
+    """Writes the statements that move the pointers of an epilogue to one matrix of the batch."""
     moved = [operand for operand in (*region.loads, *region.stores) if operand.batch_strides]
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
     lines += [f"moved.{place(operand)[1]} += {_steps(operand)};" for operand in moved]
@@ -268,7 +269,7 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
 
 
 def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]:
-    """The members of the mainloop's Config."""
+    """Returns the members of the mainloop's Config."""
     facts: dict[str, bool | int] = {"trimmed": True, "regions": len(products.regions)}
     if isinstance(schedule, WgmmaDense):
         first = products.regions[0].contractions[0]
@@ -280,7 +281,7 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
 
 
 def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool = False) -> dict[str, Any]:
-    """The context of a region's epilogue; one call computes ``width`` columns of a row. See ``members``."""
+    """Describes a region's epilogue; one call computes ``width`` columns of a row. See ``members``."""
     fields, arguments = members((*region.loads, *region.stores), is_moved)
     return {
         "index": region.index,
@@ -304,7 +305,7 @@ Types = list[tuple[str, str]]
 
 
 def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> tuple[Types, list[Member], str]:
-    """The types and the members of a region's Config, and the type of its weights."""
+    """Returns the types and the members of a region's Config, and the type of its weights."""
     first = region.contractions[0]
     dtype, name = first.contraction.dtype, first.contraction.format
     format = formats.find(name) if name is not None else None
@@ -332,7 +333,8 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
 
 
 def _biased(format: formats.Format, group_size: int | None) -> bool:
-    """Whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at least."""
+    """Returns whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at
+    least."""
     if format.tiled:
         return format.bits == 4
     whole = isinstance(format.code, formats.Integer) and format.bits < 8
@@ -340,7 +342,7 @@ def _biased(format: formats.Format, group_size: int | None) -> bool:
 
 
 def _list(*values: Any) -> str:
-    """Template arguments."""
+    """Prints template arguments."""
     return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
 
 
@@ -349,7 +351,7 @@ def _along(kind: str) -> str:
 
 
 def _quantised(product: ContractionContext, element: str) -> str:
-    """The type of a quantised weight, for an x of type ``element``."""
+    """Returns the type of a quantised weight, for an x of type ``element``."""
     format = formats.find(product.contraction.format or "")
     if not format.tiled:
         return _planes(product, format, element)
@@ -358,7 +360,7 @@ def _quantised(product: ContractionContext, element: str) -> str:
 
 
 def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
-    """The initializer of a weight, from the kernel's parameters."""
+    """Prints the initializer of a weight, from the kernel's parameters."""
     if product.contraction.format is None:
         (weight,) = product.weight
         if path in ("rows", "columns"):
@@ -380,7 +382,7 @@ _BYTE_SCALES = {"e8m0": "jitgen::E8m0", "e4m3": "jitgen::E4m3"}
 
 
 def _planes(product: ContractionContext, format: formats.Format, element: str) -> str:
-    """The type of a quantised weight in bit planes (``gemm_planes.cuh``), for an x of type ``element``."""
+    """Returns the type of a quantised weight in bit planes (``gemm_planes.cuh``), for an x of type ``element``."""
     tensors = dict(zip(format.tensor_names, product.weight, strict=True))
     zero = tensors["zeros"].storage if format.zero_point else "jitgen::NoZero"
     scale = _BYTE_SCALES.get(format.scale, tensors["scales"].storage)

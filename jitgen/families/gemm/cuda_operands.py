@@ -1,4 +1,4 @@
-"""Operands of the functors that the cuda dialect generates: the epilogue, and the activation's prologue.
+"""Describes operands of the functors that the cuda dialect generates: the epilogue, and the activation's prologue.
 
 One call of either computes ``width`` neighbours of one row: columns of the result, or k's of the activation.
 """
@@ -13,13 +13,13 @@ from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
 def place(operand: GemmOperand) -> tuple[str, str]:
-    """(type, name) of where the matrix of an operand begins: a pointer, or the first value of an iota."""
+    """Returns (type, name) of where the matrix of an operand begins: a pointer, or the first value of an iota."""
     return (operand.pointer_type, operand.pointer) if operand.pointer is not None else ("Index", operand.offset)
 
 
 def members(operands: Iterable[GemmOperand], is_moved: bool = False) -> tuple[list[str], list[str]]:
-    """(fields, expressions): the fields of a functor with these operands, and what initialises them: the kernel's
-    parameters and, in a batch, where each operand's matrix begins.
+    """Returns (fields, expressions): the fields of a functor with these operands, and what initialises them: the
+    kernel's parameters and, in a batch, where each operand's matrix begins.
 
     Args:
         is_moved: whether the functor itself moves to a matrix, and begins at the first one.
@@ -34,7 +34,8 @@ def members(operands: Iterable[GemmOperand], is_moved: bool = False) -> tuple[li
 
 
 def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[str, Any]]]:
-    """Operands by how a call reads them: a vector of neighbours, one number for the row, or element by element."""
+    """Groups operands by how a call reads them: a vector of neighbours, one number for the row, or element by
+    element."""
     return {
         "vectors": [vector(operand, width) for operand in operands if operand.kind in ("full", "column")],
         "singles": [_read(operand, "n") for operand in operands if operand.kind in ("row", "scalar")],
@@ -43,7 +44,8 @@ def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[st
 
 
 def vector(operand: GemmOperand, width: int) -> dict[str, Any]:
-    """An operand that is contiguous along columns; ``access`` is whether one access may move all ``width`` of them."""
+    """Describes an operand that is contiguous along columns; ``access`` is whether one access may move all ``width`` of
+    them."""
     elements = min(width, ACCESS_BYTES // item_size(operand.dtype))
     return {
         "index": operand.index,

@@ -1,4 +1,4 @@
-"""A matmul kernel in words."""
+"""Explains a matmul kernel in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jitgen.kernel.explain import count_operations, operations_in
 
 
 def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device) -> list[str]:
-    """A title, the mainloop, and a line for each region."""
+    """Explains the kernel: a title, the mainloop, and a line for each region."""
     count = sum(len(body.contractions) for body in kernel.bodies)
     products = f", {count} products of one activation" if count > 1 else ""
     ranges = kernel.bodies[0].contractions[0].k_splits

@@ -1,4 +1,4 @@
-"""Products that cannot be the beginning of an epilogue, and what is put into a temporary because of them.
+"""Materialises products that cannot be the beginning of an epilogue, or what has to be in memory because of them.
 
 A product's kernel can compute what follows from its accumulators only where that is pointwise. A product is *hidden* if
 on the way from it to some result there is anything else: a reduction, a concatenation, another product (views are
@@ -35,7 +35,7 @@ Users = Mapping[int, Sequence[Node]]
 def without_hidden_products(
     stores: Sequence[Store], mover: Mover, materialize: Callable[[Node], Node], flat: bool
 ) -> list[Store]:
-    """``stores`` that read temporaries instead of hidden products.
+    """Makes ``stores`` read temporaries instead of hidden products.
 
     Args:
         flat: whether the stores' values are rows and columns already. Until then views may follow a product; afterwards
@@ -50,7 +50,7 @@ def without_hidden_products(
 
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
-    """The node to materialize because of the first hidden product; None where no product is hidden."""
+    """Returns the node to materialize because of the first hidden product; None if no product is hidden."""
     order = topological(roots, leaves={CONTRACT})
     users: dict[int, list[Node]] = {id(node): [] for node in order}
     for node in order:
@@ -64,7 +64,7 @@ def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
 
 
 def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
-    """Whether all that is computed from ``product`` could be its epilogue."""
+    """Returns whether all that is computed from ``product`` could be its epilogue."""
     stack, seen = [product], set()
     while stack:
         node = stack.pop()
@@ -80,12 +80,14 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
 
 
 def _is_undone(node: Node, flat: bool) -> bool:
-    """Whether ``node`` is a view that flattening undoes, so that an epilogue may have it between its operations."""
+    """Returns whether ``node`` is a view that flattening undoes, so that an epilogue may have it between its
+    operations."""
     return node.kind is VIEW and not flat and inverse(node.attrs) is not None
 
 
 def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int], flat: bool) -> Node:
-    """The last post-dominator of ``product`` that pointwise nodes alone lead to; ``product`` itself if there is none.
+    """Returns the last post-dominator of ``product`` that pointwise nodes alone lead to; ``product`` itself if there is
+    none.
 
     The only result does not count: put into a temporary, it would be claimed again in just this manner.
 
@@ -113,8 +115,8 @@ def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users,
 def _first_in_common(
     left: Node | None, right: Node | None, post_dominator: Mapping[int, Node | None], position: Mapping[int, int]
 ) -> Node | None:
-    """The first node that the chains of post-dominators of ``left`` and ``right``, each beginning with the node itself,
-    have in common; None where they have none."""
+    """Returns the first node that the chains of post-dominators of ``left`` and ``right``, each beginning with the node
+    itself, have in common; None without one."""
     while left is not right:
         if left is None or right is None:
             return None
@@ -126,8 +128,8 @@ def _first_in_common(
 
 
 def _is_epilogue_between(start: Node, end: Node, users: Users, flat: bool) -> bool:
-    """Whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s shape, or
-    a view that flattening undoes."""
+    """Returns whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s
+    shape, or a view that flattening undoes."""
     stack, seen = [start], set()
     while stack:
         node = stack.pop()

@@ -1,4 +1,4 @@
-"""Products of integers in the triton dialect, whose ``tl.dot`` takes int8 and no other: the others are reductions of
+"""Turns products of integers in the triton dialect, whose ``tl.dot`` takes int8 and no other, into reductions of
 elementwise products.
 
 Both wrap around in the dtype of the result, so they have the same bits. The other dialects have mainloops for every
@@ -23,7 +23,7 @@ MOST_INT8_LENGTH = 2**17 - 1
 
 
 def reduce_integer_products(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """``values`` without products of integers, where the dialect has no mainloop for them."""
+    """Replaces products of integers in ``values`` for which the dialect has no mainloop."""
     if partition.device.dialect != "triton":
         return values
     memo: dict[int, Node] = {}
@@ -40,7 +40,7 @@ def _has_mainloop(product: Node, mover: Mover) -> bool:
 
 
 def _sum_of_products(node: Node, x: Node, weight: Node, mover: Mover) -> Node:
-    """``node``, the product of ``x`` and ``weight``, as a sum over (batch..., rows..., columns, K)."""
+    """Computes ``node``, the product of ``x`` and ``weight``, as a sum over (batch..., rows..., columns, K)."""
     make, batch = mover.builder.make, len(axes(node.attrs.equation).batch)
     lead, rows, (columns, length) = x.shape[:batch], x.shape[batch:-1], weight.shape[batch:]
     shape = (*lead, *rows, columns, length)

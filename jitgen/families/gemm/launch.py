@@ -1,4 +1,4 @@
-"""From a call's geometry to a launch: grid, tensor maps and the amount of work.
+"""Turns a call's geometry into a launch: grid, tensor maps and the amount of work.
 
 Neither a template nor a compiler nor a device is needed for it.
 """
@@ -32,7 +32,8 @@ MOST_MATRICES_PER_GRID_ROW = 32768
 def settle(
     kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule, device: Device
 ) -> GemmSchedule | WgmmaLaunch:
-    """What one launch takes of ``schedule``: of the wgmma mainloops a tiling, and the number of blocks that share K."""
+    """Decides what one launch takes of ``schedule``: for wgmma mainloops a tiling, and the number of blocks that share
+    K."""
     if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return wgmma.for_launch(schedule, kernel.bodies, geometries, device.model)
     return schedule
@@ -45,14 +46,14 @@ def tensor_maps(
     settled: GemmSchedule | WgmmaLaunch,
     device: Device,
 ) -> Sequence[MappedTensor]:
-    """The tensors that a launch of what ``settle`` returned copies by tensor maps."""
+    """Returns the tensors that a launch of what ``settle`` returned copies by tensor maps."""
     if not isinstance(settled, WgmmaLaunch) or not any(geometry.elements for geometry in geometries):
         return ()
     return tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, settled.tiling))
 
 
 def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule) -> Work:
-    """The amount of work of one launch. A product over K = 0 has work too: its accumulators are 0."""
+    """Counts the work of one launch. A product over K = 0 has work too: its accumulators are 0."""
     written = moved = 0
     seen: set[tuple[int, int]] = set()
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
@@ -77,8 +78,8 @@ def launch(
     schedule: GemmSchedule | WgmmaLaunch,
     device: Device,
 ) -> LaunchShape:
-    """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once.
-    ``schedule`` is what ``settle`` returned."""
+    """Returns a block or a cluster for each tile of each region; a persistent kernel has at most what is resident at
+    once. ``schedule`` is what ``settle`` returned."""
     sizes, matrices = [(geometry.rows, geometry.columns) for geometry in geometries], geometries[0].matrices
     overlaps, none = attributes_of(device), frozenset[str]()
     if isinstance(schedule, WgmmaLaunch):  # these mainloops number the tiles of all matrices in one sequence
@@ -109,19 +110,20 @@ def launch(
 
 
 def _persistence(schedule: WgmmaTiling, splits: int) -> Persistence:
-    """Blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
+    """Makes blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
     return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
 
 
 def _grid_of_matrices(matrices: int) -> tuple[int, int]:
-    """The grid's second and third dimension. The last row of the third may have more blocks than matrices are left."""
+    """Returns the grid's second and third dimension. The last row of the third may have more blocks than matrices are
+    left."""
     if matrices <= MOST_MATRICES_PER_GRID_ROW:
         return max(matrices, 1), 1
     return MOST_MATRICES_PER_GRID_ROW, -(-matrices // MOST_MATRICES_PER_GRID_ROW)
 
 
 def _flops(body: Body, geometry: GemmGeometry) -> int:
-    """Operations of the epilogue, the products and the prologue."""
+    """Counts the operations of the epilogue, the products and the prologue."""
     total = pointwise_flops(body.instructions, geometry.elements)
     for contraction in body.contractions:
         total += 2 * geometry.elements * geometry.length

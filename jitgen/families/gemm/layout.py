@@ -1,4 +1,4 @@
-"""The strides of a matmul kernel's operands, and what accesses they allow.
+"""Lays out a matmul kernel's operands: their strides, and what accesses these allow.
 
 Every operand of a region is a matrix, or a batch of them: the activation is (M, K), a dense weight is (N, K), and what
 the epilogue reads and writes is (M, N). The tensors of a quantised weight (codes, scales and zero-points) have no
@@ -31,7 +31,7 @@ QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 
 @dataclass(frozen=True)
 class GemmLayout:
-    """What the source depends on of a region's strides. It is the same for every device.
+    """Holds the facts of a region's strides on which the source depends. It is the same for every device.
 
     Attributes:
         operands: the kind of each operand's strides:
@@ -62,8 +62,8 @@ class GemmLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmGeometry(Geometry):
-    """A region's sizes and strides in one call. Strides are (row, column) of what the epilogue accesses, (row, k) of
-    the activation, (column, k) of a dense weight and (0, 0) of a quantised weight's components, and then those along
+    """Holds a region's sizes and strides in one call. Strides are (row, column) of what the epilogue accesses, (row, k)
+    of the activation, (column, k) of a dense weight and (0, 0) of a quantised weight's components, and then those along
     the dimensions of the batch.
 
     Attributes:
@@ -80,17 +80,17 @@ class GemmGeometry(Geometry):
 
     @property
     def matrices(self) -> int:
-        """How many products the batch has; 1 without a batch."""
+        """Returns how many products the batch has; 1 without a batch."""
         return math.prod(self.batch)
 
     @property
     def elements(self) -> int:
-        """Elements of the result, over the whole batch."""
+        """Counts the elements of the result, over the whole batch."""
         return self.matrices * self.rows * self.columns
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[GemmGeometry, ...]]:
-    """Layout and geometry of each region of ``kernel``.
+    """Computes layout and geometry of each region of ``kernel``.
 
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
@@ -98,7 +98,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[Ge
     views = [views_of(body, call) for body in kernel.bodies]
     batches = _batches(kernel, views, call)
     resolved = [_resolve_body(body, views[region], batches[region], call) for region, body in enumerate(kernel.bodies)]
-    return tuple(found for found, _ in resolved), tuple(geometry for _, geometry in resolved)
+    return tuple(layout_ for layout_, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
 _STRIDES = {
@@ -115,7 +115,7 @@ _STRIDES = {
 
 
 def parameters(kernel: Kernel, layouts: Sequence[GemmLayout], device: Device) -> KernelParameters:
-    """The parameters of the kernel.
+    """Declares the parameters of the kernel.
 
     The whole kernel has the integers ``m``, ``k`` and the sizes ``b<dim>`` of its batch. A region has ``n<region>``,
     and for its operands:
@@ -145,8 +145,8 @@ _Batch = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 
 def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> list[_Batch]:
-    """The batch of each region. All regions of a kernel share their activation, so dimensions are merged in the same
-    manner for all of them."""
+    """Returns the batch of each region. All regions of a kernel share their activation, so dimensions are merged in the
+    same manner for all of them."""
     first = kernel.bodies[0]
     sizes = tuple(symbols.evaluate(size, call.environment) for size in first.shape[:-2])
     counts = [len(body.operands) for body in kernel.bodies]
@@ -197,7 +197,7 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest power of two up to ``most`` that divides ``size``; ``most`` for 0."""
+    """Returns the largest power of two up to ``most`` that divides ``size``; ``most`` for 0."""
     unit = most
     while size % unit:
         unit //= 2
@@ -205,13 +205,14 @@ def _divisor(size: int, most: int) -> int:
 
 
 def _repeats_rows(operand: Operand, view: Strided) -> bool:
-    """Whether ``operand`` is an activation or a dense weight whose rows, or elements along K, are all the same one."""
+    """Returns whether ``operand`` is an activation or a dense weight whose rows, or elements along K, are all the same
+    one."""
     matrix = zip(view.sizes[-2:], view.strides[-2:], strict=True)
     return operand.kind in ("x", "weight") and any(size > 1 and not stride for size, stride in matrix)
 
 
 def _kind(role: str, outer: int, inner: int) -> str:
-    """The kind of an operand with these strides; see ``GemmLayout.operands``."""
+    """Returns the kind of an operand with these strides; see ``GemmLayout.operands``."""
     if role in QUANTIZED_COMPONENTS:
         return "whole"
     if role in ("x", "weight"):
@@ -227,7 +228,7 @@ def _kind(role: str, outer: int, inner: int) -> str:
 
 
 def _unit(operand: Operand, offset: int, strides: Sequence[int], buffers: Sequence[Memory]) -> int:
-    """How many elements one access may move; see ``GemmLayout.units``."""
+    """Returns how many elements one access may move; see ``GemmLayout.units``."""
     if operand.kind in QUANTIZED_COMPONENTS:
         return MAX_UNIT
     outer, inner, *batch = strides

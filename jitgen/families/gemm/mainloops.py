@@ -1,4 +1,4 @@
-"""The schedules of a product: a class for each mainloop, with what decides its source and its launch.
+"""Declares the schedules of a product: a class for each mainloop, with what decides its source and its launch.
 
 In all of them ``block_m`` is a tile's rows of x (tokens), ``block_n`` its columns of the result (rows of the weight),
 and ``block_k`` the extent of K that a block reads in one iteration; where the mainloop has units of its own, these are
@@ -47,7 +47,7 @@ WARPGROUP = 4
 
 @dataclass(frozen=True)
 class CppTiles(DeclaredSchedule):
-    """``gemm.hpp``: quantised weights are decoded for each tile that reads them.
+    """Schedules ``gemm.hpp``: quantised weights are decoded for each tile that reads them.
 
     Attributes:
         block_m: rows of the tallest tile. The header has columns and K of its own.
@@ -72,7 +72,7 @@ class CppTiles(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class CppDecoded(CppTiles):
-    """``gemm_panels.hpp``: as ``CppTiles``; quantised weights are decoded once for all tiles."""
+    """Schedules ``gemm_panels.hpp``: like ``CppTiles``, but quantised weights are decoded once for all tiles."""
 
     path: ClassVar[str] = "decoded"
 
@@ -82,8 +82,8 @@ class CppDecoded(CppTiles):
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaMainloop(DeclaredSchedule):
-    """What the mainloops of sm_90a have in common: persistent blocks, whose tensor copies a warpgroup of their own
-    starts.
+    """Holds what the mainloops of sm_90a have in common: persistent blocks, whose tensor copies a warpgroup of their
+    own starts.
 
     Attributes:
         stages: stages in shared memory, at most: as many as gain anything, until ``shared_bytes`` says how many fit.
@@ -114,7 +114,7 @@ class WgmmaMainloop(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class WgmmaQuantized(WgmmaMainloop):
-    """``gemm_wgmma_quantized.cuh``: quantised weights are decoded into the registers that wgmma reads.
+    """Schedules ``gemm_wgmma_quantized.cuh``: quantised weights are decoded into the registers that wgmma reads.
 
     Attributes:
         tokens: rows of x in a tile.
@@ -145,7 +145,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
     @property
     def tilings(self) -> tuple[WgmmaQuantized]:
-        """The tilings that a launch chooses from: this one alone."""
+        """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
 
     @property
@@ -171,7 +171,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
 @dataclass(frozen=True)
 class WgmmaDense(WgmmaMainloop):
-    """``gemm_wgmma_dense.cuh``: 16-bit weights, from shared memory.
+    """Schedules ``gemm_wgmma_dense.cuh``: 16-bit weights, from shared memory.
 
     Attributes:
         down, across: consumer warpgroups along M, of 64 rows each, and along N.
@@ -201,7 +201,7 @@ class WgmmaDense(WgmmaMainloop):
 
     @property
     def tilings(self) -> tuple[WgmmaDense]:
-        """The tilings that a launch chooses from: this one alone."""
+        """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
 
     @property
@@ -214,7 +214,7 @@ class WgmmaDense(WgmmaMainloop):
 
     @property
     def warpgroups(self) -> int:
-        """Warpgroups that compute."""
+        """Returns the warpgroups that compute."""
         return 2 if self.pingpong else self.down * self.across
 
     @derived("{} warps a block")
@@ -224,7 +224,7 @@ class WgmmaDense(WgmmaMainloop):
 
 @dataclass(frozen=True)
 class WgmmaPair(DeclaredSchedule):
-    """Two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
+    """Holds two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
     estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
     to the next."""
 
@@ -235,7 +235,7 @@ class WgmmaPair(DeclaredSchedule):
 
     @property
     def tilings(self) -> tuple[WgmmaQuantized | WgmmaDense, ...]:
-        """The tilings that a launch chooses from, in the order of their entries."""
+        """Returns the tilings that a launch chooses from, in the order of their entries."""
         return (self.first, self.second)
 
     @property
@@ -249,7 +249,7 @@ class WgmmaPair(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class WgmmaLaunch:
-    """What one launch takes of a schedule with tensor maps.
+    """Holds what one launch takes of a schedule with tensor maps.
 
     Attributes:
         tiling: one of the schedule's.
@@ -279,7 +279,7 @@ SCHEDULES: tuple[type, ...] = (
 def blocks(
     schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]
 ) -> int:
-    """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
+    """Counts the blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
     if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.

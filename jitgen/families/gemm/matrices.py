@@ -1,4 +1,5 @@
-"""Results as matrices: views that follow a product undone, so that the product and its epilogue have one shape.
+"""Flattens results to matrices: views that follow a product are undone, so that the product and its epilogue have one
+shape.
 
 A contraction region iterates over (batch axes..., rows, columns) of its products. What a user returns often has another
 shape, such as ``F.linear(x, w).view(sequences, tokens, columns)``. ``flattened`` applies the inverse of each such view
@@ -18,18 +19,18 @@ from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def batch_rank(product: Node) -> int:
-    """How many batch axes a product has."""
+    """Returns how many batch axes a product has."""
     return len(equation_axes(product.attrs.equation).batch)
 
 
 def products_of(root: Node) -> list[Node]:
-    """The products that ``root`` is computed from by pointwise operations alone."""
+    """Returns the products from which ``root`` is computed by pointwise operations alone."""
     return list(at_own_coordinates(root, CONTRACT))
 
 
 def flattened(result: int, node: Node, mover: Mover) -> Store:
-    """The store of ``node``, result number ``result``, as a matrix of the shape of its products; as it is where a view
-    cannot be undone, or where there are no products or products of several shapes."""
+    """Stores ``node``, result number ``result``, as a matrix of the shape of its products; unflattened if a view cannot
+    be undone, or if there are no products or products of several shapes."""
     value = node
     movements: tuple[Movement, ...] = ()
     while (view := _view_of_product(value)) is not None:
@@ -50,7 +51,7 @@ def flattened(result: int, node: Node, mover: Mover) -> Store:
 
 
 def keeps_columns(store: Store, result: Node) -> bool:
-    """Whether the columns of the store's matrix are also the innermost dimension of ``result``."""
+    """Returns whether the columns of the store's matrix are also the innermost dimension of ``result``."""
     shapes = [result.shape, *(shape for _, shape in store.movements)]
     for (attrs, shape), before in zip(store.movements, shapes, strict=False):
         if attrs[0] == "permute" or (attrs[0] == "reshape" and (not before or before[-1] != shape[-1])):
@@ -59,12 +60,13 @@ def keeps_columns(store: Store, result: Node) -> bool:
 
 
 def keeps_last_dimension(store: Store) -> bool:
-    """Whether the last dimension of what ``store`` was flattened from is of neighbouring columns of its matrix."""
+    """Returns whether the last dimension of what ``store`` was flattened from is of neighbouring columns of its
+    matrix."""
     return all(attrs[0] != "permute" or attrs[1][-1] == len(attrs[1]) - 1 for attrs, _ in store.movements)
 
 
 def restored(store: Store, node: Node, mover: Mover) -> Node:
-    """The value of ``store`` in the shape of ``node``, the result it was flattened from."""
+    """Returns the value of ``store`` in the shape of ``node``, the result it was flattened from."""
     value = store.value
     shapes = [node.shape, *(shape for _, shape in store.movements)]
     for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
@@ -75,6 +77,6 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
 
 
 def _view_of_product(root: Node) -> Node | None:
-    """The first view of a product that is reached from ``root`` through pointwise nodes."""
+    """Returns the first view of a product that is reached from ``root`` through pointwise nodes."""
     views = at_own_coordinates(root, VIEW)
     return next((view for view in views if view.under_views.kind is CONTRACT), None)

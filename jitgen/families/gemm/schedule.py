@@ -1,7 +1,7 @@
-"""The choice of a product's mainloop and tiles: candidates and their costs, by the rules of each dialect.
+"""Chooses a product's mainloop and tiles: candidates and their costs, by the rules of each dialect.
 
-``Problem`` is all that a rule (``schedules/<dialect>.py``) may look at, and it returns schedules of ``mainloops.py``.
-A rule sees the bucket of a call's rows and not the rows themselves, so that one set of weights has at most eight
+``Problem`` is all that a rule (``schedules/<dialect>.py``) may look at, and it returns schedules of ``mainloops.py``. A
+rule sees the bucket of a call's rows and not the rows themselves, so that one set of weights has at most eight
 schedules, and a few kernels compute every number of rows.
 """
 
@@ -45,7 +45,7 @@ where that is enough (``cluster_k_splits``)."""
 
 @dataclass(frozen=True)
 class Problem:
-    """What a dialect's rule may decide by.
+    """Holds what a dialect's rule may decide by.
 
     Attributes:
         rows: the upper end of the call's bucket of M, so that a rule cannot distinguish two calls of one bucket; for
@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
-        """The contractions of one region."""
+        """Returns the contractions of one region."""
         return self.bodies[0].contractions
 
     @property
@@ -81,22 +81,22 @@ class Problem:
 
     @property
     def dtype(self) -> str:
-        """The activation's dtype."""
+        """Returns the activation's dtype."""
         return self.contractions[0].dtype
 
     @property
     def prologue(self) -> bool:
-        """Whether the kernel computes the activation while it reads it."""
+        """Returns whether the kernel computes the activation while it reads it."""
         return self.contractions[0].activation is None
 
     @property
     def quantized(self) -> bool:
-        """Whether the weights are quantised."""
+        """Returns whether the weights are quantised."""
         return self.contractions[0].format is not None
 
 
 def bucket(rows: int) -> int:
-    """The upper end of the bucket of M that ``rows`` is in; for the last bucket ``MOST_ROWS``.
+    """Returns the upper end of the bucket of M that ``rows`` is in; for the last bucket ``MOST_ROWS``.
 
     A call without rows launches nothing. It is put into the bucket of two rows, the fewest that a trace has a symbol
     for, so that no kernel is compiled for it alone.
@@ -105,14 +105,14 @@ def bucket(rows: int) -> int:
 
 
 def fewest_rows(rows: int) -> int:
-    """The lower end of the bucket of M that ``rows`` is in."""
+    """Returns the lower end of the bucket of M that ``rows`` is in."""
     return 1 + max((end for end in ROW_BUCKETS if end < (rows or 2)), default=0)
 
 
 def problem(
     kernel: Kernel, layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], device: Device
 ) -> Problem:
-    """The problem that the schedule of ``kernel`` is chosen for."""
+    """Describes the problem that the schedule of ``kernel`` is chosen for."""
     matrices = device.rows(geometries[0].matrices) if geometries[0].matrices > 1 else 1
     return Problem(
         rows=bucket(device.rows(geometries[0].rows)),
@@ -128,19 +128,24 @@ def problem(
 
 
 def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
-    """The schedules that the rules of ``device``'s dialect have for ``problem`` (``schedules/<dialect>.py``).
+    """Lists the schedules that the rules of ``device``'s dialect have for ``problem`` (``schedules/<dialect>.py``).
 
     Of those that split K over a temporary these are the ones with the ``k_splits`` of the kernel's contractions, which
     was decided before (``split_k.py``); where it was not left to the rules, every one has it.
     """
-    found: list[GemmSchedule] = _rules(device).candidates(problem)
+    schedules: list[GemmSchedule] = _rules(device).candidates(problem)
     splits = problem.contractions[0].k_splits
-    split = [each for each in found if not isinstance(each, TritonMainloop) or each.k_splits == splits]
-    return split or [replace(each, k_splits=splits) for each in found if isinstance(each, TritonMainloop)]
+    split = [
+        schedule for schedule in schedules if not isinstance(schedule, TritonMainloop) or schedule.k_splits == splits
+    ]
+    return split or [
+        replace(schedule, k_splits=splits) for schedule in schedules if isinstance(schedule, TritonMainloop)
+    ]
 
 
 def facts(problem: Problem, device: Device) -> dict[str, Any]:
-    """What measured choices tell products apart by. Epilogues are left out: they hardly change which tiles are best.
+    """Returns the facts by which measured choices tell products apart. Epilogues are left out: they hardly change which
+    tiles are best.
 
     ``rows`` and ``matrices`` are upper ends of buckets. ``weight`` is a format, or for a dense weight its layout: ``k``
     (contiguous along K) or ``outer`` (along N). ``k_splits`` is a fact only of a product whose K is split over a
@@ -162,45 +167,47 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
-    """Returns the estimate by which candidates are compared, in a unit of the dialect: microseconds on a GPU, how often
-    weights are decoded on a CPU. It is 0 for mainloops without a model, of which the first candidate is taken."""
+    """Estimates what candidates are compared by, in a unit of the dialect: microseconds on a GPU, how often weights are
+    decoded on a CPU. It is 0 for mainloops without a model, of which the first candidate is taken."""
     estimated: float = _rules(device).cost(problem, candidate)
     return estimated
 
 
 def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
-    """Whether ``k_splits`` is worth asking, which takes longer: False for most products that have tiles enough."""
+    """Returns whether ``k_splits`` is worth asking, which takes longer: False for most products that have tiles
+    enough."""
     may: bool = _rules(device).may_split_k(bucket(device.rows(rows)), columns, length, device)
     return may
 
 
 def k_splits(problem: Problem, device: Device) -> int:
-    """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
+    """Returns how many ranges K should be split into over a temporary: 1 for none. Each range has at least one
+    iteration."""
     splits: int = _rules(device).k_splits(problem)
     return splits
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
-    """Whether a product computes its activation while it reads it, by the rule of ``device``'s dialect. As for a
+    """Decides by the rule of ``device``'s dialect whether a product computes its activation while it reads it. As for a
     schedule, the answer is the same for all rows of one bucket."""
     decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(device.rows(computed.rows))), device)
     return decision
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """M of each product of ``graph``. Of a batch of products also their number, by which GPU schedules differ, and N
-    and K: the second operand is then no weight of a fixed size."""
-    found = []
+    """Returns M of each product of ``graph``. Of a batch of products also their number, by which GPU schedules differ,
+    and N and K: the second operand is then no weight of a fixed size."""
+    buckets_ = []
     for product in topological(graph.results):
         if product.kind is CONTRACT:
             batch = len(axes(product.attrs.equation).batch)
-            found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
+            buckets_.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
             if batch:
                 matrices = symbols.product(product.shape[:batch])
-                found.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else (), node=product))
+                buckets_.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else (), node=product))
                 lengths = product.shape[-1], product.inputs[0].shape[-1]
-                found += [SizeBuckets(length, node=product) for length in lengths]
-    return found
+                buckets_ += [SizeBuckets(length, node=product) for length in lengths]
+    return buckets_
 
 
 def _rules(device: Device) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Tiles of the ``simt`` mainloop for more than a few rows of float32: the candidates, and a model of their times
+"""Lists tiles of the ``simt`` mainloop for more than a few rows of float32: the candidates, and a model of their times
 (``tile_times.py``).
 
 The constants were fitted to 859 timings of 68 random shapes on an H200 (``bench/schedule_timings.py --kinds simt --seed
@@ -44,19 +44,19 @@ TILES = {
 
 
 def candidates(rows: int, length: int, has_clusters: bool) -> list[Simt]:
-    """The schedules for a bucket that ends at ``rows`` rows of x."""
-    found = []
+    """Lists the schedules for a bucket that ends at ``rows`` rows of x."""
+    schedules = []
     for tiles in TILES:
         if tiles.block_m <= 2 * rows:
             most = length // (LEAST_ITERATIONS * tiles.block_k) if has_clusters else 1
-            found += [replace(tiles, cluster_k_splits=splits) for splits in SPLITS if splits <= max(1, most)]
-    return found
+            schedules += [replace(tiles, cluster_k_splits=splits) for splits in SPLITS if splits <= max(1, most)]
+    return schedules
 
 
 def microseconds(tiles: Simt, rows: int, columns: Sequence[int], length: int, chip: Chip) -> float:
-    """The estimated time of a product that has the device for itself, with the ``columns`` of each region."""
+    """Estimates the time of a product that has the device for itself, with the ``columns`` of each region."""
     splits = tiles.cluster_k_splits
-    blocks = splits * -(-rows // tiles.block_m) * sum(-(-each // tiles.block_n) for each in columns)
+    blocks = splits * -(-rows // tiles.block_m) * sum(-(-width // tiles.block_n) for width in columns)
     moved = 4 * (sum(columns) * length + rows * (length + sum(columns)))
     iterations = -(-length // (tiles.block_k * splits))
     times = TILES[Simt(tiles.block_m, tiles.block_n, tiles.block_k, tiles.warps)]

@@ -1,4 +1,4 @@
-"""Split-K over a temporary: a product with few tiles becomes two kernels, so that more blocks can share its K.
+"""Splits K over a temporary: a product with few tiles becomes two kernels, so that more blocks can share its K.
 
 A product of few rows and few columns has too few tiles to occupy a GPU. Here several blocks share a tile; each computes
 the sums over one range of K. The product's kernel stores the sums of every range to a temporary and has no epilogue. A
@@ -35,7 +35,7 @@ ALIGNMENT = 4
 
 @dataclass(frozen=True)
 class Partials:
-    """The temporary of one product: its sums over each range of K.
+    """Describes the temporary of one product: its sums over each range of K.
 
     Attributes:
         number: of the buffer; -1 while it is not known.
@@ -56,7 +56,7 @@ class Partials:
         return Buffer(self.dtype, (symbols.mul(rows, self.splits), padded), contiguous=True)  # type: ignore[arg-type]
 
     def operand(self, kind: str, split: int) -> Operand:
-        """The sums over range number ``split``, as a matrix of (rows, columns)."""
+        """Returns the sums over range number ``split``, as a matrix of (rows, columns)."""
         rows, stored = self.shape[0], self.buffer.shape
         movements: tuple[Movement, ...] = (
             (("slice", 0, symbols.mul(rows, split), 1), (rows, stored[1])),
@@ -66,7 +66,8 @@ class Partials:
 
 
 def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
-    """``kernel`` as two kernels, where its tiles are too few for the device at the sizes of this call; else None."""
+    """Returns ``kernel`` as two kernels if its tiles are too few for the device at the sizes of this call; else
+    None."""
     if device.dialect not in DIALECTS_WITH_SPLIT_K or any(len(body.shape) > 2 for body in kernel.bodies):
         return None  # a batch of products has enough tiles
     sizes = [tuple(symbols.evaluate(size, call.environment) for size in body.shape) for body in kernel.bodies]
@@ -78,7 +79,7 @@ def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
 
 
 def _two_kernels(kernel: Kernel, splits: int) -> KernelRewrite:
-    """A kernel with the products of ``kernel``, and one that adds their sums and runs its epilogue."""
+    """Makes a kernel with the products of ``kernel``, and one that adds their sums and runs its epilogue."""
     partials = [[_partial(body, index, splits) for index in range(len(body.contractions))] for body in kernel.bodies]
 
     def kernels(kernel: Kernel, first: int) -> tuple[Kernel, Kernel]:
@@ -98,7 +99,7 @@ def _partial(body: Body, index: int, splits: int) -> Partials:
 
 
 def _products(body: Body, partials: Sequence[Partials]) -> Body:
-    """The contractions of ``body`` alone, whose accumulators are stored as they are."""
+    """Makes the contractions of ``body`` alone, whose accumulators are stored as they are."""
     read = {index for contraction in body.contractions for index in contraction.weight}
     read |= {i.attr for contraction in body.contractions for i in contraction.x if i.op in ("load", "iota")}
     renumbered = {index: number for number, index in enumerate(sorted(read))}
@@ -123,7 +124,7 @@ def _products(body: Body, partials: Sequence[Partials]) -> Body:
 
 
 def _sums_and_epilogue(body: Body, partials: Sequence[Partials]) -> Body:
-    """The epilogue of ``body``, which reads the sum over the ranges of K instead of each accumulator."""
+    """Makes the epilogue of ``body``, which reads the sum over the ranges of K instead of each accumulator."""
     instructions: list[Instruction] = []
     operands: list[Operand] = []
     sums: list[int] = []  # the instruction that gives each contraction's sum

@@ -1,8 +1,8 @@
-"""Which values of a graph are in memory so that no product is computed twice.
+"""Decides which values of a graph are in memory so that no product is computed twice.
 
 A kernel computes products and the pointwise work after them, its *epilogue*. A value that is computed from a product
-and that other kernels read would make each of them compute the product again; so it is stored, once, by the kernel
-that completes it. The sum of a residual stream is such a value: the norm after it reads it, and so does the next sum.
+and that other kernels read would make each of them compute the product again; so it is stored, once, by the kernel that
+completes it. The sum of a residual stream is such a value: the norm after it reads it, and so does the next sum.
 
 ``with_stored_values`` decides that for a whole graph, in one walk:
 
@@ -36,7 +36,7 @@ from jitgen.kernel.operands import item_size
 
 @dataclass(eq=False)
 class Owner:
-    """A kernel, of which only is known what it begins with.
+    """Describes a kernel of which only the beginning is known.
 
     Attributes:
         number: of this owner, in the order in which they were met.
@@ -54,7 +54,7 @@ class Owner:
 
 
 def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """``values`` that read temporaries where another kernel would compute a product again."""
+    """Makes ``values`` read temporaries where another kernel would compute a product again."""
     if CONTRACT not in kinds_of(values):
         return values
     index = Index(values)
@@ -90,7 +90,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
 
 
 def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
-    """``node`` over ``children``."""
+    """Rebuilds ``node`` over ``children``."""
     if all(a is b for a, b in zip(children, node.inputs, strict=True)):
         return node
     if node.kind is VIEW:
@@ -99,7 +99,7 @@ def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
 
 
 def _in_memory(node: Node, partition: Partition) -> Node:
-    """``node`` read from a temporary. That has the rows and columns of its products, so that their kernel writes it,
+    """Reads ``node`` from a temporary. That has the rows and columns of its products, so that their kernel writes it,
     and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is a temporary of its own,
     because operands of products are contiguous along K there (``claim.py``)."""
     store = flattened(0, node, partition.mover)
@@ -113,7 +113,7 @@ def _in_memory(node: Node, partition: Partition) -> Node:
 
 
 def _owners(index: Index) -> dict[Node, Owner]:
-    """The owner of each node of ``index`` that has one."""
+    """Returns the owner of each node of ``index`` that has one."""
     fused = _fused_products(index)
     owners: dict[Node, Owner] = {}
     groups: dict[object, Owner] = {}
@@ -139,56 +139,56 @@ def _owners(index: Index) -> dict[Node, Owner]:
 
 
 def passes(node: Node) -> bool:
-    """Whether an epilogue computes ``node``: pointwise work, and views that are undone (``matrices.py``)."""
+    """Returns whether an epilogue computes ``node``: pointwise work, and views that are undone (``matrices.py``)."""
     return node.kind.is_pointwise or (node.kind is VIEW and inverse(node.attrs) is not None)
 
 
 def _group(product: Node) -> object:
-    """What products have in common that one region computes."""
+    """Returns what the products that one region computes have in common."""
     x, weight = product.inputs
     base = weight.under_views
     return x, product.shape, product.attrs, base.attrs if base.kind is DEQUANTIZE else None
 
 
 def _fused_products(index: Index) -> set[Node]:
-    """Products with an exponential of other products as an operand, and these: attention and its gradients, as far as
-    one can tell before their families have matched them."""
+    """Returns products with an exponential of other products as an operand, and these: attention and its gradients, as
+    far as one can tell before their families have matched them."""
     powers: set[Node] = set()  # exponentials of products, and what is computed from these without another product
     products: set[Node] = set()  # what is computed from products, of the last ones before it
-    found: set[Node] = set()
+    fused: set[Node] = set()
     for node in index.order:
         if node.kind is CONTRACT:
             products.add(node)
             operands = [child for child in node.inputs if child in powers]
-            found |= {node, *_last_products(operands, found)} if operands else set()
+            fused |= {node, *_last_products(operands, fused)} if operands else set()
         elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
             if any(child in products for child in node.inputs):
                 products.add(node)
             if any(child in powers for child in node.inputs) or (node.op in ("exp", "exp2") and node in products):
                 powers.add(node)
-    return found
+    return fused
 
 
 def _last_products(nodes: Iterable[Node], seen: Collection[Node]) -> set[Node]:
-    """The products that ``nodes`` are computed from without another one between."""
-    stack, visited, found = list(nodes), set(seen), set[Node]()
+    """Returns the products that ``nodes`` are computed from without another one between."""
+    stack, visited, products = list(nodes), set(seen), set[Node]()
     while stack:
         node = stack.pop()
         if node in visited:
             continue
         visited.add(node)
         if node.kind is CONTRACT:
-            found.add(node)
+            products.add(node)
         elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
             stack.extend(node.inputs)
-    return found
+    return products
 
 
 # ------------------------------------------------------------------------------------------------------------ stored
 
 
 def _stored(owner: Owner, owners: Mapping[Node, Owner], index: Index, roots: Collection[Node]) -> list[Node]:
-    """What ``owner`` stores for other kernels, with the results that it computes beside; empty where it has results
+    """Lists what ``owner`` stores for other kernels, with the results that it computes besides; empty if it has results
     alone."""
     own, whole, free = set(owner.nodes), list[Node](), list[Node]()
     results = [_without_views(node, own) for node in owner.nodes if node in roots]
@@ -208,14 +208,14 @@ def _stored(owner: Owner, owners: Mapping[Node, Owner], index: Index, roots: Col
 
 
 def _without_views(node: Node, own: Collection[Node]) -> Node:
-    """What ``node`` is a view of, of the nodes ``own``."""
+    """Returns what ``node`` is a view of, of the nodes ``own``."""
     while node.kind is VIEW and node.inputs[0] in own:
         node = node.inputs[0]
     return node
 
 
 def _reached(owner: Owner, index: Index, own: Collection[Node], kept: Collection[Node]) -> set[Node]:
-    """The nodes of ``owner`` that are computed from its products otherwise than through ``kept``."""
+    """Returns the nodes of ``owner`` that are computed from its products otherwise than through ``kept``."""
     stack, reached = list(owner.products), set[Node]()
     while stack:
         node = stack.pop()
@@ -227,7 +227,7 @@ def _reached(owner: Owner, index: Index, own: Collection[Node], kept: Collection
 
 
 def _fewest_bytes(owner: Owner, index: Index, own: Collection[Node], leaving: Sequence[Node]) -> list[Node]:
-    """The values of ``owner`` to store so that all of ``leaving`` can be computed from them."""
+    """Returns the values of ``owner`` to store so that all of ``leaving`` can be computed from them."""
     needed, stack = set[Node](), list(leaving)
     while stack:
         node = stack.pop()

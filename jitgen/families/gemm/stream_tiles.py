@@ -1,5 +1,5 @@
-"""Tiles of the mma.sync mainloop for few rows of x, which streams weights from memory into fragments
-(``gemm_mma.cuh``): the candidates, and a model of their times.
+"""Lists tiles of the mma.sync mainloop for few rows of x, which streams weights from memory into fragments
+(``gemm_mma.cuh``), and models their times.
 
 The constants were fitted to 1,934 timings of 68 random shapes on an H200 (``bench/gemm_timings.py --seed 23001 --shapes
 34``; 1 to 15 rows, N and K from 128 to 58624), quantised weights being W4A16 with groups of 128, and then corrected by
@@ -36,8 +36,8 @@ SMOOTH = 4
 def _shape(
     row_tiles: int, warps_n: int, warps_k: int, stages: int = 2, splits: int = 1
 ) -> tuple[int, int, int, int, int]:
-    """Tiles of any number of tokens: what ``MmaMainloop`` has in this order, but that ``row_tiles`` are those of all
-    contractions; and blocks of a cluster that share K."""
+    """Describes tiles of any number of tokens: what ``MmaMainloop`` has in this order, but that ``row_tiles`` are those
+    of all contractions; and blocks of a cluster that share K."""
     return row_tiles, warps_n, warps_k, stages, splits
 
 
@@ -66,7 +66,7 @@ DENSE = (
 
 @dataclass(frozen=True)
 class StreamWeights:
-    """What a choice of tiles depends on, besides the rows of x.
+    """Holds the facts on which a choice of tiles depends, besides the rows of x.
 
     Attributes:
         tiles: pieces of 16 rows, of all contractions of all regions.
@@ -89,7 +89,7 @@ class StreamWeights:
 
 @dataclass(frozen=True)
 class StreamFit:
-    """Fitted constants.
+    """Holds fitted constants.
 
     Attributes:
         latency: microseconds of a chunk with two stages in flight, times two.
@@ -138,24 +138,24 @@ DENSE_FIT = StreamFit(
 
 
 def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[MmaQuantized | MmaRows]:
-    """The tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened. Each of
-    several contractions has as many row tiles, and at least one."""
+    """Lists the tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened.
+    Each of several contractions has as many row tiles, and at least one."""
     chunks, count = max(1, weights.length // CHUNK), weights.contractions
     kind, table = (MmaQuantized, QUANTIZED) if weights.quantized else (MmaRows, DENSE)
-    found: dict[MmaQuantized | MmaRows, None] = {}
+    tiles: dict[MmaQuantized | MmaRows, None] = {}
     for row_tiles, warps_n, warps_k, stages, splits in table:
         rows = max(row_tiles, count)
         is_shared = rows % count == 0 and (splits == 1 or has_clusters)
         if is_shared and not _spills(tokens, rows, stages, weights):
             warps_k, splits = shortened(warps_k, splits, chunks)
             shape = (tokens, rows // count, warps_n, warps_k, stages)
-            found[kind(*shape, contractions=count, cluster_k_splits=splits)] = None
-    return list(found)
+            tiles[kind(*shape, contractions=count, cluster_k_splits=splits)] = None
+    return list(tiles)
 
 
 def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool:
-    """Whether a thread would not hold its sums of ``rows`` row tiles and the stages in flight, as NVRTC 13.0 compiles
-    it."""
+    """Returns whether a thread would not hold its sums of ``rows`` row tiles and the stages in flight, as NVRTC 13.0
+    compiles it."""
     if not weights.quantized:
         return False
     if not weights.light:
@@ -164,14 +164,14 @@ def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool
 
 
 def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
-    """``warps_k`` and ``splits``, halved until there are no more warps along K than ``steps`` of it, or one."""
+    """Halves ``warps_k`` and ``splits`` until there are no more warps along K than ``steps`` of it, or one."""
     while warps_k * splits > max(1, steps):
         warps_k, splits = (warps_k, splits // 2) if splits > 1 else (warps_k // 2, splits)
     return warps_k, splits
 
 
 def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeights, shared_bytes: int) -> float:
-    """The estimated time of a kernel that has the device for itself; without columns, which launches nothing, that of
+    """Estimates the time of a kernel that has the device for itself; without columns, which launches nothing, that of
     one tile.
 
     Args:
@@ -182,7 +182,7 @@ def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeight
     row_blocks = -(-rows // tokens)
     clusters = row_blocks * max(1, -(-weights.tiles // (row_tiles * tiles.warps_n)))
     slots = dict(chip.clusters)[splits]  # clusters of one block on each multiprocessor
-    each = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
+    most_blocks = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
     chunks = -(-weights.length // CHUNK)
     own = -(-chunks // splits)  # chunks of a block
     steps = -(-own // tiles.warps_k)
@@ -192,25 +192,25 @@ def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeight
     read = tiles.warps_k * min(rows, tokens) * CHUNK * 2
     sums = tiles.warps * row_tiles * 16 * 8 * eights
     time = 0.0
-    for together in _waves(each, _resident(tiles, fit, chip, shared_bytes)):
+    for together in _waves(most_blocks, _resident(tiles, fit, chip, shared_bytes)):
         shared = (together * cycles / chip.microsecond_cycles for cycles in (issue, read / fit.token_bytes))
         time += fit.start + steps * _combined(fit.power, latency, *shared) + fit.reduce * together * sums / 1e4
         if splits > 1:
             time += fit.exchange + fit.block_exchange * (splits - 2)
     reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.reads * 1e6
-    reading *= (each * slots / clusters) ** (fit.few if each == 1 else fit.many)
+    reading *= (most_blocks * slots / clusters) ** (fit.few if most_blocks == 1 else fit.many)
     return _combined(SMOOTH, time, row_blocks * reading + fit.fixed)
 
 
 def _waves(blocks: int, resident: int) -> Iterator[int]:
-    """How many blocks a multiprocessor computes together, wave by wave."""
+    """Yields how many blocks a multiprocessor computes together, wave by wave."""
     while blocks > 0:
         yield min(blocks, resident)
         blocks -= resident
 
 
 def _resident(tiles: MmaQuantized | MmaRows, fit: StreamFit, chip: Chip, shared_bytes: int) -> int:
-    """Blocks that a multiprocessor holds at once."""
+    """Returns how many blocks a multiprocessor holds at once."""
     load = tiles.row_tiles * tiles.contractions * tiles.stages / 2
     few, many = next((few, many) for most, few, many in fit.registers if tiles.tokens <= most)
     registers, threads = 64 if load <= few else 128 if load <= many else 255, 32 * tiles.warps
@@ -219,5 +219,6 @@ def _resident(tiles: MmaQuantized | MmaRows, fit: StreamFit, chip: Chip, shared_
 
 
 def _combined(power: float, *limits: float) -> float:
-    """The power mean of limits that apply at the same time, or one after another as the power falls to 1."""
+    """Combines limits that apply at the same time by a power mean; they apply one after another as the power falls to
+    1."""
     return float(sum(limit**power for limit in limits) ** (1 / power))

@@ -1,5 +1,4 @@
-"""How long blocks take that each compute one tile and walk along K: the model that ``triton_tiles`` and ``simt_tiles``
-share.
+"""Models how long blocks take that each compute one tile and walk along K, for ``triton_tiles`` and ``simt_tiles``.
 
 A block takes a time of its own, and one for each iteration along K: the latency of an iteration, or what the blocks of
 a multiprocessor take together where that is more. A multiprocessor computes its blocks in waves of as many as it holds
@@ -21,7 +20,7 @@ SMOOTH = 4
 
 @dataclass(frozen=True)
 class TileTimes:
-    """Fitted constants of one tile.
+    """Holds fitted constants of one tile.
 
     Attributes:
         latency: microseconds of an iteration of one block, at least.
@@ -37,7 +36,7 @@ class TileTimes:
 
 
 def microseconds(times: TileTimes, blocks: int, iterations: int, moved: float, chip: Chip) -> float:
-    """The time of ``blocks`` blocks of so many iterations, whose operands and results are ``moved`` bytes."""
+    """Estimates the time of ``blocks`` blocks of so many iterations, whose operands and results are ``moved`` bytes."""
     time, left = 0.0, -(-blocks // chip.multiprocessors)
     while left > 0:
         together = min(left, times.resident)
@@ -47,5 +46,5 @@ def microseconds(times: TileTimes, blocks: int, iterations: int, moved: float, c
 
 
 def sampled_rows(fewest: int, most: int, samples: int = SAMPLES) -> list[int]:
-    """Numbers of rows of a bucket, ``samples`` at most, evenly spaced on a logarithmic scale."""
+    """Returns numbers of rows of a bucket, ``samples`` at most, evenly spaced on a logarithmic scale."""
     return sorted({round(fewest * (most / fewest) ** (i / (samples - 1))) for i in range(samples)})

@@ -1,8 +1,8 @@
-"""The context of ``templates/gemm/gemm.py.j2``.
+"""Builds the context of ``templates/gemm/gemm.py.j2``.
 
 A program computes one tile of one region, in one of three forms, each with a class of schedules. In the template and
-the generated source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the result, which are rows
-of the weight W.
+the generated source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the result, which are rows of
+the weight W.
 
 * ``tokens``: x is the left operand of ``tl.dot``. This form is for dense weights and many rows.
 * ``weights``: W is the left operand and x the right one, so that the accumulator is indexed [j, i]. A quantised weight
@@ -13,8 +13,8 @@ of the weight W.
   enough loads in flight.
 
 With split-K (``schedule.k_splits``) a program computes one range of a tile's K and stores its sums after those of the
-ranges before it; the generated source calls the range ``part``. A packed schedule decodes codes with
-inline PTX (``int4_values_packed``). Otherwise the source is plain Triton, for AMD and the interpreter.
+ranges before it; the generated source calls the range ``part``. A packed schedule decodes codes with inline PTX
+(``int4_values_packed``). Otherwise the source is plain Triton, for AMD and the interpreter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jitgen.quant import formats
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: TritonSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     form = form_of(schedule, layouts)
     regions = [_region(region, form, schedule) for region in products.regions]
     context = {
@@ -56,7 +56,7 @@ def build(
 
 
 def _matrix_lines(products: GemmContext) -> list[str]:
-    """Statements that move a program's pointers to its matrices of the batch."""
+    """Writes the statements that move a program's pointers to its matrices of the batch."""
     lines = [f"{name} = {expression.replace(' / ', ' // ')}" for name, expression in products.indices("matrix")]
     for name, strides in products.batch_steps:
         lines.append(f"{name} += {' + '.join(f'z{dim} * {stride}' for dim, stride in enumerate(strides))}")
@@ -64,7 +64,7 @@ def _matrix_lines(products: GemmContext) -> list[str]:
 
 
 def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, int]:
-    """The known divisors of those integer parameters on which the width of an access depends."""
+    """Returns the known divisors of those integer parameters on which the width of an access depends."""
     units = {"k": layouts[0].length_unit}
     for region, layout in zip(products.regions, layouts, strict=True):
         units[region.columns] = layout.columns_unit
@@ -114,7 +114,7 @@ def _region(region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[st
 
 
 def _parameters(region: GemmRegion) -> list[str]:
-    """The kernel's parameters that a region uses."""
+    """Returns the kernel's parameters that a region uses."""
     names = [operand.pointer for operand in region.operands if operand.pointer]
     names += ["m", "k", region.columns]
     for operand in region.operands:
@@ -123,8 +123,8 @@ def _parameters(region: GemmRegion) -> list[str]:
 
 
 def _tile_lines(schedule: TritonSchedule) -> list[str]:
-    """The tile of a program. ``raster`` tiles along i come before the next tile along j, so that programs which run at
-    the same time read the same weights from the L2 cache."""
+    """Writes the lines that compute the tile of a program. ``raster`` tiles along i come before the next tile along j,
+    so that programs which run at the same time read the same weights from the L2 cache."""
     if schedule.raster == 1:
         return ["tile_i = tile // tiles_j", "tile_j = tile % tiles_j"]
     return [
@@ -136,7 +136,8 @@ def _tile_lines(schedule: TritonSchedule) -> list[str]:
 
 
 def _range_lines(form: Form) -> list[str]:
-    """Where a program's range of K begins and ends. Ranges have whole iterations, but for the last one's end."""
+    """Writes the lines that compute where a program's range of K begins and ends. Ranges have whole iterations, but for
+    the last one's end."""
     if form.k_splits == 1:
         return []
     return [
@@ -147,7 +148,8 @@ def _range_lines(form: Form) -> list[str]:
 
 
 def _index_lines(region: GemmRegion, form: Form, schedule: TritonSchedule) -> list[str]:
-    """``first_k``, at which each slice begins within an iteration, and the indices of x."""
+    """Writes the lines that compute ``first_k``, at which each slice begins within an iteration, and the indices of
+    x."""
     if form.sliced:
         lines = [f"first_k = tl.arange(0, {form.slices})[:, None, None] * {schedule.slice_k}"]
     else:
@@ -159,13 +161,13 @@ def _index_lines(region: GemmRegion, form: Form, schedule: TritonSchedule) -> li
 
 
 def _masks_rows(region: GemmRegion, form: Form) -> bool:
-    """Whether loads of x are masked beyond its last row: where that may be most rows of the tile, or where x is
+    """Returns whether loads of x are masked beyond its last row: where that may be most rows of the tile, or where x is
     contiguous along its rows, where clamped indices would make accesses narrow. Else the last row is read again."""
     return form.sliced or _activation(region).own[0] == "1"
 
 
 def _activation(region: GemmRegion) -> GemmOperand:
-    """The activation that all products of a region share."""
+    """Returns the activation that all products of a region share."""
     x = region.contractions[0].x
     if x is None or any(product.x is None or product.x.pointer != x.pointer for product in region.contractions):
         raise UnsupportedError("the triton dialect computes a kernel's products from one activation, a tensor")
@@ -173,7 +175,7 @@ def _activation(region: GemmRegion) -> GemmOperand:
 
 
 def _x(region: GemmRegion, form: Form) -> str:
-    """The expression of a block of x."""
+    """Prints a block of x."""
     x = _activation(region)
     conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
     loaded = load(x.pointer, offset(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
@@ -185,24 +187,25 @@ def _x(region: GemmRegion, form: Form) -> str:
 
 
 def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, Any]:
-    """An operand of the epilogue: ``expression`` of a load or an iota; ``at``, ``stored`` and ``mask`` of a store."""
+    """Describes an operand of the epilogue: ``expression`` of a load or an iota; ``at``, ``stored`` and ``mask`` of a
+    store."""
     at = operand.position("(i + part * m)" if form.k_splits > 1 else "i", "j")
     conditions = {"row": "i < m", "column": f"j < {region.columns}"}
     mask = conditions.get(operand.kind, f"(i < m) & (j < {region.columns})")
-    found: dict[str, Any] = {"value": operand.value, "pointer": operand.pointer, "at": at, "mask": mask}
+    described: dict[str, Any] = {"value": operand.value, "pointer": operand.pointer, "at": at, "mask": mask}
     if operand.role == "store":
-        return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
+        return described | {"stored": triton.store_cast(operand.value, operand.dtype)}
     if operand.role == "iota":
-        return found | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
+        return described | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
     loaded = f"tl.load({operand.pointer})"
     if operand.kind != "scalar":
         loaded = f"tl.load({operand.pointer} + {at}, mask={mask})"
-    return found | {"expression": triton.load_cast(loaded, operand.dtype)}
+    return described | {"expression": triton.load_cast(loaded, operand.dtype)}
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """The functions of the static header that the regions call. They are copied into the source, because Triton reads a
-    kernel from one file."""
+    """Returns the functions of the static header that the regions call. They are copied into the source, because Triton
+    reads a kernel from one file."""
     lines: list[str] = []
     for region in regions:
         lines += [line.text for line in region["lines"]]

@@ -1,4 +1,4 @@
-"""The schedules of Triton's products: a class for each form, which ``gemm/triton.py`` explains."""
+"""Declares the schedules of Triton's products: a class for each form, which ``gemm/triton.py`` explains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jitgen.schedule.declared import DeclaredSchedule, about
 
 @dataclass(frozen=True)
 class TritonMainloop(DeclaredSchedule):
-    """What the forms have in common.
+    """Holds what the forms have in common.
 
     Attributes:
         block_m, block_n: the tile.
@@ -44,7 +44,7 @@ class TritonMainloop(DeclaredSchedule):
 
     @property
     def slices(self) -> int:
-        """Dots that one iteration computes side by side, each over its own slice of K."""
+        """Returns how many dots one iteration computes side by side, each over its own slice of K."""
         return 1
 
     @property
@@ -54,21 +54,21 @@ class TritonMainloop(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class TritonTokens(TritonMainloop):
-    """x is the left operand of ``tl.dot``."""
+    """Makes x the left operand of ``tl.dot``."""
 
     form: ClassVar[str] = "tokens"
 
 
 @dataclass(frozen=True)
 class TritonWeights(TritonMainloop):
-    """The weight is the left operand of ``tl.dot``."""
+    """Makes the weight the left operand of ``tl.dot``."""
 
     form: ClassVar[str] = "weights"
 
 
 @dataclass(frozen=True)
 class TritonSlices(TritonMainloop):
-    """As ``TritonWeights``, and each warp multiplies its own slice of an iteration's K."""
+    """Makes the weight the left operand, and each warp multiply its own slice of an iteration's K."""
 
     form: ClassVar[str] = "slices"
 

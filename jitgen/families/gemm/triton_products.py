@@ -1,4 +1,5 @@
-"""Loads and products of the weights in a Triton matmul: the lines of one contraction, in each form of ``triton.py``.
+"""Writes loads and products of the weights in a Triton matmul: the lines of one contraction, in each form of
+``triton.py``.
 
 Where x has few rows, the scale of a group of weights is applied in float32 to the group's sums; else to each weight,
 which is then rounded once to x's dtype. With one scale for each row, the row's sum is scaled after the loop.
@@ -32,8 +33,8 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class Axes:
-    """The subscripts that broadcast an index vector over a block: for ``i`` and ``k`` of x, for ``j`` and ``k`` of W,
-    and for ``i`` and ``j`` of the accumulator y."""
+    """Holds the subscripts that broadcast an index vector over a block: for ``i`` and ``k`` of x, for ``j`` and ``k``
+    of W, and for ``i`` and ``j`` of the accumulator y."""
 
     x_i: str
     x_k: str
@@ -54,7 +55,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Form:
-    """What a schedule and the layouts mean for the loop over K.
+    """Says what a schedule and the layouts mean for the loop over K.
 
     Attributes:
         name: ``tokens``, ``weights`` or ``slices``.
@@ -82,7 +83,7 @@ class Form:
         return self.name == "slices"
 
     def beyond(self, index: str) -> list[str]:
-        """The condition that ``index``, of a block along k, is within K; no condition where every index is."""
+        """Prints the condition that ``index``, of a block along k, is within K; no condition where every index is."""
         if self.mask == "none":
             return []
         return [f"({'first_k' if self.mask == 'slices' else index} < k - start)"]
@@ -90,7 +91,7 @@ class Form:
 
 @dataclass
 class Lines:
-    """The lines of one contraction.
+    """Holds the lines of one contraction.
 
     Attributes:
         indices: index vectors, computed before the loop.
@@ -112,7 +113,7 @@ class Lines:
 
 
 def form_of(schedule: TritonSchedule, layouts: Sequence[GemmLayout]) -> Form:
-    """The form of a kernel with this schedule and these layouts."""
+    """Derives the form of a kernel with this schedule and these layouts."""
     name, step = schedule.form, schedule.block_k
     unit = min(layout.length_unit for layout in layouts)
     mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.slice_k == 0 else "elements"
@@ -120,19 +121,19 @@ def form_of(schedule: TritonSchedule, layouts: Sequence[GemmLayout]) -> Form:
 
 
 def offset(operand: GemmOperand, outer: str, k: str) -> str:
-    """The offsets of a block of the activation or of a dense weight that begins at ``start`` along k."""
+    """Prints the offsets of a block of the activation or of a dense weight that begins at ``start`` along k."""
     stride = operand.own[1]
     return f"{'start' if stride == '1' else f'start * {stride}'} + {operand.position(outer, k)}"
 
 
 def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
-    """A load at offset ``at``, of 0 where a condition does not hold."""
+    """Prints a load at offset ``at``, of 0 where a condition does not hold."""
     mask = f", mask={' & '.join(conditions)}, other=0" if conditions else ""
     return f"tl.load({pointer} + {at}{mask})"
 
 
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
-    """The lines of one contraction of ``region``."""
+    """Writes the lines of one contraction of ``region``."""
     quantized = product.contraction.format is not None
     lines = _quantized(product, region, form, schedule) if quantized else _dense(product, region, form, schedule)
     if form.sliced:
@@ -179,14 +180,14 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
         lines.indices.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
 
     def in_iteration(pointer: str | None, at: str) -> str:
-        """Scales or zero-points of the iteration at ``at``, one for each row and slice; 0 beyond the last."""
+        """Loads scales or zero-points of the iteration at ``at``, one for each row and slice; 0 beyond the last."""
         if not group:
             return f"tl.load({pointer} + {w}_j)"
         k = f"{at} + first_k" if at else "first_k"
         return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
 
     def parameter(name: str, pointer: str | None, prefetched: bool) -> None:
-        """Lines that load scales or zero-points."""
+        """Adds the lines that load scales or zero-points."""
         if group and not prefetched:
             lines.body.append(f"{name} = {in_iteration(pointer, 'start')}")
             return
@@ -233,7 +234,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
 def _planes(
     product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule, lines: Lines
 ) -> Lines:
-    """The rest of a weight's lines where its codes are in bit planes: codes become float32, and then x's dtype.
+    """Adds the rest of a weight's lines if its codes are in bit planes: codes become float32, and then x's dtype.
 
     The scales of groups multiply the sums, or weights of bfloat16 and float32. They do not multiply weights of float16,
     because the product of a code and a scale may be beyond its range.
@@ -280,7 +281,7 @@ def _planes(
 
 
 def _values(format: formats.Format, code: str) -> str:
-    """The expression of codes as numbers of float32."""
+    """Prints codes as numbers of float32."""
     kind = format.code
     if isinstance(kind, formats.Integer):
         return f"integer_values({code}, {kind.step}, {format.first})"
@@ -290,6 +291,6 @@ def _values(format: formats.Format, code: str) -> str:
 
 
 def _scale(format: formats.Format, stored: str) -> str:
-    """The expression of scales as numbers of float32."""
+    """Prints scales as numbers of float32."""
     decoders = {"e8m0": "e8m0_to_float32", "e4m3": "e4m3_to_float32"}
     return f"{decoders[format.scale]}({stored})" if format.scale in decoders else f"{stored}.to(tl.float32)"

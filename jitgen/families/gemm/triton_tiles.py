@@ -1,19 +1,15 @@
-"""Tiles of Triton's products of 16-bit x with a dense weight, or one of plain four-bit codes: the candidates, and a
-model of their times (``tile_times.py``).
+"""Lists tiles of Triton's products of 16-bit x with a dense weight, or one of plain four-bit codes, and models their
+times (``tile_times.py``).
 
 The constants were fitted to 1,636 timings of 174 random shapes on an H200 with Triton 3.6 (``bench/schedule_timings.py
 --seed 31001 --shapes 45`` and ``--seed 31003 --shapes 70``, of which 42 of each kind were reached; 1 to 8192 rows, N
 and K from 64 to 60000; quantised weights are W4A16 with groups of 128). Of what was timed for a shape, that which the
 model chooses takes longer than the best, by the geometric mean, and at worst; beside it the rule that there was before:
 
-============  ==================  ==================  ================
-rows of x     quantised           dense               the rule before
-============  ==================  ==================  ================
-1 to 8        2.7 %, 26 %         2.0 %, 10 %         7 % and 66 %
-9 to 64       2.6 %, 27 %         3.8 %, 25 %         11 % and 9 %
-65 to 512     3.9 %, 65 %         5.5 %, 33 %         98 % and 115 %
-513 to 8192   1.8 %, 22 %         7.5 %, 45 %         35 % and 48 %
-============  ==================  ==================  ================
+============ ================== ================== ================ rows of x quantised dense the rule before
+============ ================== ================== ================ 1 to 8 2.7 %, 26 % 2.0 %, 10 % 7 % and 66 % 9 to 64
+2.6 %, 27 % 3.8 %, 25 % 11 % and 9 % 65 to 512 3.9 %, 65 % 5.5 %, 33 % 98 % and 115 % 513 to 8192 1.8 %, 22 % 7.5 %, 45
+% 35 % and 48 % ============ ================== ================== ================
 
 A candidate has constants of its own, because what Triton's compiler makes of a tile follows no rule. Where K is split,
 a second kernel reads the sums of all ranges (``split_k.py``).
@@ -43,7 +39,7 @@ MOST_SUMS = 32
 
 @dataclass(frozen=True)
 class TritonFit:
-    """One kind of weight.
+    """Holds the constants of one kind of weight.
 
     Attributes:
         fixed: microseconds of a kernel.
@@ -130,30 +126,30 @@ QUANTIZED = TritonFit(
 
 
 def fit(quantized: bool) -> TritonFit:
-    """The candidates of quantised or of dense weights, and their constants."""
+    """Returns the candidates of quantised or of dense weights, and their constants."""
     return QUANTIZED if quantized else DENSE
 
 
 def candidates(rows: int, quantized: bool) -> list[TritonSchedule]:
-    """The tiles for a bucket that ends at ``rows`` rows of x."""
+    """Lists the tiles for a bucket that ends at ``rows`` rows of x."""
     tiles = fit(quantized).tiles
     if rows <= FEW_ROWS:
-        return [each for each in tiles if each.block_m == rows]
-    return [each for each in tiles if FEW_ROWS < each.block_m <= rows]
+        return [tile for tile in tiles if tile.block_m == rows]
+    return [tile for tile in tiles if FEW_ROWS < tile.block_m <= rows]
 
 
 def splits(tiles: TritonSchedule, rows: int, length: int, regions: int = 1) -> list[int]:
-    """The ranges that K may be split into."""
+    """Lists the ranges into which K may be split."""
     if rows > SPLIT_ROWS:
         return [1]
     most = length // (LEAST_ITERATIONS * tiles.block_k)
-    return [each for each in K_SPLITS if each == 1 or (each <= most and each * regions <= MOST_SUMS)]
+    return [count for count in K_SPLITS if count == 1 or (count <= most and count * regions <= MOST_SUMS)]
 
 
 def microseconds(
     tiles: TritonSchedule, rows: int, columns: Sequence[int], length: int, splits: int, bits: float, chip: Chip
 ) -> float:
-    """The estimated time of a product with 16-bit results that has the device for itself.
+    """Estimates the time of a product with 16-bit results that has the device for itself.
 
     Args:
         columns: of each region.
@@ -161,7 +157,7 @@ def microseconds(
         bits: of a weight, those of scales included; a dense one has 16.
     """
     constants = fit(bits < 16)
-    blocks = splits * -(-rows // tiles.block_m) * sum(-(-each // tiles.block_n) for each in columns)
+    blocks = splits * -(-rows // tiles.block_m) * sum(-(-width // tiles.block_n) for width in columns)
     iterations = -(-length // (tiles.block_k * splits))
     moved = sum(columns) * length * bits / 8 + 2 * rows * (length + sum(columns))
     time = constants.fixed + tile_times.microseconds(constants.tiles[tiles], blocks, iterations, moved, chip)

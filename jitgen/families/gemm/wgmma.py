@@ -1,4 +1,4 @@
-"""The wgmma mainloops of sm_90a, as Python sees them: their configurations, shared memory and tensor maps.
+"""Describes the wgmma mainloops of sm_90a as Python sees them: their configurations, shared memory and tensor maps.
 
 The headers ``gemm_wgmma_quantized.cuh`` and ``gemm_wgmma_dense.cuh`` say how they are called. What they ask of the host
 is computed here: shared memory for the schedule, tensor maps for the launch, and configurations for the template.
@@ -27,8 +27,8 @@ BATCH_RANK = 2
 
 
 def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> int:
-    """Dynamic shared memory of a block in bytes, as the header's ``Shape::bytes``: stages, two barriers for each stage,
-    and room for the epilogue. The generated source asserts that both are equal."""
+    """Returns the dynamic shared memory of a block in bytes, as the header's ``Shape::bytes``: stages, two barriers for
+    each stage, and room for the epilogue. The generated source asserts that both are equal."""
     count, warpgroups = len(contractions), schedule.warpgroups
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
@@ -53,7 +53,8 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
 def weights_of(
     contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip, transposed: bool = False
 ) -> Weights:
-    """What the choice of tiles depends on, of regions of these columns that have these contractions each."""
+    """Returns the facts on which the choice of tiles depends, for regions of these columns that have these contractions
+    each."""
     first, sizes = contractions[0], (tuple(columns), length, len(contractions), chip)
     if first.format is None:
         return Weights(*sizes, transposed=transposed)
@@ -66,29 +67,31 @@ def weights_of(
 
 
 def entry_suffix(number: int) -> str:
-    """What follows the kernel's name in the name of the entry of tiling ``number``."""
+    """Returns what follows the kernel's name in the name of the entry of tiling ``number``."""
     return f"_{number}" if number else ""
 
 
 def for_launch(
     schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip
 ) -> WgmmaLaunch:
-    """The tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its K."""
+    """Returns the tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its
+    K."""
     contractions, first = bodies[0].contractions, geometries[0]
     if first.matrices > 1 or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
     weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
-    found = [estimate(tiling, first.rows, weights) for tiling in schedule.tilings]
-    number = min(range(len(found)), key=lambda each: found[each][1])
+    estimates = [estimate(tiling, first.rows, weights) for tiling in schedule.tilings]
+    number = min(range(len(estimates)), key=lambda index: estimates[index][1])
     tiling = schedule.tilings[number]
     # With multicast a cluster always has all its blocks.
-    return WgmmaLaunch(tiling, number, tiling.cluster_k_splits if tiling.multicast > 1 else found[number][0])
+    return WgmmaLaunch(tiling, number, tiling.cluster_k_splits if tiling.multicast > 1 else estimates[number][0])
 
 
 def tensor_maps(
     bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: WgmmaTiling
 ) -> Iterator[MappedTensor]:
-    """The kernel's tensor maps in the order of its parameters: the activation, then the weights of each region."""
+    """Yields the kernel's tensor maps in the order of its parameters: the activation, then the weights of each
+    region."""
     first = bodies[0].contractions[0]
     assert first.activation is not None
     yield _activation(bodies[0], geometries[0], first.activation, schedule)
@@ -107,7 +110,7 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaT
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
-    """The codes as a matrix of 32-bit words with a row for each 16 rows of the weight."""
+    """Maps the codes as a matrix of 32-bit words with a row for each 16 rows of the weight."""
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
     tiles = -(-geometry.columns // 16)
@@ -128,7 +131,7 @@ def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, s
 def _mapped(
     body: Body, geometry: GemmGeometry, index: int, shape: tuple[int, int], along: int, box: tuple[int, int]
 ) -> MappedTensor:
-    """The tensor map of operand ``index``: matrices of ``shape``, with rows along its own dimension ``along``."""
+    """Makes the tensor map of operand ``index``, a matrix of these sizes and strides, or a batch of such matrices."""
     strides, rank = geometry.strides[index], BATCH_RANK if geometry.batch else 0
     batch = list(zip(geometry.batch, strides[2:], strict=True))
     return mapped_tensor(body.operands[index], geometry.offsets[index], batch, rank, shape, strides[along], box)

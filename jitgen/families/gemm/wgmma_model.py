@@ -1,4 +1,4 @@
-"""The model of the wgmma mainloops, by which ``wgmma_tiles.py`` chooses: fitted constants, and how times add up.
+"""Models the wgmma mainloops, among whose tiles ``wgmma_tiles.py`` chooses: fitted constants, and how times add up.
 
 Multiprocessors, resident clusters and the clock are those of a chip (``schedule/chips.py``). The other constants were
 fitted to timings on an H200, and hold for Hopper's tensor cores: to 7,058 timings of 90 random shapes for each kind of
@@ -8,12 +8,9 @@ promising; quantised weights are W4A16 with groups of 128. Products of more than
 all others. Of what was timed for a shape, that which a model chooses takes longer than the best, by the geometric mean
 and at the 95th percentile:
 
-=====================  ==============  ==============
-products               quantised       dense
-=====================  ==============  ==============
-of more than 20 GFLOP  0.4 %, 3 %      0.4 %, 2 %
-others                 1.0 %, 6 %      3.1 %, 14 %
-=====================  ==============  ==============
+===================== ============== ============== products quantised dense ===================== ==============
+============== of more than 20 GFLOP 0.4 %, 3 % 0.4 %, 2 % others 1.0 %, 6 % 3.1 %, 14 % =====================
+============== ==============
 
 Fitted to 60 % of the shapes at random, twice, the model of quantised weights loses 0.8 % and 0.0 % for the larger ones
 of the remaining shapes, and 2.5 % and 1.2 % for the others. ``docs/measured/h200-sweep.json`` has shapes to which it
@@ -47,7 +44,7 @@ from jitgen.schedule.chips import Chip
 
 @dataclass(frozen=True)
 class TileFit:
-    """Fitted constants of a mainloop. An area is that of a tile in units of 64 x 512 sums.
+    """Holds fitted constants of a mainloop. An area is that of a tile in units of 64 x 512 sums.
 
     Attributes:
         product: the cycles of a tile's wgmmas, as a multiple of those that the tensor cores take.
@@ -80,7 +77,7 @@ class TileFit:
 
 @dataclass(frozen=True)
 class WarpgroupFit:
-    """Cycles of an iteration of one warpgroup, beside its wgmmas.
+    """Holds the cycles of an iteration of one warpgroup, besides its wgmmas.
 
     Attributes:
         fixed: whatever its tile.
@@ -95,7 +92,7 @@ class WarpgroupFit:
     more_blocks: float = 0
 
     def blocks(self, count: int) -> float:
-        """The cycles of so many blocks of 64 rows of codes."""
+        """Returns the cycles of so many blocks of 64 rows of codes."""
         return self.block + (count - 1) * self.more_blocks
 
 
@@ -143,7 +140,7 @@ AREA = 64 * 512
 
 @dataclass(frozen=True)
 class Times:
-    """The times that a kernel is composed of.
+    """Holds the times of which a kernel is composed.
 
     Attributes:
         fit: of the mainloop.
@@ -162,21 +159,22 @@ class Times:
     moved: float
 
     def least(self, chip: Chip, items: int, most: int, fewest: int = 1) -> tuple[int, float]:
-        """(splits, microseconds) with the number of splits, ``fewest`` to ``most``, for which the kernel takes least.
+        """Returns (splits, microseconds) with the number of splits, ``fewest`` to ``most``, for which the kernel takes
+        least.
 
         Args:
             chip: has the clusters.
             items: tiles.
         """
-        found = [
-            (splits, self.of(chip, items, splits, clusters * self.resident))
+        options = [
+            (splits, self.microseconds(chip, items, splits, clusters * self.resident))
             for splits, clusters in chip.clusters
             if splits == fewest or (fewest < splits <= most and self.chunks >= 4 * splits)
         ]
-        return min(found, key=lambda one: one[1])
+        return min(options, key=lambda one: one[1])
 
-    def of(self, chip: Chip, items: int, splits: int, clusters: int) -> float:
-        """The microseconds with ``splits`` blocks in each of at most ``clusters`` clusters."""
+    def microseconds(self, chip: Chip, items: int, splits: int, clusters: int) -> float:
+        """Returns the microseconds with ``splits`` blocks in each of at most ``clusters`` clusters."""
         fit = self.fit
         whole, rounds = tile_rounds(items, splits, clusters)
         time = fit.fixed
@@ -194,24 +192,24 @@ class Times:
         return self.with_memory(chip, time)
 
     def pingpong(self, chip: Chip, items: int) -> float:
-        """The microseconds where two warpgroups of a block compute tiles in turn: each tile's epilogue while the other
-        warpgroup multiplies, but for the last."""
+        """Estimates the microseconds if two warpgroups of a block compute tiles in turn: each tile's epilogue while the
+        other warpgroup multiplies, but for the last."""
         count = -(-items // chip.multiprocessors)
         main, end = self.chunks * self.chunk(1), self.epilogue(1)
         return self.with_memory(chip, self.fit.fixed + (count - 1) * max(main, (main + end) / 2) + main + end)
 
     def with_memory(self, chip: Chip, time: float) -> float:
-        """The microseconds of a kernel, of which so many are those of its blocks."""
+        """Estimates the microseconds of a kernel whose blocks take ``time``, with those of its memory."""
         memory = self.fit.fixed + self.moved / chip.reads * 1e6
         return float((time**SMOOTH + memory**SMOOTH) ** (1 / SMOOTH))
 
     def sharing(self, chip: Chip, blocks: int) -> int:
-        """Of so many blocks, how many share a multiprocessor."""
+        """Returns how many of so many blocks share a multiprocessor."""
         return max(1, min(self.resident, -(-blocks // chip.multiprocessors)))
 
 
 def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:
-    """(rounds in which each block computes a tile of its own, rounds in which each cluster computes one), as
+    """Returns (rounds in which each block computes a tile of its own, rounds in which each cluster computes one), as
     ``TileWalk`` of gemm_wgmma_walk.cuh has them, for ``clusters`` clusters of ``splits`` blocks."""
     whole, left = divmod(items, clusters * splits)
     if left > clusters * (splits - 1):

@@ -1,4 +1,4 @@
-"""Tiles of the wgmma mainloops: the candidates, and their estimated times by the model of ``wgmma_model.py``."""
+"""Lists tiles of the wgmma mainloops, and estimates their times by the model of ``wgmma_model.py``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLES = 9
 
 @dataclass(frozen=True)
 class Weights:
-    """What a choice of tiles depends on, besides the rows of x.
+    """Holds the facts on which a choice of tiles depends, besides the rows of x.
 
     Attributes:
         columns: N of each region.
@@ -74,8 +74,8 @@ spills, as NVRTC 13.0 compiles it."""
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
-    """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits that any of
-    these rows gains from."""
+    """Lists the tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits from which
+    any of these rows gains."""
     tilings = _dense_tilings(most, weights) if weights.bits == 16 else _quantized_tilings(most, weights)
     return [_gaining(tiling, fewest, most, weights) for tiling in tilings]
 
@@ -86,21 +86,21 @@ def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> W
 
 
 def cost(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weights) -> float:
-    """The estimated time in microseconds of the best of ``tilings`` for each number of rows, by the geometric mean over
+    """Estimates the time in microseconds of the best of ``tilings`` for each number of rows, by the geometric mean over
     rows from ``fewest`` to ``most``."""
-    found = [times(tiling, fewest, most, weights) for tiling in tilings]
-    return math.exp(sum(math.log(min(each)) for each in zip(*found, strict=True)) / len(found[0]))
+    estimates = [times(tiling, fewest, most, weights) for tiling in tilings]
+    return math.exp(sum(math.log(min(column)) for column in zip(*estimates, strict=True)) / len(estimates[0]))
 
 
 @functools.lru_cache(maxsize=4096)
 def times(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
-    """The estimated time of ``tiling`` in microseconds, for each of the sampled rows."""
+    """Estimates the time of ``tiling`` in microseconds, for each of the sampled rows."""
     return tuple(estimate(tiling, rows, weights)[1] for rows in sampled_rows(fewest, most, SAMPLES))
 
 
 def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, float]:
-    """How many blocks of a cluster should share K, at most ``tiling.cluster_k_splits``, and the estimated time of a
-    kernel that has the device for itself, in microseconds."""
+    """Returns how many blocks of a cluster should share K, at most ``tiling.cluster_k_splits``, and the estimated time
+    of a kernel that has the device for itself, in microseconds."""
     if isinstance(tiling, WgmmaQuantized):
         return _estimate_quantized(tiling, rows, weights)
     return _estimate_dense(tiling, rows, weights)
@@ -153,20 +153,20 @@ def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights) -> t
 
 
 def in_ranges(tilings: Sequence[WgmmaTiling], ranges: int) -> list[WgmmaTiling]:
-    """Those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
+    """Returns those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
     able = [tiling for tiling in tilings if tiling.multicast == 1 and not tiling.pingpong]
     return [replace(tiling, k_splits=ranges, cluster_k_splits=1) for tiling in able]
 
 
 def sums_microseconds(ranges: int, rows: int, weights: Weights) -> float:
-    """The time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
+    """Estimates the time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
     if ranges == 1:
         return 0.0
     return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.reads * 1e6
 
 
 def _moved(rows: int, weights: Weights, bits: float, ranges: int) -> float:
-    """The bytes of x, of weights of so many bits, scales included, and of the results."""
+    """Counts the bytes of x, of weights of so many bits, scales included, and of the results."""
     columns = sum(weights.columns)
     results = columns * (2 if ranges == 1 else 4 * ranges * weights.contractions)
     return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length * 2 + results)
@@ -221,7 +221,7 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
 
 
 def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
-    """``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
+    """Returns ``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
     contractions = weights.contractions
     stages = tiles.stages * (tiles.block_m + tiles.columns * contractions) * 2 * CHUNK
     sums = contractions * tiles.block_m * (tiles.columns + 8) * 4
@@ -232,14 +232,14 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
 
 
 def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
-    """The tiles that a kernel for a batch of x of these rows can have."""
+    """Lists the tiles that a kernel for a batch of x of these rows can have."""
     return _fitting(_BATCHED, rows, weights)
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:
-    """The tiles of ``table`` for these rows, with the columns of one contraction each."""
+    """Lists the tiles of ``table`` for these rows, with the columns of one contraction each."""
     tilings = [replace(tiles, columns=tiles.columns // weights.contractions) for tiles in table]
-    return [each for each in tilings if rows > 64 * (each.down - 1) and _fits(each, weights.transposed)]
+    return [tiling for tiling in tilings if rows > 64 * (tiling.down - 1) and _fits(tiling, weights.transposed)]
 
 
 def _fits(tiles: WgmmaDense, transposed: bool) -> bool:
@@ -276,7 +276,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
 
 
 def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
-    """The estimated time of a batch, in microseconds."""
+    """Estimates the time of a batch, in microseconds."""
     (columns,), chip = weights.columns, weights.chip
     height, width = tiles.block_m, tiles.columns * weights.contractions
     items = matrices * -(-rows // height) * -(-columns // tiles.columns)

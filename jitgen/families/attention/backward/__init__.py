@@ -1,4 +1,5 @@
-"""The backward of attention: products with a pointwise function of other products, which are computed again in tiles.
+"""Computes the backward of attention: products with a pointwise function of other products, which are computed again in
+tiles.
 
 The modules, in the order in which a call needs them:
 

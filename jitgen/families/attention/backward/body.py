@@ -1,4 +1,4 @@
-"""The body of a region of attention's backward.
+"""Builds the body of a region of attention's backward.
 
 * Its first contractions are the products over a tile: ``x`` loads the left operand (kind ``left``, walked by (row,
   depth)), ``weight`` is the right one (``right``, by (streamed, depth)).
@@ -24,7 +24,7 @@ from jitgen.ir.symbols import Expr
 
 
 def body_of(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]) -> Body:
-    """The body of ``region``; see ``Family.body``."""
+    """Builds the body of ``region``; see ``Family.body``."""
     return _ResultBuilder(shapes, scalars).lower(region, numbers)
 
 

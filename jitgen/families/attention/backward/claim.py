@@ -1,4 +1,4 @@
-"""What this family claims: products with a pointwise function of other products, and the pointwise work after them.
+"""Claims products with a pointwise function of other products, and the pointwise work after them.
 
 A region iterates over ``(lead..., m, e)``: batch and heads, rows of the result, its columns. The *rows* are those of a
 block: queries where dQ is computed, keys where dK and dV are. ``n`` is streamed, inner and sequential; so are ``d``,
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 NAME = "attention_backward"
 MOST_WIDTH = 256
-"""Elements of a head at most: D and E."""
+"""The most elements of a head: D and E."""
 MOST_RESULTS = 2
-"""Results of one region at most: dK and dV."""
+"""The most results of one region: dK and dV."""
 MOST_PRODUCTS = 2
-"""Products of a tile that results share at most: scores and the gradients of weights."""
+"""The most products of a tile that results share: scores and the gradients of probabilities."""
 
 
 @dataclass(frozen=True)
 class Fusion(Question):
-    """The question whether products are computed again in the kernel that reads them (``Partition.decide``).
+    """Asks whether products are computed again in the kernel that reads them (``Partition.decide``).
 
     Attributes:
         rows, streamed: of the tile of products.
@@ -58,7 +58,7 @@ class Fusion(Question):
 
 
 def decide(question: Fusion, device: Device) -> Decision:
-    """Whether the device's dialect computes ``question`` in one kernel."""
+    """Decides whether the device's dialect computes ``question`` in one kernel."""
     if min(question.widths, default=0) == 0:
         return Decision(False, "products over no elements are zeros")
     if max(question.widths) > MOST_WIDTH:
@@ -74,7 +74,7 @@ def decide(question: Fusion, device: Device) -> Decision:
 
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """``values`` with their products in the form that ``match.py`` knows."""
+    """Rewrites ``values`` so that their products have the form that ``match.py`` knows."""
     if not may_have_streamed(values):
         return values
     from jitgen.families.attention.backward.match import has_streamed, oriented
@@ -86,12 +86,12 @@ def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Nod
 
 
 def may_have_streamed(values: Sequence[Node]) -> bool:
-    """A test that imports nothing: whether ``values`` have an exponential and a product."""
+    """Returns whether ``values`` have an exponential and a product, a test that imports nothing."""
     return kinds_of(values) >= {CONTRACT, EXP}
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Regions for those of ``values`` that end in such a product; in the others it is materialized."""
+    """Claims regions for those of ``values`` that end in such a product; in the others it is materialized."""
     if not may_have_streamed(values):
         return Claim([], values)
     from jitgen.families.attention.backward.match import has_streamed
@@ -101,8 +101,8 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     from jitgen.families.attention.backward.region import end_of, region_of, store_of
 
     index = Index(values)
-    while found := _fused(index, partition):
-        hidden = [gradient for gradient in found if not _ends(gradient, found, index, partition)]
+    while fused := _fused(index, partition):
+        hidden = [gradient for gradient in fused if not _ends(gradient, fused, index, partition)]
         if not hidden:
             break
         ends = [end_of(gradient, index) for gradient in _over_same_tiles(hidden, index)]
@@ -110,7 +110,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         index = Index([partition.mover.substituted(node, memo) for node in index.roots])
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)
-    for gradient in found:
+    for gradient in fused:
         stores = []
         for position, value in enumerate(index.roots):
             if index.depends(value, gradient.result):
@@ -129,16 +129,16 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def _over_same_tiles(hidden: Sequence[Streamed], index: Index) -> list[Streamed]:
-    """The first of ``hidden``, and others that one region may compute with it."""
+    """Returns the first of ``hidden``, and others that one region may compute with it."""
     first, *others = hidden
-    found = [first]
+    together = [first]
     for other in others:
         shared = set(map(id, first.products)) & set(map(id, other.products))
-        if not shared or other.function.shape != first.function.shape or len(found) == MOST_RESULTS:
+        if not shared or other.function.shape != first.function.shape or len(together) == MOST_RESULTS:
             continue
         if not index.depends(other.result, first.result) and not index.depends(first.result, other.result):
-            found.append(other)
-    return found
+            together.append(other)
+    return together
 
 
 def _fused(index: Index, partition: Partition) -> list[Streamed]:
@@ -148,18 +148,19 @@ def _fused(index: Index, partition: Partition) -> list[Streamed]:
 
 
 def fusion_of(gradient: Streamed) -> Fusion:
-    """The question whether ``gradient`` is one kernel."""
+    """Asks whether ``gradient`` is one kernel."""
     rows, streamed = gradient.function.shape[-2:]
     widths = (gradient.result.shape[-1], *(product.inputs[0].shape[-1] for product in gradient.products))
     operands = (gradient.result.inputs[1], *(child for product in gradient.products for child in product.inputs))
     return Fusion(rows, streamed, widths, tuple(dict.fromkeys(node.dtype for node in operands)))
 
 
-def _ends(gradient: Streamed, found: Sequence[Streamed], index: Index, partition: Partition) -> bool:
-    """Whether every root of ``index`` that is computed from ``gradient`` is a store of it, and of no other one."""
+def _ends(gradient: Streamed, streamed: Sequence[Streamed], index: Index, partition: Partition) -> bool:
+    """Returns whether every root of ``index`` that is computed from ``gradient`` is a store of it, and of no other
+    one."""
     from jitgen.families.attention.backward.region import store_of
 
-    others = [other.result for other in found if other is not gradient]
+    others = [other.result for other in streamed if other is not gradient]
     for value in index.roots:
         if not index.depends(value, gradient.result):
             continue
@@ -171,13 +172,13 @@ def _ends(gradient: Streamed, found: Sequence[Streamed], index: Index, partition
 
 
 def merge(left: Region, right: Region, result: int) -> Region | None:
-    """``joint`` of two regions that compute temporaries, with the result of ``right`` as number ``result``."""
+    """Merges two regions that compute temporaries by ``joint``, with the result of ``right`` as number ``result``."""
     stores = tuple(replace(store, result=result) for store in right.stores)
     return joint(left, replace(right, stores=stores))
 
 
 def joint(left: Region, right: Region) -> Region | None:
-    """One region that computes the results of both, which are functions of the same products; else None."""
+    """Joins two regions whose results are functions of the same products; None if they are not."""
     if len(left.stores) + len(right.stores) > MOST_RESULTS:
         return None
     if _frame(left) != _frame(right) or not _tiles(left) & _tiles(right):
@@ -193,12 +194,13 @@ def joint(left: Region, right: Region) -> Region | None:
 
 
 def _frame(region: Region) -> tuple[Any, ...]:
-    """The axes along which the stores of joint regions are the same: all but depths and the columns of a result."""
+    """Returns the axes along which the stores of joint regions are the same: all but depths and the columns of a
+    result."""
     return tuple(axis for axis in region.axes if axis.name[0] not in "de")
 
 
 def _tiles(region: Region) -> frozenset[int]:
-    """The ids of the products over a tile that a region computes."""
+    """Returns the ids of the products over a tile that a region computes."""
     from jitgen.families.attention.backward.match import tile_products
 
     return frozenset(map(id, tile_products(region.stores)))

@@ -1,4 +1,4 @@
-"""What the templates of attention's backward read: operands by role, products, and what is computed over a tile."""
+"""Presents attention's backward to its templates: operands by role, products, and what is computed over a tile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jitgen.kernel.render import renderer
 
 @dataclass(frozen=True)
 class Product:
-    """A product over a tile: ``accumulator`` [rows, streamed] is ``left`` [rows, depth] times the transposed ``right``
-    [streamed, depth]."""
+    """Describes a product over a tile: ``accumulator`` [rows, streamed] is ``left`` [rows, depth] times the transposed
+    ``right`` [streamed, depth]."""
 
     number: int
     left: Operand
@@ -36,7 +36,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Result:
-    """A result: the sum of a function [rows, streamed] times ``value`` [streamed, width].
+    """Describes a result: the sum of a function [rows, streamed] times ``value`` [streamed, width].
 
     Attributes:
         number: among the results.
@@ -61,7 +61,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Backward(Frame):
-    """The kernel, as all dialects read it. Its ``rule`` has a value for each result: the function that is summed.
+    """Presents the kernel as all dialects read it. Its ``rule`` has a value for each result: the function that is
+    summed.
 
     Attributes:
         products, results: of a tile.
@@ -72,14 +73,15 @@ class Backward(Frame):
 
 
 def functions_of(body: Body, layout: Layout) -> list[tuple[Instruction, ...]]:
-    """The instructions of the function of each result."""
-    found = [body.contractions[number].x for number in results_of(body)]
-    return found if layout.wide else [narrowed(each, body.operands) for each in found]
+    """Returns the instructions of the function of each result."""
+    functions = [body.contractions[number].x for number in results_of(body)]
+    return functions if layout.wide else [narrowed(function, body.operands) for function in functions]
 
 
 def merged(functions: Sequence[Sequence[Instruction]]) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:
-    """``functions`` as one sequence in which nothing is computed twice, and where the last of each is."""
-    found: list[Instruction] = []
+    """Merges ``functions`` into one sequence in which nothing is computed twice; returns also where the last
+    instruction of each is."""
+    sequence: list[Instruction] = []
     known: dict[tuple[object, ...], int] = {}
     roots = []
     for function in functions:
@@ -88,18 +90,18 @@ def merged(functions: Sequence[Sequence[Instruction]]) -> tuple[tuple[Instructio
             moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
             key = identity_of(moved)
             if key not in known:
-                known[key] = len(found)
-                found.append(moved)
+                known[key] = len(sequence)
+                sequence.append(moved)
             at.append(known[key])
         roots.append(at[-1])
-    return tuple(found), tuple(roots)
+    return tuple(sequence), tuple(roots)
 
 
 def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Any, dialect: Dialect) -> Backward:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     functions = functions_of(body, layout)
-    found = printed(body.instructions, dialect, coarse=body.coarse)
+    lines_ = printed(body.instructions, dialect, coarse=body.coarse)
 
     def operand(index: int, value: str = "") -> Operand:
         return operand_of(declared, index, layout, dialect, value)
@@ -108,7 +110,7 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
         return rule_of(*merged(functions), dialect, operand)
 
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
-    operands = [operand(index, found.values.get(index, "")) for index in range(len(body.operands))]
+    operands = [operand(index, lines_.values.get(index, "")) for index in range(len(body.operands))]
     return Backward(
         **frame_attributes(kernel, layout, declared, operands, body.contractions[0].dtype, dialect),
         products=tuple(
@@ -123,7 +125,7 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
             )
             for number, position in enumerate(tiles)
         ),
-        results=tuple(_results(body, layout, found, operand, declared)),
+        results=tuple(_results(body, layout, lines_, operand, declared)),
         rule=rule(functions),
         unmasked=rule([without_conditions(function) for function in functions]),
         masked=any(masks_of(function) for function in functions),
@@ -139,7 +141,7 @@ def _left_of(body: Body, position: int) -> int:
 
 
 def _results(
-    body: Body, layout: Layout, found: Printed, operand: Callable[..., Operand], declared: KernelParameters
+    body: Body, layout: Layout, lines_: Printed, operand: Callable[..., Operand], declared: KernelParameters
 ) -> list[Result]:
     results = []
     needed = _needed(body)
@@ -156,26 +158,26 @@ def _results(
                 dtype=contraction.dtype,
                 precision=contraction.precision,
                 accumulator=f"acc{position}",
-                loads=tuple(operand(index, found.values[index]) for index in loads),
-                lines=tuple(line for p, line in found.lines.items() if p in mine),
-                stores=tuple(operand(i, found.values[i]) for i in stores_of(body)[number]),
+                loads=tuple(operand(index, lines_.values[index]) for index in loads),
+                lines=tuple(line for p, line in lines_.lines.items() if p in mine),
+                stores=tuple(operand(i, lines_.values[i]) for i in stores_of(body)[number]),
             )
         )
     return results
 
 
 def _needed(body: Body) -> dict[int, set[int]]:
-    """For each result, the positions of the instructions that its stores are computed from."""
-    found: dict[int, set[int]] = {}
+    """Returns, for each result, the positions of the instructions that its stores are computed from."""
+    positions: dict[int, set[int]] = {}
     for number, stores in zip(results_of(body), stores_of(body), strict=True):
         needed = {p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores}
         for position in reversed(range(len(body.instructions))):
             if position in needed:
                 needed.update(body.instructions[position].args)
-        found[number] = needed
-    return found
+        positions[number] = needed
+    return positions
 
 
 def bounds(rule: Rule, known: Mapping[int, Ends], words: Words) -> Bounds:
-    """The bounds of what is computed over a tile; see ``vanishing_of``."""
+    """Computes the bounds of what is computed over a tile; see ``vanishing_of``."""
     return vanishing_of(rule.instructions, rule.roots, known, words)

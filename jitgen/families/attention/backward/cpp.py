@@ -1,4 +1,4 @@
-"""The context of ``templates/attention_backward/attention_backward.cpp.j2``, whose mainloop is
+"""Builds the context of ``templates/attention_backward/attention_backward.cpp.j2``, whose mainloop is
 ``attention_backward.hpp``; see ``rule/cpp.py``."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jitgen.kernel.printed import indices
 
 
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     return {
         **struct_of(backward, bounds(backward.rule, known_ends(backward.rule.operands), WORDS)),
         "groups": " * ".join(backward.groups) or "1",

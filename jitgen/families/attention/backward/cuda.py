@@ -1,4 +1,4 @@
-"""The context of ``templates/attention_backward/attention_backward.cu.j2``: a struct of operands that
+"""Builds the context of ``templates/attention_backward/attention_backward.cu.j2``: a struct of operands that
 ``attention_backward.cuh`` walks.
 
 Of what a tile computes, the values of one row are words: those of a streamed row are computed by the warps that copy,
@@ -42,17 +42,17 @@ PAIR_OF_WORDS = ("int64", "float64")
 
 
 def rules(body: Body, layout: Layout, role: Roles) -> tuple[Rule, Rule]:
-    """What a tile computes without masks and with them. Results get a factor after their tiles only where both rules
-    have the same one: results are sums over tiles of either kind."""
+    """Returns the rules of a tile without masks and with them. Results get a factor after their tiles only where both
+    rules have the same one: results are sums over tiles of either kind."""
     functions = functions_of(body, layout)
     kinds = dict(enumerate(layout.operands))
 
     def rule(parts: Sequence[Any], factored: bool) -> Rule:
         instructions, roots = merged(parts)
         at = dict(zip(results_of(body), roots, strict=True))
-        found = [at[number] for number in role.results]
-        first = found.pop() if role.early else None
-        return rule_of(instructions, first, found, role.products[0], kinds, factored)
+        results = [at[number] for number in role.results]
+        first = results.pop() if role.early else None
+        return rule_of(instructions, first, results, role.products[0], kinds, factored)
 
     def both(factored: bool) -> tuple[Rule, Rule]:
         return rule([without_conditions(function) for function in functions], factored), rule(functions, factored)
@@ -67,22 +67,23 @@ def _factor_of(rule: Rule) -> object:
 
 
 def words_of(body: Body, layout: Layout, role: Roles) -> tuple[int, int]:
-    """Numbers of words of a row of the block, and of a tile."""
+    """Counts the words of a row of the block, and of a tile."""
     both = rules(body, layout, role)
     return _count(_positions(both, "row")), _count(_positions(both, "key"))
 
 
 def _positions(both: tuple[Rule, Rule], level: str) -> list[tuple[Rule, int]]:
-    """The values that are words: those that either rule reads, each with the rule that says how it is computed."""
-    found: dict[tuple[object, ...], tuple[Rule, int]] = {}
+    """Lists the values that are words: those that either rule reads, each with the rule that says how it is
+    computed."""
+    words: dict[tuple[object, ...], tuple[Rule, int]] = {}
     for rule in both:
         for position in rule.words(level):
-            found.setdefault(_identity(rule, position), (rule, position))
-    return list(found.values())
+            words.setdefault(_identity(rule, position), (rule, position))
+    return list(words.values())
 
 
 def _identity(rule: Rule, position: int) -> tuple[object, ...]:
-    """What decides the value at ``position``, whichever rule it is of."""
+    """Returns a key that decides the value at ``position``, in whichever rule it is."""
     instruction = rule.instructions[position]
     return (
         instruction.op,
@@ -97,7 +98,7 @@ def _count(words: Sequence[tuple[Rule, int]]) -> int:
 
 
 def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     role = roles(body, layout)
     lefts = zip(left_operands(body, role), schedule.block_copied, strict=True)
@@ -113,7 +114,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         [_elements(operand, number, next(maps) if copied else "") for number, operand, copied in side]
         for side in elements
     )
-    found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
+    tile_bounds = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     writer = _Writer(backward, layout, of_scores(dialect), rules(body, layout, role), role)
     ordered = [backward.results[results_of(body).index(number)] for number in role.results]
     first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]
@@ -133,14 +134,14 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
             for o in backward.rule.reads("task")
             if o.pointer
         ],
-        "row_ends": [_ends(o, "a", 0) for o in backward.ends(found, "row")],
-        "key_ends": [_ends(o, "b", 1) for o in backward.ends(found, "key")],
+        "row_ends": [_ends(o, "a", 0) for o in backward.ends(tile_bounds, "row")],
+        "key_ends": [_ends(o, "b", 1) for o in backward.ends(tile_bounds, "key")],
         "task_ends": [
             {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
-            for o in backward.ends(found, "task")
+            for o in backward.ends(tile_bounds, "task")
             if o.is_integer
         ],
-        "bounds": found,
+        "bounds": tile_bounds,
         "tile_words": writer.staged("key"),
         "block_words": writer.staged("row"),
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
@@ -154,13 +155,13 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
 
 
 def _choice(names: Sequence[str]) -> str:
-    """The one of ``names`` that the template parameter ``number`` chooses."""
+    """Prints the one of ``names`` that the template parameter ``number`` chooses."""
     chosen = "".join(f"number == {number} ? {name} : " for number, name in enumerate(names[:-1]))
     return f"{chosen}{names[-1]}"
 
 
 def _config(schedule: WgmmaSchedule, backward: Backward, role: Roles) -> list[Member]:
-    """The members of the Config of ``attention_backward.cuh``."""
+    """Returns the members of the Config of ``attention_backward.cuh``."""
     pairs = {"depth": (*schedule.depths, 0), "columns": (*schedule.columns, 0), "slot": (*schedule.slots, 1)}
     # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
     in_memory = {o.kind for o in backward.rule.operands if o.pointer and o.dtype == "float32"}
@@ -180,7 +181,7 @@ def _bits(flags: Sequence[bool]) -> int:
 
 
 def _base(operand: Operand) -> str:
-    """The offset of the first element of a task with indices ``z0`` ... and ``y0`` ..."""
+    """Prints the offset of the first element of a task with indices ``z0`` ... and ``y0`` ..."""
     if operand.role == "store":
         return operand.task_base
     names = [*numbered("z", operand.batch), *numbered("y", operand.groups)]
@@ -194,8 +195,8 @@ def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:
 
 
 def _elements(operand: Operand, number: int, map_name: str) -> dict[str, Any]:
-    """An operand of products: the coordinates of its matrix in its tensor map, or the expression of an element.
-    ``map_name`` is empty where no tensor map copies it."""
+    """Describes an operand of products: the coordinates of its matrix in its tensor map, or the expression of an
+    element. ``map_name`` is empty where no tensor map copies it."""
     steps = [(step, f"task.z{dim}") for dim, step in enumerate(operand.batch)]
     steps += [(step, f"task.y{dim}") for dim, step in enumerate(operand.groups)]
     at = f"task.at{operand.index} + row * {operand.own[0]} + column * {operand.own[1]}"
@@ -237,34 +238,34 @@ class _Writer:
         self.printed: list[Printed] = [printed(rule.instructions, dialect, "s") for rule in both]
         self.words: dict[str, dict[tuple[object, ...], tuple[Rule, int, int]]] = {}
         for level in ("row", "key"):
-            number, found = 0, {}
+            number, first_words = 0, {}
             for rule, position in _positions(both, level):
-                found[_identity(rule, position)] = rule, position, number
+                first_words[_identity(rule, position)] = rule, position, number
                 number += 2 if rule.instructions[position].dtype in PAIR_OF_WORDS else 1
-            self.words[level] = found
+            self.words[level] = first_words
 
     def staged(self, level: str) -> dict[str, Any]:
-        """How the words of a row are computed: ``loads``, ``lines`` and the ``words``."""
+        """Describes how the words of a row are computed: ``loads``, ``lines`` and the ``words``."""
         where = "a" if level == "row" else "b"
         loads: dict[str, dict[str, str]] = {}
         lines, words = {}, []
         for number, rule in enumerate(self.both):
             mine = [(p, first) for r, p, first in self.words[level].values() if r is rule]
             prefix = "" if number == 0 else "m"
-            found = self.printed[number] if number == 0 else printed(rule.instructions, self.dialect, "m")
+            texts = self.printed[number] if number == 0 else printed(rule.instructions, self.dialect, "m")
             for position in sorted(behind(rule.instructions, [p for p, _ in mine])):
-                instruction, name = rule.instructions[position], found.names[position]
+                instruction, name = rule.instructions[position], texts.names[position]
                 if instruction.op in ("load", "iota"):
                     loads[name] = self._load(self.operands[instruction.attr], instruction.dtype, name, where)
-                elif position in found.lines:
-                    lines[prefix, position] = found.lines[position]
+                elif position in texts.lines:
+                    lines[prefix, position] = texts.lines[position]
             for position, first in mine:
-                name, dtype = found.names[position], rule.instructions[position].dtype
+                name, dtype = texts.names[position], rule.instructions[position].dtype
                 words += [{"number": first + n, "bits": text} for n, text in enumerate(_bits_of(name, dtype))]
         return {"loads": list(loads.values()), "lines": list(lines.values()), "words": words}
 
     def _load(self, operand: Operand, dtype: str, name: str, where: str = "") -> dict[str, str]:
-        """The value of an operand at row ``where`` of its side, or at a pair of rows."""
+        """Describes the value of an operand at row ``where`` of its side, or at a pair of rows."""
         kind = self.dialect.types[dtype]
         if operand.kind == "task":
             expression = f"task.x{operand.index}" if operand.pointer else f"task.at{operand.index}"
@@ -274,23 +275,24 @@ class _Writer:
         return {"type": kind, "value": name, "expression": f"{kind}({operand.element(at)})"}
 
     def factor(self) -> dict[str, Any]:
-        """What sums of the first result are multiplied with: ``lines`` and a ``value``, which is empty for 1."""
-        rule, found = self.both[0], self.printed[0]
+        """Describes what sums of the first result are multiplied with: ``lines`` and a ``value``, which is empty for
+        1."""
+        rule, lines = self.both[0], self.printed[0]
         if rule.factor is None:
             return {"lines": [], "value": ""}
         positions = sorted(behind(rule.instructions, (rule.factor,)))
-        return {"lines": [found.lines[p] for p in positions if p in found.lines], "value": found.names[rule.factor]}
+        return {"lines": [lines.lines[p] for p in positions if p in lines.lines], "value": lines.names[rule.factor]}
 
     def rule(self, number: int) -> dict[str, Any]:
-        """The functions of one of the rules."""
-        rule, found = self.both[number], self.printed[number]
+        """Describes the functions of one of the rules."""
+        rule, lines = self.both[number], self.printed[number]
         last = rule.second[0]
         return {
             "name": ("open", "masked")[number],
             "title": ("Where no mask hides a pair", "Where one may, or a row does not exist")[number],
             "is_open": number == 0,
             "scores": f"acc{self.role.products[0]}",
-            "kept": found.names[rule.kept],
+            "kept": lines.names[rule.kept],
             "gradients": f"acc{self.role.products[1]}" if len(self.role.products) > 1 else "unused",
             "first": self._phase(number, rule.first_phase, rule.kept, rule.first, ends=False),
             "second": self._phase(
@@ -301,17 +303,17 @@ class _Writer:
     def _phase(
         self, number: int, positions: Sequence[int], value: int, other: int | None, ends: bool
     ) -> dict[str, Any]:
-        """One phase.
+        """Describes one phase.
 
         Args:
             ends: whether its value is the left operand of a product, and so zero where a row does not exist.
         """
-        rule, found = self.both[number], self.printed[number]
+        rule, texts = self.both[number], self.printed[number]
         words, loads, lines, pairs = [], [], [], False
         for position in positions:
             instruction, level = rule.instructions[position], rule.levels[position]
-            name = found.names[position]
-            side = next((each for each in ("row", "key") if level == frozenset((each,))), None)
+            name = texts.names[position]
+            side = next((kind for kind in ("row", "key") if level == frozenset((kind,))), None)
             word = self.words[side].get(_identity(rule, position)) if side else None
             if side and word is not None:
                 words.append(_word(name, instruction.dtype, side, word[2], self.dialect))
@@ -320,21 +322,21 @@ class _Writer:
                 if side is None or instruction.op == "iota":
                     loads.append(self._load(operand, instruction.dtype, name))
                     pairs |= level == BOTH and bool(operand.pointer)
-            elif position in found.lines and side is None:
-                lines.append(found.lines[position])
+            elif position in texts.lines and side is None:
+                lines.append(texts.lines[position])
         return {
             "words": words,
             "loads": loads,
             "lines": lines,
             "pairs": pairs,
-            "value": found.names[value],
-            "other": found.names[other] if other is not None else "",
+            "value": texts.names[value],
+            "other": texts.names[other] if other is not None else "",
             "ends": ends,
         }
 
 
 def _bits_of(name: str, dtype: str) -> list[str]:
-    """A value as words."""
+    """Splits a value into words."""
     if dtype == "float32":
         return [f"uint32_t(__float_as_int({name}))"]
     if dtype in PAIR_OF_WORDS:
@@ -344,7 +346,7 @@ def _bits_of(name: str, dtype: str) -> list[str]:
 
 
 def _word(name: str, dtype: str, level: str, first: int, dialect: Dialect) -> dict[str, str]:
-    """A value from its words."""
+    """Joins a value from its words."""
     words = "of_block" if level == "row" else "of_tile"
     kind, word = dialect.types[dtype], f"{words}[{first}]"
     if dtype == "float32":

@@ -1,4 +1,4 @@
-"""A kernel of attention's backward in words."""
+"""Explains a kernel of attention's backward in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.kernel.explain import operations_in
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: Device) -> list[str]:
-    """A title, what is computed over a tile, and how tiles are walked."""
+    """Explains the kernel: a title, what is computed over a tile, and how tiles are walked."""
     (layout,), (body,) = layouts, kernel.bodies
     results = results_of(body)
     tiles = len(body.contractions) - len(results)

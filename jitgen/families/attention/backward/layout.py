@@ -1,4 +1,4 @@
-"""Where the operands of attention's backward lie: the batch, summed dimensions, and two strides of each one's own."""
+"""Lays out the operands of attention's backward: the batch, summed dimensions, and two strides of each one's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from jitgen.kernel.parameters import Integer, KernelParameters
 
 @dataclass(frozen=True)
 class Layout(TileLayout):
-    """The batch has the dimensions of results; groups have those that results are summed over.
+    """Holds the facts of strides that decide the source: the batch has the dimensions of results, groups those that
+    results are summed over.
 
     Operands that are not of scores are ``"contiguous"`` along their last dimension, or ``"strided"``.
 
@@ -38,20 +39,20 @@ class Layout(TileLayout):
 
 
 def stores_of(body: Body) -> tuple[tuple[int, ...], ...]:
-    """For each result the operands that are stored of it."""
+    """Returns, for each result, the operands that store it."""
     behind: list[set[int]] = []
-    found: dict[int, list[int]] = {number: [] for number in results_of(body)}
+    by_result: dict[int, list[int]] = {number: [] for number in results_of(body)}
     for instruction in body.instructions:
         own = {instruction.attr} if instruction.op == "contract" else set()
         behind.append(own.union(*(behind[argument] for argument in instruction.args)))
         if instruction.op == "store":
             (number,) = behind[-1]
-            found[number].append(instruction.attr)
-    return tuple(tuple(stores) for stores in found.values())
+            by_result[number].append(instruction.attr)
+    return tuple(tuple(stores) for stores in by_result.values())
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[TileGeometry, ...]]:
-    """Layout and geometry of the kernel's one body; NotViewable where a movement needs a copy first."""
+    """Computes layout and geometry of the kernel's one body; NotViewable if a movement needs a copy first."""
     (body,) = kernel.bodies
 
     def size_of(name: str) -> int:
@@ -100,8 +101,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[TileGe
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
-    """The parameters of the kernel: ``depth<t>`` is what product ``t`` of a tile sums over, ``width<r>`` the columns of
-    result ``r``."""
+    """Declares the parameters of the kernel: ``depth<t>`` is what product ``t`` of a tile sums over, ``width<r>`` the
+    columns of result ``r``."""
     (layout,), (body,) = layouts, kernel.bodies
     results = len(results_of(body))
     sizes = [Integer(f"depth{number}", "depths", dim=number) for number in range(len(body.contractions) - results)]

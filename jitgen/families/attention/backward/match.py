@@ -1,12 +1,12 @@
-"""Recognising the backward of attention in a graph: products with a function of other products, which is never stored.
+"""Recognises the backward of attention in a graph: products with a function of other products, which is never stored.
 
 With T products over a tile of rows a and streamed rows b, and F a pointwise function of them::
 
     R[a, w] = sum over b of F(T_0[a, b], T_1[a, b], ...) Y[b, w],    T_t[a, b] = sum over d of X_t[a, d] Z_t[b, d]
 
 Of attention, with S = q k^T, dP = dO v^T and dS computed of both: dQ is such a product over the keys b of a query a,
-with Y the keys; dK one over the queries b of a key a, with Y the queries; dV likewise, with F the weights and Y dO. In
-F an exponential of a T is what makes it worth computing again (Dao, "FlashAttention-2", 2023).
+with Y the keys; dK one over the queries b of a key a, with Y the queries; dV likewise, with F the probabilities and Y
+dO. In F an exponential of a T is what makes it worth computing again (Dao, "FlashAttention-2", 2023).
 
 ``oriented`` brings a graph into this form: transposed and reshaped products become products of such operands.
 """
@@ -33,7 +33,7 @@ from jitgen.ir.views import Mover
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """A product that was recognised.
+    """Describes a product that was recognised.
 
     Attributes:
         result: R.
@@ -47,13 +47,14 @@ class Streamed:
 
 
 def is_plain(product: Node) -> bool:
-    """Whether ``product`` is one of matrices: with one axis of rows, of columns, and one that it sums over."""
+    """Returns whether ``product`` is one of matrices: with one axis of rows, one of columns, and one that it sums
+    over."""
     named = axes(product.attrs.equation)
     return len(named.rows) == len(named.columns) == len(named.contracted) == 1
 
 
 def matched(result: Node, index: Index) -> Streamed | None:
-    """``result``, a node of ``index``, as a product with a function of other products; None where it is none."""
+    """Matches ``result``, a node of ``index``, as a product with a function of other products; None if it is none."""
     if result.kind is not CONTRACT or not is_plain(result):
         return None
     function = result.inputs[0]
@@ -71,11 +72,13 @@ def matched(result: Node, index: Index) -> Streamed | None:
 
 
 def streamed_in(index: Index) -> list[Streamed]:
-    """All such products in ``index``. One with weights proportional to an exponential alone is a forward's, unless
-    another function reads the same scores."""
-    found = [gradient for node in index.order if (gradient := matched(node, index)) is not None]
-    several = {id(node) for gradient in found if not _is_forward(gradient) for node in gradient.products}
-    return [gradient for gradient in found if not _is_forward(gradient) or several & set(map(id, gradient.products))]
+    """Lists all such products in ``index``. One with probabilities proportional to an exponential alone is a forward's,
+    unless another function reads the same scores."""
+    gradients = [gradient for node in index.order if (gradient := matched(node, index)) is not None]
+    several = {id(node) for gradient in gradients if not _is_forward(gradient) for node in gradient.products}
+    return [
+        gradient for gradient in gradients if not _is_forward(gradient) or several & set(map(id, gradient.products))
+    ]
 
 
 def _is_forward(gradient: Streamed) -> bool:
@@ -83,7 +86,7 @@ def _is_forward(gradient: Streamed) -> bool:
 
 
 def _has_own_rows(stop: Node) -> bool:
-    """Whether ``stop`` is a sum or a maximum over rows as such products have them."""
+    """Returns whether ``stop`` is a sum or a maximum over rows as such products have them."""
     if stop.kind is not REDUCE:
         return False
     (operand,) = stop.inputs
@@ -91,24 +94,25 @@ def _has_own_rows(stop: Node) -> bool:
 
 
 def results_of(stores: Sequence[Store]) -> list[Node]:
-    """The product R of each of ``stores``: the outermost one that it is computed from."""
+    """Returns the product R of each of ``stores``: the outermost one from which it is computed."""
     return [next(n for n in reversed(topological([store.value])) if n.kind is CONTRACT) for store in stores]
 
 
 def tile_products(stores: Sequence[Store]) -> list[Node]:
-    """The products T that the results ``stores`` are computed from, each once."""
+    """Returns the products T from which the results ``stores`` are computed, each once."""
     results = set(map(id, results_of(stores)))
     nodes = topological([store.value for store in stores])
     return [node for node in nodes if node.kind is CONTRACT and id(node) not in results]
 
 
 def has_streamed(values: Sequence[Node], mover: Mover) -> bool:
-    """A quick test: whether ``values`` have products with functions as a backward has them, and not a forward."""
+    """Returns whether ``values`` have products with functions as a backward has them, and not a forward: a quick
+    test."""
     return mover.any_behind(values, _is_backward)
 
 
 def _is_backward(node: Node) -> bool:
-    """Whether ``node`` is a product with a function that reads no values of its own rows."""
+    """Returns whether ``node`` is a product with a function that reads no values of its own rows."""
     if node.kind is not CONTRACT:
         return False
     functions = [child for child in node.inputs if _is_function(child)]
@@ -121,30 +125,30 @@ def _is_backward(node: Node) -> bool:
 
 
 def _is_function(node: Node) -> bool:
-    """Whether ``node`` is computed, by pointwise operations and views, from an exponential of a product."""
+    """Returns whether ``node`` is computed, by pointwise operations and views, from an exponential of a product."""
     stack: list[tuple[Node, bool]] = [(node, False)]
     seen: set[tuple[int, bool]] = set()
     while stack:
-        top, inside = stack.pop()
-        if (id(top), inside) in seen:
+        node, inside = stack.pop()
+        if (id(node), inside) in seen:
             continue
-        seen.add((id(top), inside))
-        if top.kind is CONTRACT:
+        seen.add((id(node), inside))
+        if node.kind is CONTRACT:
             if inside:
                 return True
-        elif top.kind.is_pointwise or top.kind is VIEW:
-            stack.extend((child, inside or top.op == "exp") for child in top.inputs)
+        elif node.kind.is_pointwise or node.kind is VIEW:
+            stack.extend((child, inside or node.op == "exp") for child in node.inputs)
     return False
 
 
 def oriented(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
-    """``values`` and all that they are computed from, by their ids, with products of such functions as products with
-    the function at the left, and no view between the function and the products that it is computed from."""
+    """Orients products: maps the ids of ``values``, and of all that they are computed from, to products with the
+    function at the left, and no view between the function and the products from which it is computed."""
     return _Orient(values, mover).images(values)
 
 
 class _Orient(Rewriter):
-    """The rewrites ``ORIENTATIONS``. Products that are none of the tiles stay as they are.
+    """Applies the rewrites ``ORIENTATIONS``. Products that are none of the tiles stay as they are.
 
     Attributes:
         tiles: the products that functions are computed from, and those with functions, by their ids.
@@ -157,7 +161,7 @@ class _Orient(Rewriter):
             if _is_backward(node):
                 self.tiles.add(id(node))
                 functions = (child for child in node.inputs if _is_function(child))
-                self.tiles.update(id(each) for child in functions for each in _products_behind(child))
+                self.tiles.update(id(product) for child in functions for product in _products_behind(child))
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         if id(node) in self.tiles:
@@ -170,7 +174,7 @@ class _Orient(Rewriter):
         return moved if moved.kind is VIEW or moved is view.inputs[0] else self.again(moved)
 
     def of_product(self, node: Node, product: Node) -> Node | None:
-        """``node``, a view of ``product``, as a product; None where it is none."""
+        """Returns ``node``, a view of ``product``, as a product; None where it is none."""
         rank, shape, (kind, *parameters) = len(product.shape), node.shape, node.attrs
         if kind == "permute":
             (order,) = parameters
@@ -187,7 +191,7 @@ class _Orient(Rewriter):
         return self._moved(product, node.attrs, shape) if whole else None
 
     def _operand(self, node: Node, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """``node``, an operand of ``product``, under a movement of the batch to ``shape``."""
+        """Returns ``node``, an operand of ``product``, under a movement of the batch to ``shape``."""
         if attrs == ("reshape",) and len(shape) == len(product.shape) + 1:
             for dim in range(len(product.shape) - 2):
                 if product.shape[:dim] == shape[:dim] and product.shape[dim + 1 :] == shape[dim + 2 :]:
@@ -195,13 +199,13 @@ class _Orient(Rewriter):
         return self.again(self.mover.move(node, attrs, (*shape[:-2], *node.shape[-2:])))
 
     def _moved(self, product: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """``product`` under a movement of its batch."""
+        """Returns ``product`` under a movement of its batch."""
         x, w = (self._operand(node, product, attrs, shape) for node in product.inputs)
         attributes = product.attrs._replace(equation=equation(len(shape) - 2, 1))
         return self._kept(self.make("contract", (x, w), product.dtype, shape, attributes, product.location))
 
     def swapped(self, product: Node) -> Node:
-        """``product`` transposed: with its operands exchanged."""
+        """Transposes ``product`` by exchanging its operands."""
         left, right = product.inputs
         shape = (*product.shape[:-2], product.shape[-1], product.shape[-2])
         return self._kept(self.like(product, (right, left), shape))
@@ -237,19 +241,19 @@ ORIENTATIONS = Rewrites(
 
 
 def _inside(function: Node) -> list[Node]:
-    """The nodes that ``function`` is computed from by pointwise operations and views, and what these read."""
-    found, stack, seen = [], [function], set()
+    """Returns the nodes from which ``function`` is computed by pointwise operations and views, and what these read."""
+    inside, stack, seen = [], [function], set()
     while stack:
         node = stack.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            found.append(node)
+            inside.append(node)
             if node.kind.is_pointwise or node.kind is VIEW:
                 stack.extend(node.inputs)
-    return found
+    return inside
 
 
 def _products_behind(function: Node) -> list[Node]:
-    """The products among these, except those that read quantised weights."""
+    """Returns the products among these, except those that read quantised weights."""
     products = [node for node in _inside(function) if node.kind is CONTRACT and is_plain(node)]
     return [node for node in products if DEQUANTIZE not in node.kinds]

@@ -1,9 +1,10 @@
-"""The rule of a tile in CUDA: P and dS as one list of instructions, few of them for each pair of rows, in two phases.
+"""Rewrites the rule of a tile in CUDA: P and dS as one list of instructions, few of them for each pair of rows, in two
+phases.
 
 An instruction is done once for a row of the block, for a row of the tile, or for each pair of them, by what it depends
-on. So ``exp(s * scale - top)`` is rewritten to ``exp2(s * (scale * log2 e) - top * log2 e)``, and a factor of dS is
-multiplied into what a row has. The first phase computes what needs the first product alone, while the second product is
-still running: P, and one number that dS is computed from, in whose registers the product was.
+on. So ``exp(s * scale - row_max)`` is rewritten to ``exp2(s * (scale * log2 e) - row_max * log2 e)``, and a factor of
+dS is multiplied into what a row has. The first phase computes what needs the first product alone, while the second
+product is still running: P, and one number that dS is computed from, in whose registers the product was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Level = frozenset[str]
 
 @dataclass(frozen=True)
 class Rule:
-    """Values of a tile.
+    """Holds the values of a tile.
 
     Attributes:
         instructions: of all of them.
@@ -42,17 +43,17 @@ class Rule:
 
     @property
     def first_phase(self) -> tuple[int, ...]:
-        """The positions that are computed in the first phase, or before."""
+        """Returns the positions that are computed in the first phase, or before."""
         roots = (self.kept,) if self.first is None else (self.first, self.kept)
         return tuple(sorted(behind(self.instructions, roots)))
 
     @property
     def second_phase(self) -> tuple[int, ...]:
-        """The positions that are computed in the second phase, or before; ``kept`` is there."""
+        """Returns the positions that are computed in the second phase, or before; ``kept`` is there."""
         return tuple(sorted(behind(self.instructions, self.second, self.kept) - {self.kept}))
 
     def words(self, level: str) -> tuple[int, ...]:
-        """The positions of the values of one row that pairs of rows are computed from, other than its index."""
+        """Returns the positions of the values of one row that pairs of rows are computed from, other than its index."""
         pairs = {p for p in (*self.first_phase, *self.second_phase) if self.levels[p] == BOTH}
         read = {argument for position in pairs for argument in self.instructions[position].args}
         mine = frozenset((level,))
@@ -67,7 +68,7 @@ def rule_of(
     kinds: Mapping[int, str],
     factored: bool,
 ) -> Rule:
-    """The rule whose values are at these positions of ``instructions``.
+    """Makes the rule whose values are at these positions of ``instructions``.
 
     Args:
         scores: the number of the first product.
@@ -79,24 +80,25 @@ def rule_of(
     if factored:
         root, factor = _without_factor(instructions, second[0])
         second = (root, *second[1:])
-    found = None
+    split = None
     for by_weight in (True, False):
         writer = _Writer(kinds, by_weight)
         at = writer.rewritten(instructions, sorted(behind(instructions, () if first is None else (first,))))
         roots = tuple(at[position] for position in second)
         weight = None if first is None else at[first]
-        kept = _kept(writer.found, roots, scores)
-        found = Rule(
-            tuple(writer.found), tuple(writer.levels), weight, kept, roots, None if factor is None else at[factor]
+        kept = _kept(writer.written, roots, scores)
+        split = Rule(
+            tuple(writer.written), tuple(writer.levels), weight, kept, roots, None if factor is None else at[factor]
         )
         if weight == kept:
             break
-    assert found is not None
-    return found
+    assert split is not None
+    return split
 
 
 def _without_factor(instructions: Sequence[Instruction], root: int) -> tuple[int, int | None]:
-    """What is multiplied with a number to ``root``, and that number's position: a constant or a call's argument."""
+    """Splits a factor off ``root``: what it is multiplied with, and that number's position: a constant or a call's
+    argument."""
     instruction = instructions[root]
     if instruction.op == "mul" and instruction.dtype == FLOAT:
         for value, factor in (instruction.args, instruction.args[::-1]):
@@ -107,23 +109,24 @@ def _without_factor(instructions: Sequence[Instruction], root: int) -> tuple[int
 
 
 def products_behind(instructions: Sequence[Instruction], root: int) -> set[int]:
-    """The numbers of the products that ``root`` is computed from."""
+    """Returns the numbers of the products from which ``root`` is computed."""
     return {instructions[p].attr for p in behind(instructions, (root,)) if instructions[p].op == "contract"}
 
 
 def behind(instructions: Sequence[Instruction], roots: Sequence[int], end: int | None = None) -> set[int]:
-    """The positions that ``roots`` are computed from, and these, but not what only ``end`` is computed from."""
-    found, stack = set(), list(roots)
+    """Returns the positions from which ``roots`` are computed, and these, but not what only ``end`` is computed
+    from."""
+    positions, stack = set(), list(roots)
     while stack:
         position = stack.pop()
-        if position not in found:
-            found.add(position)
+        if position not in positions:
+            positions.add(position)
             stack.extend(() if position == end else instructions[position].args)
-    return found
+    return positions
 
 
 def _kept(instructions: Sequence[Instruction], roots: Sequence[int], scores: int) -> int:
-    """The last value, of this product alone, through which alone ``roots`` depend on it."""
+    """Returns the last value, of this product alone, through which alone ``roots`` depend on it."""
     product = next(p for p, i in enumerate(instructions) if (i.op, i.attr) == ("contract", scores))
     for position in range(max(roots), product, -1):
         if instructions[position].dtype == FLOAT and products_behind(instructions, position) == {scores}:
@@ -134,19 +137,19 @@ def _kept(instructions: Sequence[Instruction], roots: Sequence[int], scores: int
 
 
 class _Writer:
-    """Rewritten instructions, none of them twice, with the level of each. ``by_weight``: see ``_by_weight``."""
+    """Writes rewritten instructions, none of them twice, with the level of each. ``by_weight``: see ``_by_weight``."""
 
     def __init__(self, kinds: Mapping[int, str], by_weight: bool):
         self.kinds, self.by_weight = kinds, by_weight
-        self.found: list[Instruction] = []
+        self.written: list[Instruction] = []
         self.levels: list[Level] = []
         self._known: dict[tuple[object, ...], int] = {}
 
     def emit(self, instruction: Instruction) -> int:
         key = identity_of(instruction)
         if key not in self._known:
-            self._known[key] = len(self.found)
-            self.found.append(instruction)
+            self._known[key] = len(self.written)
+            self.written.append(instruction)
             self.levels.append(self._level(instruction))
         return self._known[key]
 
@@ -159,7 +162,7 @@ class _Writer:
         return frozenset().union(*(self.levels[argument] for argument in instruction.args))
 
     def rewritten(self, instructions: Sequence[Instruction], before: Sequence[int]) -> dict[int, int]:
-        """Where the values of ``instructions`` are, of which those at the positions ``before`` are written first."""
+        """Writes ``instructions``, those at the positions ``before`` first; returns where their values are."""
         at: dict[int, int] = {}
         for position in dict.fromkeys((*before, *range(len(instructions)))):
             instruction = instructions[position]
@@ -187,13 +190,13 @@ class _Writer:
         return self.emit(moved)
 
     def _by_weight(self, position: int, power: int) -> int | None:
-        """``(x f + g) e`` as ``(x + g / f) w`` where the weight w = e f is known, so that fewer numbers of a row are
-        read; e is ``power``, and f and g are numbers of a row. Where f is 0, so is w."""
-        total = self.found[position]
-        if self.levels[position] != BOTH or total.op not in ("add", "sub"):
+        """Rewrites ``(x f + g) e`` as ``(x + g / f) w`` if w = e f is known, so that fewer numbers of a row are read; e
+        is ``power``, and f and g are numbers of a row. Where f is 0, so is w."""
+        shifted = self.written[position]
+        if self.levels[position] != BOTH or shifted.op not in ("add", "sub"):
             return None
-        product, shift = total.args
-        scaled = self.found[product]
+        product, shift = shifted.args
+        scaled = self.written[product]
         if scaled.op != "mul" or self.levels[product] != BOTH or self.levels[shift] == BOTH:
             return None
         for value, factor in (scaled.args, scaled.args[::-1]):
@@ -203,7 +206,7 @@ class _Writer:
                 self._known.get(identity_of(Instruction("mul", pair, FLOAT)))
                 for pair in ((power, factor), (factor, power))
             )
-            weight = next((each for each in known if each is not None), None)
+            weight = next((candidate for candidate in known if candidate is not None), None)
             if weight is not None:
                 zero = self.emit(Instruction("const", (), FLOAT, 0.0))
                 none = self.emit(Instruction("eq", (factor, zero), "bool"))
@@ -211,15 +214,15 @@ class _Writer:
                 share = self.emit(Instruction("where", (none, zero, quotient), FLOAT))
                 return self.emit(
                     Instruction(
-                        "mul", (self.emit(replace(total, args=(value, share))), weight), FLOAT, None, total.location
+                        "mul", (self.emit(replace(shifted, args=(value, share))), weight), FLOAT, None, shifted.location
                     )
                 )
         return None
 
     def _cost(self, position: int) -> int:
-        """Instructions for each pair of rows that a factor of the value costs, where it is multiplied into what the
-        value is computed from."""
-        instruction = self.found[position]
+        """Counts the instructions for each pair of rows that a factor of the value costs, if it is multiplied into what
+        the value is computed from."""
+        instruction = self.written[position]
         if self.levels[position] != BOTH:
             return 0
         if instruction.op == "mul":
@@ -231,12 +234,12 @@ class _Writer:
         return 1
 
     def _adds(self, position: int) -> bool:
-        """Whether a value is a sum, whose factor needs no other value of a row."""
-        return self.levels[position] == BOTH and self.found[position].op in ("add", "sub")
+        """Returns whether a value is a sum, whose factor needs no other value of a row."""
+        return self.levels[position] == BOTH and self.written[position].op in ("add", "sub")
 
     def _times(self, position: int, factor: int) -> int:
-        instruction = self.found[position]
-        other = self.found[factor]
+        instruction = self.written[position]
+        other = self.written[factor]
         if instruction.op == other.op == "const":
             return self.emit(Instruction("const", (), FLOAT, instruction.attr * other.attr))
         if (

@@ -1,4 +1,4 @@
-"""From a product that was recognised to its region: its operands in memory, its result as a store."""
+"""Turns a product that was recognised into its region: its operands in memory, its result as a store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAME = "attention_backward"
 
 
 def stages_of(products: int, results: int) -> tuple[Stage, ...]:
-    """The stages of a region over so many products of a tile, with so many results."""
+    """Lists the stages of a region over so many products of a tile, with so many results."""
     depths = tuple(Stage("contract", (f"d{number}",)) for number in range(products))
     return (*depths, Stage("map"), Stage("contract", ("n",), results), Stage("map"))
 
 
 def depth_axes(stores: Sequence[Store]) -> tuple[Axis, ...]:
-    """The axes that the products of a tile sum over, in their order."""
+    """Returns the axes over which the products of a tile sum, in their order."""
     return tuple(
         Axis(f"d{number}", product.inputs[0].shape[-1], "sequential", inner=True)
         for number, product in enumerate(tile_products(stores))
@@ -36,8 +36,8 @@ def depth_axes(stores: Sequence[Store]) -> tuple[Axis, ...]:
 
 
 def end_of(gradient: Streamed, index: Index) -> Node:
-    """The result of ``gradient``, or the sum over dimensions of its lead, if that is all that ``index`` has of its
-    users."""
+    """Returns the result of ``gradient``, or the sum over dimensions of its lead if that is its only user in
+    ``index``."""
     node = gradient.result
     while len(index.users[node]) == 1 and node not in index.roots:
         (user,) = index.users[node]
@@ -51,7 +51,7 @@ def end_of(gradient: Streamed, index: Index) -> Node:
 
 
 def store_of(position: int, value: Node, gradient: Streamed, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of what ``gradient`` ends in; see ``views.undone``."""
+    """Makes the store of ``value`` in the shape of what ``gradient`` ends in; see ``views.undone``."""
     return undone(position, value, end_of(gradient, index), index, mover)
 
 
@@ -59,7 +59,7 @@ def store_of(position: int, value: Node, gradient: Streamed, index: Index, mover
 
 
 def region_of(gradient: Streamed, stores: Sequence[Store], partition: Partition) -> Region:
-    """The region of ``gradient``, whose results are ``stores``."""
+    """Makes the region of ``gradient``, whose results are ``stores``."""
     return _Builder(gradient, partition).region(stores)
 
 
@@ -80,7 +80,7 @@ class _Builder(RegionBuilder):
         value = self.in_memory(self.over_split(gradient.result.inputs[1]), transposed=True)
         width = gradient.result.shape[-1]
         result = self.product(gradient.result, function, value, (*lead, rows, width))
-        found: list[Store] = []
+        in_place: list[Store] = []
         summed: set[int] = set()
         for store in stores:
             end = self._end(store.value)
@@ -92,7 +92,7 @@ class _Builder(RegionBuilder):
                 memo[id(end)] = self.make("reduce", (result,), end.dtype, shape, ("sum", dims), end.location)
             else:
                 memo[id(end)] = result
-            found.append(self._store(store, end, memo))
+            in_place.append(self._store(store, end, memo))
         shape = tuple(1 if dim in summed else size for dim, size in enumerate(lead))
         axes = (
             *(Axis(f"b{dim}", size) for dim, size in enumerate(shape)),
@@ -100,17 +100,17 @@ class _Builder(RegionBuilder):
             Axis("e", width, "sequential"),
             *(Axis(f"g{dim}", lead[dim], "sequential", inner=True) for dim in sorted(summed)),
             Axis("n", streamed, "sequential", inner=True),
-            *depth_axes(found),
+            *depth_axes(in_place),
         )
-        return Region(NAME, axes, tuple(found), stages_of(len(gradient.products), len(found)))
+        return Region(NAME, axes, tuple(in_place), stages_of(len(gradient.products), len(in_place)))
 
     def _end(self, value: Node) -> Node:
-        """What ``store_of`` found ``value`` to be computed from: the result, or its sum over the lead."""
+        """Returns what ``store_of`` computes ``value`` from: the result, or its sum over the lead."""
         index, result = Index([value]), self.gradient.result
         return next((node for node in index.order if node.kind is REDUCE and index.depends(node, result)), result)
 
     def _split_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """``dims`` of the lead as dimensions of the split one."""
+        """Renumbers ``dims`` of the lead as dimensions of the split one."""
         if self.split is None:
             return tuple(dims)
         at = self.split[0]
@@ -140,7 +140,8 @@ class _Builder(RegionBuilder):
         return self.product(product, left, right, (*lead, left.shape[-2], right.shape[-2]))
 
     def _in_place(self, function: Node, tiles: dict[int, Node]) -> Node:
-        """``function`` over the split lead, with ``tiles`` in place of its products; what no tile computes is read."""
+        """Rebuilds ``function`` over the split lead, with ``tiles`` in place of its products; what no tile computes is
+        read."""
         gradient = self.gradient
         holes = {
             id(product): self.make("input", (), product.dtype, product.shape, (-2 - number,))

@@ -1,4 +1,5 @@
-"""How a kernel of attention's backward walks its tiles: pure functions from layout, sizes and target to numbers."""
+"""Chooses how a kernel of attention's backward walks its tiles: pure functions from layout, sizes and target to
+numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ TRITON_ROWS = (16, 32, 64)
 
 @dataclass(frozen=True)
 class CpuSchedule(DeclaredSchedule):
-    """On a CPU: tiles of ``rows`` by ``streamed`` products, which a thread has in its cache."""
+    """Schedules a CPU: tiles of ``rows`` by ``streamed`` products, which a thread has in its cache."""
 
     sentence = ("tiles of {rows} rows by {streamed}",)
     rows: int = 64
@@ -33,7 +34,7 @@ class CpuSchedule(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class TritonSchedule(TritonTiles):
-    """In Triton.
+    """Schedules Triton.
 
     Attributes:
         depths, widths: powers of two that the depths of products and the widths of results fit into.
@@ -50,7 +51,7 @@ class TritonSchedule(TritonTiles):
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:
-    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
         return (CpuSchedule(),)
@@ -76,10 +77,10 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
 
 def tiles_of(large: int, results: int, is_float32: bool = False) -> tuple[int, int, int, int]:
-    """(rows, streamed rows, warps, stages) where operands are at most ``large`` 16-bit elements wide. A block's sums
-    and its operands are in registers and shared memory together, two of each where there are two results. Products of
-    float32 are unrolled multiplications: tiles of 64 x 64 took 54 s to compile, of 32 x 32 a third of that (Triton 3.6,
-    heads of 64)."""
+    """Returns (rows, streamed rows, warps, stages) for operands that are at most ``large`` 16-bit elements wide. A
+    block's sums and its operands are in registers and shared memory together, two of each where there are two results.
+    Products of float32 are unrolled multiplications: tiles of 64 x 64 took 54 s to compile, of 32 x 32 a third of that
+    (Triton 3.6, heads of 64)."""
     if is_float32 and large <= 256:
         return 32, 32, 4, 2
     if large <= 64:
@@ -92,19 +93,20 @@ def tiles_of(large: int, results: int, is_float32: bool = False) -> tuple[int, i
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The rows of each result, of which few have smaller blocks in Triton, the streamed rows and the matrices."""
+    """Returns the rows of each result, of which few have smaller blocks in Triton, the streamed rows and the
+    matrices."""
     if not may_have_streamed(graph.results):
         return []
     from jitgen.families.attention.backward.match import oriented, streamed_in
 
     images = oriented(graph.results, Mover(Builder()))
-    found = []
+    buckets_ = []
     for gradient in streamed_in(Index(images[id(node)] for node in graph.results)):
         if not decide(fusion_of(gradient).at(environment), device).fused:
             continue
         computed = {id(gradient.result), *map(id, gradient.products)}
-        inside = [each for each in topological(graph.results) if id(images[id(each)].under_views) in computed]
+        inside = [inner for inner in topological(graph.results) if id(images[id(inner)].under_views) in computed]
         *lead, rows, streamed = gradient.function.shape
-        found.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
-        found += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
-    return found
+        buckets_.append(SizeBuckets(rows, TRITON_ROWS if device.dialect == "triton" else (), inside=tuple(inside)))
+        buckets_ += [SizeBuckets(streamed), SizeBuckets(symbols.product(lead))]
+    return buckets_

@@ -1,4 +1,4 @@
-"""The context of ``templates/attention_backward/attention_backward.py.j2``; see ``rule/triton.py``."""
+"""Builds the context of ``templates/attention_backward/attention_backward.py.j2``; see ``rule/triton.py``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from jitgen.kernel.printed import indices
 
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Backward, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
-    found = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
+    """Builds template context and source options; see ``kernel/render.py``."""
+    tile_bounds = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
     context: dict[str, Any] = {
-        **walk(backward, found, schedule, "batch", _row),
+        **walk(backward, tile_bounds, schedule, "batch", _row),
         "groups": " * ".join(backward.groups),
         "group_lines": [f"{name} = {text}" for name, text in indices(backward.groups, "group", "h", "//")],
         "group_bases": [f"at{o.index} = {o.group_base}" for o in backward.operands],
@@ -69,7 +69,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Ba
 
 
 def _units(backward: Backward, layout: Layout) -> dict[str, int]:
-    """What the sizes and strides that decide the width of an access are multiples of."""
+    """Returns the divisors of the sizes and strides that decide the width of an access."""
     units = dict.fromkeys((*(p.depth for p in backward.products), *(r.width for r in backward.results)), layout.unit)
     for operand in backward.operands:
         if operand.kind == "contiguous" and operand.pointer:
@@ -107,7 +107,7 @@ def _live(result: Result, schedule: TritonSchedule) -> str:
 
 
 def _used(context: dict[str, Any], backward: Backward) -> str:
-    """The common header's functions that the kernel calls."""
+    """Returns the common header's functions that the kernel calls."""
     lines = [line.text for line in (*backward.rule.lines, *backward.unmasked.lines)]
     lines += [*context["tasks_of"], *context["rows_of"]]
     for phase in context["phases"]:

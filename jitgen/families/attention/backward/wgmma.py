@@ -1,4 +1,5 @@
-"""The kernel of sm_90a, ``attention_backward.cuh``, in Python: what it can compute, shared memory, tensor maps."""
+"""Describes the kernel of sm_90a, ``attention_backward.cuh``, in Python: what it can compute, shared memory, tensor
+maps."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Roles:
-    """Which of a body's contractions is what in ``attention_backward.cuh``.
+    """Says which of a body's contractions is what in ``attention_backward.cuh``.
 
     Attributes:
         products: tile products, by their numbers among the body's contractions; the first is of scores.
@@ -45,7 +46,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class WgmmaSchedule(WgmmaTiles):
-    """On Hopper's tensor cores.
+    """Schedules Hopper's tensor cores.
 
     Attributes:
         tile: streamed rows of a tile.
@@ -77,21 +78,21 @@ class WgmmaSchedule(WgmmaTiles):
 
     @derived("operands copied element by element")
     def has_elements(self) -> bool:
-        """Whether no tensor map copies some of the operands."""
+        """Returns whether no tensor map copies some of the operands."""
         return not all((*self.block_copied, *self.tile_copied))
 
     @property
     def slot_columns(self) -> tuple[int, ...]:
-        """Columns of each operand of a tile, as far as there is one."""
-        found = [*self.depths, 0][:2]
+        """Returns the columns of each operand of a tile, as far as there is one."""
+        widths = [*self.depths, 0][:2]
         return (
-            *found,
+            *widths,
             *(c if s == n else 0 for n, c, s in zip((2, 3), (*self.columns, 0), (*self.slots, 0), strict=False)),
         )
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, as the header's ``Shape::bytes``."""
+        """Returns the dynamic shared memory of a block, as the header's ``Shape::bytes``."""
         block = sum(-(-depth // CHUNK) for depth in self.depths)
         tile = sum(-(-columns // CHUNK) for columns in self.slot_columns)
         words = -(-self.tile_words * self.tile * 4 // 1024) * 1024
@@ -102,8 +103,8 @@ class WgmmaSchedule(WgmmaTiles):
 
 
 def obstacle(widths: Sequence[int], dtypes: Sequence[str], target: Target) -> str:
-    """Why there is no kernel for a result of ``widths[0]`` columns over products of the other depths; empty where there
-    is one."""
+    """Explains why there is no kernel for a result of ``widths[0]`` columns over products of the other depths; empty if
+    there is one."""
     if target.arch != "sm_90a":
         return f"the cuda dialect's backward of attention is for sm_90a, not for {target}; backend='triton' has one"
     if len(set(dtypes)) != 1 or not set(dtypes) <= {"bfloat16", "float16"}:
@@ -118,7 +119,7 @@ def obstacle(widths: Sequence[int], dtypes: Sequence[str], target: Target) -> st
 
 
 def roles(body: Body, layout: Layout) -> Roles:
-    """What each contraction of ``body`` is."""
+    """Assigns a role to each contraction of ``body``."""
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
     results = results_of(body)
     read = [products_behind(body.contractions[r].x, len(body.contractions[r].x) - 1) for r in results]
@@ -138,18 +139,18 @@ def roles(body: Body, layout: Layout) -> Roles:
 
 
 def left_operands(body: Body, role: Roles) -> list[int]:
-    """The left operand of each product."""
+    """Returns the left operand of each product."""
     return [body.contractions[number].x[0].attr for number in role.products]
 
 
 def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
-    """The operand in each slot of a tile; None where there is none."""
-    found: list[int | None] = [body.contractions[number].weight[0] for number in role.products]
-    found += [None] * (SLOTS - len(found))
+    """Returns the operand in each slot of a tile; None for an empty one."""
+    operands: list[int | None] = [body.contractions[number].weight[0] for number in role.products]
+    operands += [None] * (SLOTS - len(operands))
     for number, slot in zip(role.results, role.slots, strict=True):
         if slot >= 2:
-            found[slot] = body.contractions[number].weight[0]
-    return tuple(found)
+            operands[slot] = body.contractions[number].weight[0]
+    return tuple(operands)
 
 
 # ---------------------------------------------------------------------------------------------------------- tensor maps
@@ -158,14 +159,14 @@ def tile_operands(body: Body, role: Roles) -> tuple[int | None, ...]:
 def tensor_maps(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[TileGeometry], schedule: Any, device: Device
 ) -> Iterator[MappedTensor]:
-    """The kernel's tensor maps: of left operands of products, then of those of a tile, as far as they are copied."""
+    """Yields the kernel's tensor maps in the order of ``mapped_names``."""
     (body,), (layout,), (geometry,) = kernel.bodies, layouts, geometries
     if device.dialect != "cuda" or not geometry.tasks * geometry.rows * max(geometry.widths):
         return iter(())
     role = roles(body, layout)
-    tiles, found = sorted(role.products), results_of(body)
+    tiles, results = sorted(role.products), results_of(body)
     depths = [geometry.depths[tiles.index(number)] for number in role.products]
-    lengths = [*depths, 0][:2] + [geometry.widths[found.index(number)] for number in role.results] + [0]
+    lengths = [*depths, 0][:2] + [geometry.widths[results.index(number)] for number in role.results] + [0]
     lefts = zip(left_operands(body, role), schedule.block_copied, depths, strict=True)
     sources = [(Mapped(index, geometry.rows), depth, schedule.block_m) for index, copied, depth in lefts if copied]
     for index, length, copied in zip(tile_operands(body, role), lengths, schedule.tile_copied, strict=False):

@@ -1,4 +1,4 @@
-"""Schedules of the kernel of sm_90a."""
+"""Chooses schedules of the kernel of sm_90a."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_STAGES = 4
 
 
 def candidates(body: Body, layout: Layout, geometry: TileGeometry, device: Device) -> list[WgmmaSchedule]:
-    """The schedule for a kernel with this body."""
+    """Returns the schedule for a kernel with this body."""
     role = roles(body, layout)
     tiles = sorted(role.products)
     depths = tuple(-(-max(geometry.depths[tiles.index(number)], 1) // 16) * 16 for number in role.products)
-    found = results_of(body)
+    results = results_of(body)
     columns = tuple(
-        next(width for width in WIDTHS if geometry.widths[found.index(number)] <= width) for number in role.results
+        next(width for width in WIDTHS if geometry.widths[results.index(number)] <= width) for number in role.results
     )
     large = max(*depths, *columns)
     tile, overlap = _tile(large, len(role.results), role.early)
@@ -47,12 +47,17 @@ def candidates(body: Body, layout: Layout, geometry: TileGeometry, device: Devic
         wide=layout.wide,
     )
     staged = (replace(first, stages=stages) for stages in range(1, MOST_STAGES + 1))
-    return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
+    return [
+        max(
+            (schedule for schedule in staged if schedule.shared_bytes <= SHARED_BYTES),
+            key=lambda schedule: schedule.stages,
+        )
+    ]
 
 
 def _tile(large: int, results: int, early: bool) -> tuple[int, bool]:
-    """Streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two products of
-    a tile, their 16-bit forms, and sums."""
+    """Returns the streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two
+    products of a tile, their 16-bit forms, and sums."""
     if results == 1:
         return 128, large <= 64
     if not early:

@@ -1,4 +1,5 @@
-"""Attention: two products with a softmax between them, from a plain function, in one kernel that walks the keys once.
+"""Computes attention: two products with a softmax between them, from a plain function, in one kernel that walks the
+keys once.
 
 The modules, in the order in which a call needs them:
 

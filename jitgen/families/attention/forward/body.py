@@ -1,4 +1,5 @@
-"""The body of an attention region: two contractions, of which the second one's left operand is computed of the first.
+"""Builds the body of an attention region: two contractions, of which the second one's left operand is computed of the
+first.
 
 * ``contractions[0]``: its ``x`` gives an element of the query, its ``weight`` is the keys, or what their ``w`` reads.
 * ``contractions[1]``: its ``x`` gives a score of an accumulator of the first (``contract``, attr 0), its last
@@ -22,7 +23,7 @@ from jitgen.ir.symbols import Expr
 
 
 def body_of(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]) -> Body:
-    """The body of ``region``; see ``Family.body``."""
+    """Builds the body of ``region``; see ``Family.body``."""
     return _ResultBuilder(shapes, scalars).lower(region, numbers)
 
 
@@ -41,8 +42,8 @@ class _ResultBuilder(BodyBuilder):
         power, value = node.inputs
         difference, dtype = power.inputs[0], value.dtype
         scores = _ScoreBuilder(self)
-        found = scores.value(difference.inputs[0])
-        assert found == len(scores.instructions) - 1
+        position = scores.value(difference.inputs[0])
+        assert position == len(scores.instructions) - 1
         instructions = _computed("value", value, self)
         operands = _read(instructions) or (self._operand("value", value),)
         return Contraction(
@@ -74,16 +75,16 @@ class _ElementBuilder(BodyBuilder):
 
 
 def _computed(role: str, node: Node, parent: BodyBuilder) -> tuple[Instruction, ...]:
-    """The instructions of an element of keys or values; none where these are a tensor. What they read becomes operands
+    """Lowers an element of keys or values to instructions; none if these are a tensor. What they read becomes operands
     of the kind ``key_source`` or ``value_source``."""
     if node.is_in_memory:
         return ()
     elements = _ElementBuilder(parent, f"{role}_source")
-    found = elements.value(node)
-    assert found == len(elements.instructions) - 1
+    value = elements.value(node)
+    assert value == len(elements.instructions) - 1
     return tuple(elements.instructions)
 
 
 def _read(instructions: Sequence[Instruction]) -> tuple[int, ...]:
-    """The operands that ``instructions`` read."""
+    """Returns the operands that ``instructions`` read."""
     return tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota", "gather")))

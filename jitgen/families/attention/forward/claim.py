@@ -1,4 +1,4 @@
-"""What the attention family claims: attention, with the pointwise work after it and the row values beside it.
+"""Claims attention, with the pointwise work after it and the row values that its kernel stores too.
 
 An attention region iterates over ``(lead..., m, e)``: batch and heads, rows of the query, columns of the value. The
 keys ``n`` and the depth ``d`` are inner and sequential. Its stages are ``contract over d, map, reduce over n, contract
@@ -6,8 +6,8 @@ over n, map``. ``claim`` finds it in these steps:
 
 1. ``match.py`` recognises products as attention; ``Partition.decide`` is asked about each, with what speaks against it.
 2. One that is behind another operation than pointwise ones and views is materialized, with what follows it pointwise.
-3. The others become stores: views after the result are undone, and what multiplies the weights of a row multiplies the
-   result instead. Results that are values of the same rows (log-sum-exp) become stores beside it.
+3. The others become stores: views after the result are undone, and what multiplies the probabilities of a row
+   multiplies the result instead. Results that are values of the same rows (log-sum-exp) become stores beside it.
 4. Heads that share keys, repeated by ``repeat_interleave`` or the like, become a dimension of their own, along which
    keys and values have stride 0.
 5. Operands are tensors; what is not is materialized, except a query that is computed pointwise.
@@ -34,7 +34,7 @@ from jitgen.ir.views import Mover
 
 NAME = "attention"
 MOST_DEPTH, MOST_WIDTH = 576, 512
-"""D and E of a kernel at most, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
+"""The largest D and E of a kernel, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
 registers, as a whole."""
 MOST_CUDA_DEPTH = 256
 """The same for the cuda dialect, whose sums are in the registers of one warpgroup."""
@@ -42,7 +42,7 @@ MOST_CUDA_DEPTH = 256
 
 @dataclass(frozen=True)
 class Fusion(Question):
-    """The question whether an attention is one kernel (``Partition.decide``).
+    """Asks whether an attention is one kernel (``Partition.decide``).
 
     Attributes:
         rows, keys, depth, width: M, N, D and E. Sizes are symbolic until ``at`` makes them numbers.
@@ -66,7 +66,7 @@ class Fusion(Question):
 
 
 def decide(question: Any, device: Device) -> Decision:
-    """Whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
+    """Decides whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
     if not isinstance(question, Fusion):
         from jitgen.families.attention.forward.reading import reads_computed
 
@@ -77,16 +77,16 @@ def decide(question: Any, device: Device) -> Decision:
         return Decision(False, "values of no width leave only what is computed beside them")
     if device.dialect == "cuda":
         against = _cuda_obstacle(question, device)
-        return Decision(not against, against or "scores and weights stay in the kernel", bool(against))
+        return Decision(not against, against or "scores and probabilities stay in the kernel", bool(against))
     if question.depth > MOST_DEPTH or question.width > MOST_WIDTH:
         return Decision(False, f"keys of more than {MOST_DEPTH} elements, or values of more than {MOST_WIDTH}")
     if device.dialect == "triton" and question.dtypes[1] == "float64":
         return Decision(False, "float64 has no tensor cores")
-    return Decision(True, "scores and weights stay in the kernel")
+    return Decision(True, "scores and probabilities stay in the kernel")
 
 
 def _cuda_obstacle(question: Fusion, device: Device) -> str:
-    """Why the cuda dialect has no kernel for ``question``; empty where it has one."""
+    """Explains why the cuda dialect has no kernel for ``question``; empty if it has one."""
     if device.target.arch != "sm_90a":
         return f"the cuda dialect has an attention kernel for sm_90a, not for {device.target}; backend='triton' has one"
     if device.batch_invariant:
@@ -101,17 +101,17 @@ def _cuda_obstacle(question: Fusion, device: Device) -> str:
 
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """``values`` with their attention spelt as ``match.py`` knows it; see ``spellings.py``."""
+    """Rewrites attention in ``values`` to the spelling that ``match.py`` knows; see ``spellings.py``."""
     if not has_exponentials(values, partition.mover):
         return values
     from jitgen.families.attention.forward.spellings import respelt
 
-    found = respelt(values, partition.mover)
-    return [found[id(value)] for value in values]
+    images = respelt(values, partition.mover)
+    return [images[id(value)] for value in values]
 
 
 def has_exponentials(values: Sequence[Node], mover: Mover) -> bool:
-    """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
+    """Returns whether ``values`` have a product of exponentials, without which there is no attention in them."""
     kinds = kinds_of(values)
     if CONTRACT not in kinds or kinds.isdisjoint((EXP, EXP2)):
         return False
@@ -123,46 +123,49 @@ def _is_product_of_exponentials(node: Node) -> bool:
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Attention regions for those of ``values`` that end in one; the others are left with attention materialized."""
+    """Claims attention regions for those of ``values`` that end in one; the others are left with attention
+    materialized."""
     mover = partition.mover
     if not has_exponentials(values, mover):
         return Claim([], values)
     index = Index(values)
     while True:
         matches = [attention for node in index.order if (attention := matched(node)) is not None]
-        found = [each for each in matches if partition.decide(NAME, fusion_of(each, index, mover)).fused]
-        memo = _hidden_in_memory(index, found, len(found) == len(matches), partition)
+        fused = [
+            attention_ for attention_ in matches if partition.decide(NAME, fusion_of(attention_, index, mover)).fused
+        ]
+        memo = _hidden_in_memory(index, fused, len(fused) == len(matches), partition)
         if not memo:
             break
         index = Index([mover.substituted(node, memo) for node in index.roots])
-    if not found:
+    if not fused:
         return Claim([], index.roots)
     from jitgen.families.attention.forward.region import region_of
 
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)
-    for attention in found:
-        stores, beside = [], []
+    for attention in fused:
+        stores, row_stores = [], []
         for position, value in enumerate(index.roots):
             store = undone(position, value, attention, index, mover) if index.depends(value, attention.result) else None
             row = _row_store(position, value, attention, index, mover) if store is None else None
             stores += [store] if store else []
-            beside += [row] if row else []
+            row_stores += [row] if row else []
             rest[position] = None if store or row else rest[position]
-        regions.append(region_of(attention, stores, beside, partition))
+        regions.append(region_of(attention, stores, row_stores, partition))
     return Claim(regions, rest)
 
 
 def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
-    """``nodes`` as temporaries: what follows an attention, and values of its rows that one kernel stores beside it."""
+    """Materialises ``nodes``: what follows an attention, and values of its rows that its kernel stores too."""
     return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
 
 
 def _hidden_in_memory(
-    index: Index, found: Sequence[Attention], all_fused: bool, partition: Partition
+    index: Index, attentions: Sequence[Attention], all_fused: bool, partition: Partition
 ) -> dict[int, Node]:
-    """Temporaries in place of what follows attention that is hidden in ``index``, by the ids of what they take the
-    place of, and what nodes on the way have become; empty where none is hidden.
+    """Materialises what follows attention that is hidden in ``index``; returns the temporaries, and what nodes on the
+    way have become, by the ids of what they replace.
 
     With a temporary in it a graph is another one, in which attention is looked for anew. Where what is materialized has
     nothing of the attention that remains, that is the same then, and the whole chain that a decoder is takes one walk.
@@ -173,26 +176,27 @@ def _hidden_in_memory(
     """
     memo: dict[int, Node] = {}
     mover = partition.mover
-    while (hidden := _first_hidden(index, found, mover)) is not None:
+    while (hidden := _first_hidden(index, attentions, mover)) is not None:
         attention, last = hidden
         rows = [value for value in index.roots if value is not last and not index.depends(value, attention.result)]
         rows = [value for value in rows if _row_store(0, value, attention, index, mover) is not None]
         values = [mover.substituted(value, memo) for value in (last, *rows)]
         memo |= zip(map(id, (last, *rows)), _materialized(values, partition), strict=True)
-        first, *found = found
-        if not all_fused or attention is not first or any(_meets(each, first, last, index) for each in found):
+        first, *attentions = attentions
+        if not all_fused or attention is not first or any(_meets(other, first, last, index) for other in attentions):
             break
     return memo
 
 
 def _meets(attention: Attention, before: Attention, last: Node, index: Index) -> bool:
-    """Whether ``last``, what follows ``before``, has any of ``attention`` in it, or ``before`` is in its scores."""
+    """Returns whether ``last``, what follows ``before``, has any of ``attention`` in it, or ``before`` is in its
+    scores."""
     own = at_own_coordinates(attention.scores, CONTRACT)
     return index.depends(last, attention.product) or any(product is before.result for product in own)
 
 
 def fusion_of(attention: Attention, index: Index, mover: Mover) -> Fusion:
-    """The question about ``attention``, where the roots of ``index`` are computed."""
+    """Asks the question about ``attention``, where the roots of ``index`` are computed."""
     ends, stops = _ends(attention, index, mover)
     against = obstacle(attention, index, ends, stops) or _stray_row_value(attention, index, ends, stops, mover) or ""
     rows, keys, width, depth = (
@@ -201,14 +205,14 @@ def fusion_of(attention: Attention, index: Index, mover: Mover) -> Fusion:
         attention.product.inputs[0].shape[-1],
     )
     inner = topological([attention.scores], leaves={CONTRACT})
-    operations = tuple(each.op for each in inner if each.kind.is_pointwise)
+    operations = tuple(node.op for node in inner if node.kind.is_pointwise)
     dtypes = (attention.product.inputs[1].dtype, attention.result.inputs[1].dtype)
     return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
 
 def _ends(attention: Attention, index: Index, mover: Mover) -> tuple[list[Node], set[Node]]:
-    """What is stored where ``attention`` is: the results that it ends in with views behind it undone, or what is
-    materialized of it. Also these as ``index`` has them."""
+    """Lists what this attention region writes: the results that end in it, with trailing views undone, or its
+    temporary. Also these as ``index`` has them."""
     ends, stops = [], set()
     for value in index.roots:
         if not index.depends(value, attention.result):
@@ -226,15 +230,15 @@ def _ends(attention: Attention, index: Index, mover: Mover) -> tuple[list[Node],
 
 
 def _row_reach(attention: Attention, index: Index, stops: Collection[Node] = ()) -> Reach:
-    """What is computed from a maximum or sum of the rows of ``attention`` otherwise than through its result, or through
-    the nodes ``stops``."""
+    """Returns what is computed from a maximum or sum of the rows of ``attention`` otherwise than through its result, or
+    through the nodes ``stops``."""
     sources = row_reductions(attention, index)
     return Reach(index, sources, attention.is_row_reduction, lambda node: node is attention.result or node in stops)
 
 
 def _row_store(position: int, value: Node, attention: Attention, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value``, computed pointwise from row values of ``attention``, in the shape (lead..., M, 1); None
-    where it is something else."""
+    """Makes the store of ``value``, computed pointwise from row values of ``attention``, in the shape (lead..., M, 1);
+    None if it is something else."""
     column = (*attention.scores.shape[:-1], 1)
     movements: tuple[Movement, ...] = ()
     if value.shape == column[:-1]:
@@ -261,7 +265,8 @@ def _row_store(position: int, value: Node, attention: Attention, index: Index, m
 def _stray_row_value(
     attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node], mover: Mover
 ) -> str | None:
-    """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
+    """Explains why ``attention`` is no kernel if something besides its ends, and its row results, uses a value of its
+    rows."""
     reach = _row_reach(attention, index, stops)
     behind = [value for value in index.roots if value in reach]
     whole = all(undone(0, end, attention, index, mover) is not None for end in ends)
@@ -277,14 +282,14 @@ def _stray_row_value(
     return "a maximum or sum of its rows is used by another kernel" if used else None
 
 
-def _first_hidden(index: Index, found: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
-    """What to materialize first: an attention that is no result by pointwise operations and views alone, and what
-    follows it; None where all are. Of several in one result the first stays."""
+def _first_hidden(index: Index, attentions: Sequence[Attention], mover: Mover) -> tuple[Attention, Node] | None:
+    """Returns what to materialize first: an attention that is no result by pointwise operations and views alone, and
+    what follows it; None if all are. Of several in one result the first stays."""
     taken: set[Node] = set()
-    for attention in found:
+    for attention in attentions:
         ends = [value for value in index.roots if index.depends(value, attention.result)]
         if taken.isdisjoint(ends) and all(undone(0, end, attention, index, mover) is not None for end in ends):
             taken.update(ends)
             continue
-        return attention, last_of(attention, index, found, mover)
+        return attention, last_of(attention, index, attentions, mover)
     return None

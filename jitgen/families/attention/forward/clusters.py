@@ -1,4 +1,5 @@
-"""How many blocks of a cluster share the keys of a block of rows: a model of reading, for both kernels of CUDA."""
+"""Chooses how many blocks of a cluster share the keys of a block of rows: a model of reading, for both kernels of
+CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MOST_BLOCKS = 8
 
 @dataclass(frozen=True)
 class ReadFit:
-    """Constants of one kernel, fitted to its timings on an H200.
+    """Holds constants of one kernel, fitted to its timings on an H200.
 
     Attributes:
         rate: bytes/s of keys and values that a multiprocessor reads at most, where others are idle.
@@ -28,7 +29,7 @@ class ReadFit:
 
 
 class SharedKeys(Protocol):
-    """What the model reads of a schedule."""
+    """Describes what the model reads of a schedule."""
 
     @property
     def block_m(self) -> int: ...
@@ -41,8 +42,8 @@ class SharedKeys(Protocol):
 
 
 def fastest_cluster(schedule: SharedKeys, geometry: TileGeometry, chip: Chip, fit: ReadFit, resident: int = 1) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
-    values is all that takes time. ``resident``: blocks of a multiprocessor."""
+    """Returns how many blocks of a cluster share keys in one launch on ``chip``: the number that takes least, if only
+    reading keys and values takes time. ``resident``: blocks of a multiprocessor."""
     pieces = geometry.tasks * -(-geometry.task_rows // schedule.block_m) * schedule.splits
     tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
     tile_bytes = schedule.block_n * (sum(geometry.depths) + sum(geometry.widths)) * 2
@@ -51,8 +52,8 @@ def fastest_cluster(schedule: SharedKeys, geometry: TileGeometry, chip: Chip, fi
     def seconds(blocks: int, clusters: int) -> float:
         rounds = -(-pieces // clusters)
         reading = min(fit.rate, rate / (blocks * min(pieces, clusters)))
-        each = -(-tiles // blocks) * tile_bytes / reading + fit.piece
-        return rounds * (each + (fit.exchange if blocks > 1 else 0.0))
+        walk = -(-tiles // blocks) * tile_bytes / reading + fit.piece
+        return rounds * (walk + (fit.exchange if blocks > 1 else 0.0))
 
     if not pieces:
         return 1

@@ -1,4 +1,4 @@
-"""Keys and values that a kernel computes as it reads them: from the pages of a cache, from codes and scales.
+"""Lets a kernel compute keys and values as it reads them: from the pages of a cache, from codes and scales.
 
 ``k_pages[table]`` is a gather, and the view of it that has all keys of a sequence in one dimension is a reshape, which
 merges blocks (an index chooses their page) with the positions in a page. No strides describe it, but indices do: key n
@@ -27,8 +27,8 @@ MOST_SHORT = 2**31 - 1
 
 
 def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
-    """``node``, keys or values with the elements of a key along ``inner``, as a kernel may compute them; None where
-    they have to be in memory before."""
+    """Returns ``node``, keys or values with the elements of a key along ``inner``, as a kernel may compute them; None
+    if they have to be in memory before."""
     node = with_computed_pages(node, mover)
     order = topological([node])
     varied = varying(order)
@@ -38,29 +38,30 @@ def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
             if id(child) not in reached:
                 reached[id(child)] = child
                 stack.append(child)
-    leaves = [each for each in reached.values() if not _computed_from(each) and not each.kind.is_number]
-    gathers = [each for each in reached.values() if each.kind is GATHER]
-    if any(each.under_views.kind not in (INPUT, IOTA) for each in leaves):
+    leaves = [node_ for node_ in reached.values() if not _computed_from(node_) and not node_.kind.is_number]
+    gathers = [node_ for node_ in reached.values() if node_.kind is GATHER]
+    if any(node_.under_views.kind not in (INPUT, IOTA) for node_ in leaves):
         return None
     if any(inner in varied[id(index)] for gather in gathers for index in gather.inputs[1:]):
         return None
-    loaded = [each for each in (*leaves, *gathers) if inner in varied[id(each)]]
+    loaded = [node_ for node_ in (*leaves, *gathers) if inner in varied[id(node_)]]
     narrow = all(
-        each.under_views.kind is not IOTA and item_size(each.dtype) <= item_size(node.dtype) for each in loaded
+        node_.under_views.kind is not IOTA and item_size(node_.dtype) <= item_size(node.dtype) for node_ in loaded
     )
-    few = sum(each.kind.is_pointwise for each in reached.values()) <= MOST_OPERATIONS
+    few = sum(node_.kind.is_pointwise for node_ in reached.values()) <= MOST_OPERATIONS
     return node if len(loaded) == 1 and narrow and few else None
 
 
 def _computed_from(node: Node) -> tuple[Node, ...]:
-    """What a kernel computes an element of ``node`` from; none where it is loaded."""
+    """Returns the nodes from which a kernel computes an element of ``node``; none if it is loaded."""
     if node.kind is GATHER:
         return node.inputs[1:]
     return node.inputs if node.kind.is_pointwise else ()
 
 
 def with_computed_pages(root: Node, mover: Mover) -> Node:
-    """``root`` where reshapes that merge what an index chooses with positions are gathers with computed indices."""
+    """Rewrites reshapes under ``root`` that merge what an index chooses with positions to gathers with computed
+    indices."""
 
     def change(node: Node, rebuilt: Node) -> Node:
         if rebuilt.kind is not VIEW:
@@ -76,8 +77,8 @@ def with_computed_pages(root: Node, mover: Mover) -> Node:
 
 
 def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
-    """The reshape of ``gather`` to ``shape``, where it merges a dimension along which an index chooses with the next
-    one, and leaves the others as they are. That sizes say so may become a guard."""
+    """Merges the dimension along which an index chooses with the next one in a reshape of ``gather`` to ``shape``; None
+    if it changes others too. That sizes say so may become a guard."""
     sizes = gather.shape
     if len(shape) != len(sizes) - 1:
         return None
@@ -118,13 +119,13 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
             coordinates.append(-1 - dims.index(dim))
         else:
             coordinates.append(coordinate - (coordinate > place))
-    found = [index for index in indices if index is not None]
-    return make("gather", (gather.inputs[0], *found), gather.dtype, shape, tuple(coordinates), gather.location)
+    chosen_indices = [index for index in indices if index is not None]
+    return make("gather", (gather.inputs[0], *chosen_indices), gather.dtype, shape, tuple(coordinates), gather.location)
 
 
 def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shape: Shape, mover: Mover) -> Node | None:
-    """``root``, an index that is the same along ``place``, at the block of each position of ``shape``; None where it
-    varies along ``place`` or is computed otherwise than pointwise of tensors."""
+    """Indexes ``root``, which is the same along ``place``, at the block of each position of ``shape``; None if it
+    varies along ``place`` or is no pointwise function of tensors."""
     order = topological([root])
     varied = varying(order)
     if place in varied[id(root)]:
@@ -146,7 +147,7 @@ def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shap
 def _looked_up(
     table: Node, block: int, place: int, chosen: Node, shape: Shape, varied: frozenset[int], mover: Mover
 ) -> Node:
-    """The element of ``table`` for the block of each position of ``shape``."""
+    """Looks up the element of ``table`` for the block of each position of ``shape``."""
     one: tuple[Size, ...] = (*table.shape[:place], *table.shape[place + 1 :])
     single = mover.move(mover.slice(table, place, 0, 1), ("squeeze", place), one)
     if block not in varied:  # the same for all blocks

@@ -1,4 +1,4 @@
-"""What the attention templates read: operands by role, and the lines of the query, of the rule and of the results."""
+"""Presents attention to its templates: operands by role, and the lines of the query, of the rule and of the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAKE_FACTORS = ("cuda",)
 
 @dataclass(frozen=True)
 class Computed:
-    """How an element of keys or values is computed, where these are no tensor.
+    """Describes how an element of keys or values is computed, if these are no tensor.
 
     Attributes:
         instructions: the last one is its value.
@@ -43,7 +43,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Attention(Frame):
-    """The kernel, as all dialects read it.
+    """Presents the kernel as all dialects read it.
 
     Attributes:
         factor: what the scores of ``rule`` are still to be multiplied with, computed by ``factor_lines``; empty for 1.
@@ -83,32 +83,32 @@ class Attention(Frame):
 
     @property
     def packed_rows(self) -> str:
-        """How many rows read the same keys, as an expression."""
+        """Returns how many rows read the same keys, as an expression."""
         return " * ".join([*self.groups, "rows"])
 
     def row_indices(self, divide: str) -> list[tuple[str, str]]:
-        """(name, expression) of the indices of a row: those of packed dimensions, ``y0`` ..., and ``m``."""
+        """Returns (name, expression) of the indices of a row: those of packed dimensions, ``y0`` ..., and ``m``."""
         row = "row % rows" if self.groups else "row"
         return [*indices(self.groups, f"(row {divide} rows)", "y", divide), ("m", row)]
 
 
 def narrowed_rule(body: Body, layout: Layout) -> tuple[Instruction, ...]:
-    """The instructions of the rule of scores."""
+    """Returns the instructions of the rule of scores."""
     rule = body.contractions[1].x
     return rule if layout.wide else narrowed(rule, body.operands)
 
 
 def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Any, dialect: Dialect) -> Attention:
-    """The context of ``kernel`` in ``dialect``."""
+    """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     queries, probabilities = body.contractions
     whole = narrowed_rule(body, layout)
     scale = scaled(whole) if dialect.name in TAKE_FACTORS else Scaled(whole, (), False)
     rule, unmasked = scale.rule, without_masks(scale.rule)
     of_factor = printed(scale.factor, dialect, "f")
-    found = printed(body.instructions, dialect, coarse=body.coarse)
+    lines_ = printed(body.instructions, dialect, coarse=body.coarse)
     of_query = printed(queries.x, dialect, "q")
-    values = {**of_query.values, **found.values}
+    values = {**of_query.values, **lines_.values}
 
     def operand(index: int) -> Operand:
         return operand_of(declared, index, layout, dialect, values.get(index, ""))
@@ -126,7 +126,7 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
     loads = [i.attr for i in body.instructions if i.op in ("load", "iota")]
 
     def reduced(kind: str) -> tuple[str, ...]:
-        return tuple(found.names[p] for p, i in enumerate(body.instructions) if (i.op, i.attr) == ("reduce", kind))
+        return tuple(lines_.names[p] for p, i in enumerate(body.instructions) if (i.op, i.attr) == ("reduce", kind))
 
     return Attention(
         **frame_attributes(kernel, layout, declared, operands, probabilities.dtype, dialect),
@@ -148,9 +148,9 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
         unmasked=rule_of(unmasked, (len(unmasked) - 1,), of_scores(dialect), operand),
         masked=bool(masks_of(rule)),
         row_loads=tuple(operands[index] for index in loads if body.operands[index].row),
-        row_lines=tuple(line for p, line in found.lines.items() if p in rows),
+        row_lines=tuple(line for p, line in lines_.lines.items() if p in rows),
         loads=tuple(operands[index] for index in loads if not body.operands[index].row),
-        lines=tuple(line for p, line in found.lines.items() if p not in rows),
+        lines=tuple(line for p, line in lines_.lines.items() if p not in rows),
         row_stores=tuple(operands[index] for index in stores if body.operands[index].row),
         stores=tuple(operands[index] for index in stores if not body.operands[index].row),
         row_maxima=reduced("max"),
@@ -162,7 +162,7 @@ render = renderer(NAME, "jitgen.families.attention.forward", parameters, context
 
 
 def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]) -> frozenset[int]:
-    """See ``Computed.shared``."""
+    """Computes ``Computed.shared``."""
     shared: set[int] = set()
     for position, instruction in enumerate(instructions):
         of_key = instruction.op not in ("load", "iota", "gather") or operands[instruction.attr].kind == "key"
@@ -172,6 +172,6 @@ def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]
 
 
 def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:
-    """The bounds of the rule; see ``bounds_of``."""
+    """Computes the bounds of the rule; see ``bounds_of``."""
     rule = narrowed_rule(body, layout)
     return bounds_of(rule, known, words)

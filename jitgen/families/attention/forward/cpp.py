@@ -1,4 +1,5 @@
-"""The context of ``templates/attention/attention.cpp.j2``, whose mainloop is ``attention.hpp``; see ``rule/cpp.py``."""
+"""Builds the context of ``templates/attention/attention.cpp.j2``, whose mainloop is ``attention.hpp``; see
+``rule/cpp.py``."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ COMPUTED = "jitgen::attention::Computed"
 
 
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, attention: Attention, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    found = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
+    tile_bounds = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
     key_row = _row_computed(attention.computed_key, dialect, inner=1) if attention.computed_key else None
     value_row = _row_computed(attention.computed_value, dialect, inner=0) if attention.computed_value else None
     return {
-        **struct_of(attention, found),
+        **struct_of(attention, tile_bounds),
         "way": "Tiles" if schedule.path == "tiles" else "Few",
         "lanes_are_rows": schedule.path == "tiles",
         "packed_rows": attention.packed_rows,
@@ -53,7 +54,8 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, attention: Atte
 
 
 def _row_computed(computed: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
-    """A row of keys or values that is computed: what is done once for key ``n``, and for each of its elements ``d``.
+    """Describes a row of keys or values that is computed: what is done once for key ``n``, and for each of its elements
+    ``d``.
 
     Args:
         inner: which of an operand's own strides is along the elements of a key.
@@ -64,11 +66,11 @@ def _row_computed(computed: Computed, dialect: Dialect, inner: int) -> dict[str,
         for i, o in computed.operands.items()
         if o.gathered and o.pointer
     }
-    found = printed(computed.instructions, dialect, "u", sources=sources)
+    texts = printed(computed.instructions, dialect, "u", sources=sources)
     before: list[str] = []
     lines: list[str] = []
     for position, instruction in enumerate(computed.instructions):
-        line, name = found.lines.get(position), found.names[position]
+        line, name = texts.lines.get(position), texts.names[position]
         if instruction.op not in ("load", "iota", "gather"):
             if line is not None:
                 (before if position in computed.shared else lines).append(f"{line.text}{line.mark}")
@@ -80,7 +82,7 @@ def _row_computed(computed: Computed, dialect: Dialect, inner: int) -> dict[str,
             load = f"jitgen::load({operand.pointer}[{starts[operand.index]}])"
             before.append(line.text if line is not None else dialect.assign(kind, name, load))
         else:
-            indices = [found.names[argument] for argument in instruction.args]
+            indices = [texts.names[argument] for argument in instruction.args]
             chosen = [
                 f"{dialect.within.format(index, size)} * {stride}"
                 for index, (size, stride) in zip(indices, operand.gathered, strict=True)
@@ -92,6 +94,6 @@ def _row_computed(computed: Computed, dialect: Dialect, inner: int) -> dict[str,
     return {
         "before": before,
         "lines": lines,
-        "value": found.names[len(computed.instructions) - 1],
+        "value": texts.names[len(computed.instructions) - 1],
         "checked": any(instruction.op == "gather" for instruction in computed.instructions),
     }

@@ -1,4 +1,4 @@
-"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
+"""Builds the context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
 ``attention_decode.cuh`` walks.
 
 Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the former, by
@@ -28,10 +28,10 @@ from jitgen.ir.program import Kernel
 def build(
     kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, attention: Attention, dialect: Dialect
 ) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    found = bounds(
+    tile_bounds = bounds(
         body, layout, known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer), WORDS
     )
     sources = {"query": attention.query[0] if attention.query else attention.key}
@@ -53,11 +53,11 @@ def build(
         "of_row": [_value(o, o.packed_row("task.at")) for o in attention.rule.reads("row")],
         "at_row": [(o, o.packed_row("task.at")) for o in attention.rule.reads("both")],
         "row_ends": [
-            _value(o, o.packed_row("task.at")) | {"is_index": not o.pointer} for o in attention.ends(found, "row")
+            _value(o, o.packed_row("task.at")) | {"is_index": not o.pointer} for o in attention.ends(tile_bounds, "row")
         ],
-        "key_ends": attention.ends(found, "key"),
-        "task_ends": attention.ends(found, "task"),
-        "bounds": found,
+        "key_ends": attention.ends(tile_bounds, "key"),
+        "task_ends": attention.ends(tile_bounds, "task"),
+        "bounds": tile_bounds,
         "factor_lines": attention.factor_lines,
         "factor": attention.factor,
         "is_checked": bool(attention.factor) and attention.linear,
@@ -89,7 +89,7 @@ def build(
 
 
 def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
-    """What differs between the mainloops: their Config, and which scores a thread has."""
+    """Describes what differs between the mainloops: their Config, and which scores a thread has."""
     if isinstance(schedule, DecodeSchedule):
         of_lane = {
             "places": "2",
@@ -127,7 +127,7 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
 
 
 def _own_atom(attention: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
-    """The wgmma of the scores where the header has none of that n; None where it has one."""
+    """Describes the wgmma of the scores if the header has none of that n; else None."""
     if schedule.block_n in WIDTHS:
         return None
     sums = schedule.block_n // 2
@@ -142,7 +142,7 @@ def _own_atom(attention: Attention, schedule: WgmmaSchedule, storage: str) -> di
 
 
 def _is_vector_query(attention: Attention, layout: Layout) -> bool:
-    """Whether eight neighbours of the query are 16 bytes of memory."""
+    """Returns whether eight neighbours of the query are 16 bytes of memory."""
     if len(attention.query) != 1 or attention.query_lines:
         return False
     (query,) = attention.query
@@ -156,7 +156,7 @@ def _coordinates(operand: Operand) -> str:
 
 
 def _value(operand: Operand, at: str) -> dict[str, Any]:
-    """A value that the rule reads at offset ``at``."""
+    """Describes a value that the rule reads at offset ``at``."""
     kind = operand.type if operand.pointer else "Index"
     return {"name": f"x{operand.index}", "index": operand.index, "type": kind, "expression": operand.element(at)}
 
@@ -174,8 +174,8 @@ def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
 
 
 def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
-    """The lines of a rule, and where each of its operands comes from."""
-    found = split(rule, distance, layout.counts)
+    """Describes the lines of a rule, and where each of its operands comes from."""
+    divided = split(rule, distance, layout.counts)
     sources: dict[str, list[dict[str, Any]]] = {"key": [], "row": [], "both": [], "task": []}
     starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
     for o in rule.operands:
@@ -186,25 +186,25 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
             "both": f"{o.type}({o.element(f'of_rows.at{o.index}[r] + column * {o.own[1]}')})",
         }[o.kind]
         source = {"type": o.type, "value": o.value, "expression": expression}
-        if o.index in found.operands:
+        if o.index in divided.operands:
             sources[o.kind].append(source)
-        if o.index in found.row_operands:
+        if o.index in divided.row_operands:
             starts[o.kind].append(source)
     return {
-        **{f"by_{kind}": each for kind, each in sources.items()},
+        **{f"by_{kind}": place for kind, place in sources.items()},
         "starts": [*starts["task"], *starts["row"]],
-        "row_lines": found.row_lines,
-        "kept": found.kept,
-        "lines": found.lines,
-        "needs_column": found.needs_column,
-        "knows_existence": found.knows_existence,
+        "row_lines": divided.row_lines,
+        "kept": divided.kept,
+        "lines": divided.lines,
+        "needs_column": divided.needs_column,
+        "knows_existence": divided.knows_existence,
         "value": rule.score,
         "is_plain": not rule.lines and not rule.operands,
     }
 
 
 def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
-    """An operand with one element for a row of results."""
+    """Describes an operand with one element for a row of results."""
     at = operand.packed_row("task.at")
     if splits > 1:
         at += " + range * (int64_t(tasks()) * packed_rows())"

@@ -1,4 +1,4 @@
-"""The attention kernel of few rows, ``attention_decode.cuh``, in Python: a decoder's step on mma.sync."""
+"""Describes the attention kernel of few rows, ``attention_decode.cuh``, in Python: a decoder's step on mma.sync."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jitgen.schedule.chips import Chip
 from jitgen.schedule.declared import about
 
 ROWS = 8
-"""Rows of a tile: the n of a product."""
+"""The rows of a tile: the n of a product."""
 WARP_KEYS = 16
-"""Keys of a warp: the m of a product."""
+"""The keys of a warp: the m of a product."""
 DEPTH_RUN, WIDTH_RUN = 32, 64
 """Elements of keys and of values that the lanes of a warp read at once."""
 LANE_ELEMENTS = 8
@@ -29,7 +29,7 @@ FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
 
 @dataclass(frozen=True)
 class DecodeSchedule(TileSchedule):
-    """Few rows, whose keys are read into registers.
+    """Schedules few rows, whose keys are read into registers.
 
     Attributes:
         warps: of a block, with 16 keys of a tile each.
@@ -57,17 +57,17 @@ class DecodeSchedule(TileSchedule):
 
     @property
     def copied(self) -> tuple[bool, bool, bool]:
-        """Whether tensor maps copy the query, the keys and the values."""
+        """Returns whether tensor maps copy the query, the keys and the values."""
         return False, False, False
 
     @property
     def block_m(self) -> int:
-        """Rows of a block."""
+        """Returns the rows of a block."""
         return self.row_tiles * ROWS
 
     @property
     def block_n(self) -> int:
-        """Keys of a tile."""
+        """Returns the keys of a tile."""
         return self.warps * WARP_KEYS
 
     @property
@@ -76,7 +76,7 @@ class DecodeSchedule(TileSchedule):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, as the header's ``DecodeShape::bytes``."""
+        """Returns the dynamic shared memory of a block, as the header's ``DecodeShape::bytes``."""
         warp_floats = self.block_m * (self.block_e + 4) + 3 * self.block_m
         inbox = 0
         if self.cluster_splits > 1:
@@ -89,8 +89,8 @@ class DecodeSchedule(TileSchedule):
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_rows: int) -> list[DecodeSchedule]:
-    """The schedules for a kernel with this body; none where it is not for this mainloop. ``most_rows``: the most rows
-    that share keys in the bucket of this call.
+    """Returns the schedules for a kernel with this body; none if it is not for this mainloop. ``most_rows``: the most
+    rows that share keys in the bucket of this call.
 
     Blocks of eight warps with two tiles each read as fast as an H200's memory: H32/8 D128, in us (cuDNN's): B16 N2048
     34.7 (34.8), B16 N8192 124 (124), B64 N4096 243 (243). Ranges of keys are so short that three smaller blocks on a
@@ -99,7 +99,7 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_row
     """
     kinds = [sorted(layout.operands[index] for index in contraction.weight) for contraction in body.contractions]
     # Of what a key is computed from, one is contiguous, and others are the same for all elements of a key.
-    reads_runs = all(each[0] == "contiguous" and set(each[1:]) <= {"key"} for each in kinds)
+    reads_runs = all(kind[0] == "contiguous" and set(kind[1:]) <= {"key"} for kind in kinds)
     fits = max(geometry.depth, geometry.width) <= MOST_DEPTH and most_rows <= MOST_ROWS
     if not fits or not reads_runs or layout.unit < LANE_ELEMENTS:
         return []

@@ -1,4 +1,5 @@
-"""How a kernel in CUDA reads keys and values: what is the same for all elements of one, then eight neighbours of it.
+"""Writes how a kernel in CUDA reads keys and values: what is the same for all elements of one, then eight neighbours of
+it.
 
 A tensor's keys are where a pointer says. A computed one's pointer may depend on a page that is looked up, and beside it
 are the values that its elements are computed with, such as a scale.
@@ -21,7 +22,7 @@ CODES = ("int8_t", "uint8_t", "jitgen::float8_e4m3fn", "jitgen::float8_e5m2")
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of a key or value.
+    """Describes the elements of a key or value.
 
     Attributes:
         name: ``"key"`` or ``"value"``.
@@ -48,7 +49,8 @@ class Elements:
 
 
 def elements(name: str, operand: Operand, computed: Computed | None, dtype: str, dialect: Dialect) -> Elements:
-    """The elements of ``operand``, or of what is computed from it and others; ``dtype``: as the products take them."""
+    """Describes the elements of ``operand``, or of what is computed from it and others; ``dtype`` is that of the
+    products."""
     if computed is None:
         along, step = _strides(operand)
         pointer = f"{operand.pointer} + (task.at{operand.index} + n * {along})"
@@ -59,7 +61,7 @@ def elements(name: str, operand: Operand, computed: Computed | None, dtype: str,
         for i, o in computed.operands.items()
         if o.gathered and o.pointer
     }
-    found = printed(computed.instructions, dialect, name[0], sources=sources)
+    texts = printed(computed.instructions, dialect, name[0], sources=sources)
     row_lines: list[str] = []
     lines: list[Line] = []
     used: set[int] = set()
@@ -71,39 +73,40 @@ def elements(name: str, operand: Operand, computed: Computed | None, dtype: str,
             kind = dialect.types[instruction.dtype]
             if position in computed.shared:
                 row_lines.append(
-                    f"const {kind} {found.names[position]} = {_loaded(source, at, found.lines.get(position))};"
+                    f"const {kind} {texts.names[position]} = {_loaded(source, at, texts.lines.get(position))};"
                 )
                 continue
-            pointer = f"{source.pointer} + ({_offset(instruction, source, at[source.index], found.names, dialect)})"
-            storage, loaded = source.storage, (kind, found.names[position])
+            pointer = f"{source.pointer} + ({_offset(instruction, source, at[source.index], texts.names, dialect)})"
+            storage, loaded = source.storage, (kind, texts.names[position])
             step = _step(source, _strides(source)[1])
             continue
-        if position in computed.shared and position in found.lines:
-            row_lines.append(found.lines[position].text + found.lines[position].mark)
-        if position in found.lines and (position not in computed.shared or instruction.op == "const"):
-            lines.append(found.lines[position])
+        if position in computed.shared and position in texts.lines:
+            row_lines.append(texts.lines[position].text + texts.lines[position].mark)
+        if position in texts.lines and (position not in computed.shared or instruction.op == "const"):
+            lines.append(texts.lines[position])
             used.update(instruction.args)
     kept = tuple(
-        (dialect.types[computed.instructions[p].dtype], found.names[p])
+        (dialect.types[computed.instructions[p].dtype], texts.names[p])
         for p in sorted(used & computed.shared)
         if computed.instructions[p].op not in ("const", "scalar")
     )
-    value = found.names[len(computed.instructions) - 1]
+    value = texts.names[len(computed.instructions) - 1]
     last = computed.instructions[-1]
     if last.op == "round_to" and last.attr == dtype:  # a product's operand is rounded to it anyway
-        lines, value = lines[:-1], found.names[last.args[0]]
+        lines, value = lines[:-1], texts.names[last.args[0]]
     if value == loaded[1] and storage == dialect.storage_types[dtype]:  # no number is computed
         return Elements(name, storage, tuple(row_lines), pointer, (), step, ("", ""), False, (), "")
     number = _number_of_code(computed.instructions, computed.shared)
     if number is not None and storage in CODES:
         lines = [line for line in lines if line.position != number]
-        loaded = ("float", found.names[number])
+        loaded = ("float", texts.names[number])
     is_code = storage in CODES and loaded[0] == "float"
     return Elements(name, storage, tuple(row_lines), pointer, kept, step, loaded, is_code, tuple(lines), value)
 
 
 def _number_of_code(instructions: Sequence[Instruction], shared: Collection[int]) -> int | None:
-    """The position of the cast to float that alone uses what is loaded for each element; None where there is none."""
+    """Returns the position of the cast to float that is the only use of what is loaded for each element; None without
+    one."""
     read = {p for p, i in enumerate(instructions) if i.op in ("load", "gather") and p not in shared}
     uses = [position for position, instruction in enumerate(instructions) if read & set(instruction.args)]
     is_cast = len(uses) == 1 and instructions[uses[0]].op == "cast" and instructions[uses[0]].dtype == "float32"
@@ -111,7 +114,7 @@ def _number_of_code(instructions: Sequence[Instruction], shared: Collection[int]
 
 
 def _strides(operand: Operand) -> tuple[str, str]:
-    """The strides along keys, and along the elements of one."""
+    """Returns the strides along keys, and along the elements of one."""
     return operand.own if operand.role.startswith("key") else (operand.own[1], operand.own[0])
 
 
@@ -120,14 +123,14 @@ def _step(operand: Operand, stride: str) -> str:
 
 
 def _loaded(operand: Operand, at: dict[int, str], line: Line | None) -> str:
-    """The expression of a value that is the same for all elements of a key."""
+    """Prints a value that is the same for all elements of a key."""
     if line is not None:
         return line.expression
     return operand.element(at[operand.index])
 
 
 def _offset(instruction: Instruction, operand: Operand, at: str, names: dict[int, str], dialect: Dialect) -> str:
-    """The expression of the offset of a key's first element."""
+    """Prints the offset of a key's first element."""
     terms = [at]
     for argument, (size, stride) in zip(instruction.args, operand.gathered, strict=True):
         terms.append(f"{dialect.within.format(names[argument], size)} * {stride}")

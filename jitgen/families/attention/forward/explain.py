@@ -1,4 +1,4 @@
-"""An attention kernel in words."""
+"""Explains an attention kernel in words."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MOST_WORDS = 120
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: Device) -> list[str]:
-    """A title, the rule of scores, and how tiles are walked."""
+    """Explains the kernel: a title, the rule of scores, and how tiles are walked."""
     (layout,), (body,) = layouts, kernel.bodies
     rule = body.contractions[1].x
     masks = len(masks_of(rule))
-    lines = ["attention, the keys of a row walked once; scores and weights stay in the kernel", str(schedule)]
+    lines = ["attention, the keys of a row walked once; scores and probabilities stay in the kernel", str(schedule)]
     lines.append(f"scores by {', '.join(dict.fromkeys(operations_in(rule))) or 'the product alone'}")
     if masks:
         lines.append(
@@ -49,10 +49,10 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
 
 
 def _in_words(rule: Sequence[Instruction], root: int, body: Body, layout: Layout) -> str:
-    """The value at ``root`` of the rule of scores as an expression, with i for rows and j for keys."""
-    found: list[str] = []
+    """Writes the value at ``root`` of the rule of scores as an expression, with i for rows and j for keys."""
+    texts: list[str] = []
     for instruction in rule[: root + 1]:
-        arguments = [found[argument] for argument in instruction.args]
+        arguments = [texts[argument] for argument in instruction.args]
         if instruction.op == "iota":
             words = {"row": "i", "key": "j"}.get(layout.operands[instruction.attr], "an index")
         elif instruction.op == "load":
@@ -66,5 +66,5 @@ def _in_words(rule: Sequence[Instruction], root: int, body: Body, layout: Layout
             words = f"({f' {_SIGNS[instruction.op]} '.join(arguments)})"
         else:
             words = f"{'not' if instruction.op == 'bitwise_not' else instruction.op}({', '.join(arguments)})"
-        found.append(words if len(words) <= MOST_WORDS else "...")
-    return found[root]
+        texts.append(words if len(words) <= MOST_WORDS else "...")
+    return texts[root]

@@ -1,4 +1,4 @@
-"""Where the operands of attention lie: batch dimensions, collapsed, and two strides of each operand's own.
+"""Lays out the operands of attention: batch dimensions, collapsed, and two strides of each operand's own.
 
 The batch is everything before the rows of the query. Along some of its dimensions all keys and values are the same
 memory (heads that share keys). Where the rows are few, these dimensions are *packed*: their indices count rows too, so
@@ -37,7 +37,8 @@ KEYS = ("key", "value", *SOURCES)
 
 @dataclass(frozen=True)
 class Layout(TileLayout):
-    """The batch has the dimensions whose indices share no keys; groups have those that share them and count as rows.
+    """Holds the facts of strides that decide the source: the batch has the dimensions whose indices share no keys;
+    groups have those that share them and count as rows.
 
     Operands that are not of scores are ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``, and
     ``"key"`` where they are the same for all elements of a key.
@@ -51,21 +52,21 @@ class Layout(TileLayout):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGeometry(TileGeometry):
-    """A call's sizes and strides; the indices of groups count rows."""
+    """Holds a call's sizes and strides; the indices of groups count rows."""
 
     @property
     def depth(self) -> int:
-        """D."""
+        """Returns D."""
         return self.depths[0]
 
     @property
     def width(self) -> int:
-        """E."""
+        """Returns E."""
         return self.widths[0]
 
     @property
     def task_rows(self) -> int:
-        """Rows that read the same keys."""
+        """Returns the rows that read the same keys."""
         return math.prod(self.groups) * self.rows
 
     @property
@@ -74,7 +75,7 @@ class AttentionGeometry(TileGeometry):
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[AttentionGeometry, ...]]:
-    """Layout and geometry of the kernel's one body; NotViewable where a movement needs a copy first."""
+    """Computes layout and geometry of the kernel's one body; NotViewable if a movement needs a copy first."""
     (body,) = kernel.bodies
     *lead, rows, width = (symbols.evaluate(size, call.environment) for size in body.shape)
     depth, keys = (symbols.evaluate(contraction.length, call.environment) for contraction in body.contractions)
@@ -106,6 +107,6 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Attent
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:
-    """The parameters of the kernel: ``depth`` and ``width`` are its own."""
+    """Declares the parameters of the kernel: ``depth`` and ``width`` are its own."""
     (layout,) = layouts
     return tile_parameters(kernel, layout, [Integer("depth", "depth"), Integer("width", "width")])

@@ -1,4 +1,4 @@
-"""Recognising attention in a graph: a product whose left operand is a softmax of another product, in any spelling.
+"""Recognises attention in a graph: a product whose left operand is a softmax of another product, in any spelling.
 
 The pattern, from the result back to the operands, over (lead..., M, N) scores and (lead..., M, E) results::
 
@@ -33,7 +33,7 @@ from jitgen.spec import DTYPES
 
 
 def _is_rounding(node: Node) -> bool:
-    """Whether ``node`` is a cast between floating dtypes, in whose place a kernel keeps the compute dtype."""
+    """Returns whether ``node`` is a cast between floating dtypes, in whose place a kernel keeps the compute dtype."""
     return node.kind is CAST and node.attrs != ROUNDED and DTYPES[node.inputs[0].dtype].is_floating_point
 
 
@@ -49,11 +49,11 @@ _IN_SUMS = ("cat", "sub", "exp", "cast")
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """A product that was recognised.
+    """Describes an attention that was recognised.
 
     Attributes:
         result: O, the product of probabilities and values.
-        weights: P, its left operand.
+        probabilities: P, its left operand.
         power: e, the exponential.
         scores: S, and ``base`` b; None where nothing is subtracted.
         product: the product of queries and keys that ``scores`` is computed from.
@@ -68,21 +68,21 @@ class Attention:
 
     @property
     def last(self) -> int:
-        """The dimension of the scores that counts keys."""
+        """Returns the dimension of the scores that counts keys."""
         return len(self.scores.shape) - 1
 
     def is_row_reduction(self, node: Node) -> bool:
-        """Whether ``node`` is the maximum of the scores of a row, or a sum of their exponentials."""
+        """Returns whether ``node`` is the maximum of the scores of a row, or a sum of their exponentials."""
         return maxima(node, self) is not None or sums(node, self) is not None
 
 
 def is_copy(node: Node) -> bool:
-    """Whether ``node`` is its operand in memory of its own."""
+    """Returns whether ``node`` is a copy of its operand."""
     return node.kind is CAST and node.dtype == node.inputs[0].dtype and node.attrs != ROUNDED
 
 
 def matched(result: Node) -> Attention | None:
-    """The attention that the product ``result`` is the last step of; None where it is none."""
+    """Matches the attention whose last step is the product ``result``; None if there is none."""
     if result.kind is not CONTRACT or len(axes(result.attrs.equation).contracted) != 1:
         return None
     probabilities = result.inputs[0]
@@ -91,29 +91,29 @@ def matched(result: Node) -> Attention | None:
         return None
     for nodes in POWER.matches(power, {}):
         scores, base = nodes["scores"], nodes.get("base")
-        found = [node for node in at_own_coordinates(scores, CONTRACT) if node.shape == scores.shape]
-        return Attention(result, probabilities, power, scores, base, found[0]) if found else None
+        products = [node for node in at_own_coordinates(scores, CONTRACT) if node.shape == scores.shape]
+        return Attention(result, probabilities, power, scores, base, products[0]) if products else None
     return None
 
 
 def row_sources(roots: Sequence[Node]) -> list[Node]:
-    """The reductions that ``roots``, values of a row, are computed from without another one between."""
-    found, stack, seen = [], list(roots), set()
+    """Returns the reductions from which ``roots``, values of a row, are computed without another one between."""
+    sources, stack, seen = [], list(roots), set()
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if node.kind is REDUCE:
-            found.append(node)
+            sources.append(node)
         else:
             stack.extend(node.inputs)
-    return found
+    return sources
 
 
 def spread_rows(root: Node, attention: Attention) -> list[Node]:
-    """The maxima and sums of rows, spread along the result, that ``root``, computed pointwise of it, is computed of."""
-    found, stack, seen = [], [root], set()
+    """Returns the maxima and sums of rows, spread along the result, from which ``root`` is computed pointwise."""
+    spread, stack, seen = [], [root], set()
     while stack:
         node = stack.pop()
         if id(node) in seen or node is attention.result:
@@ -121,21 +121,22 @@ def spread_rows(root: Node, attention: Attention) -> list[Node]:
         seen.add(id(node))
         source = node.under_expand
         if node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source):
-            found.append(node)
+            spread.append(node)
         elif node.kind.is_pointwise:
             stack.extend(node.inputs)
-    return found
+    return spread
 
 
 def row_reductions(attention: Attention, index: Index) -> list[Node]:
-    """The maxima and sums of rows (``is_row_reduction``) in ``index``."""
+    """Lists the maxima and sums of rows (``is_row_reduction``) in ``index``."""
     between = index.reached([attention.scores], lambda node: node is not attention.scores and node.op not in _IN_SUMS)
     users = {user for node in between for user in index.users[node]}
     return [user for user in users if user.kind is REDUCE and attention.is_row_reduction(user)]
 
 
-def beside(node: Node, attention: Attention) -> list[Node] | None:
-    """What ``node`` has beside the scores, one score of each row; None where it is not the scores and such ones.
+def other_scores(node: Node, attention: Attention) -> list[Node] | None:
+    """Returns what ``node`` concatenates to the scores, one score of each row; None if it is not the scores and such
+    ones.
 
     A softmax over scores and a learned sink is over their concatenation.
     """
@@ -144,52 +145,53 @@ def beside(node: Node, attention: Attention) -> list[Node] | None:
     if (
         node.kind is not CAT
         or node.attrs != (attention.last,)
-        or sum(each is attention.scores for each in node.inputs) != 1
+        or sum(input_ is attention.scores for input_ in node.inputs) != 1
     ):
         return None
-    others = [each for each in node.inputs if each is not attention.scores]
-    single = all(each.shape[-1] == 1 and attention.product not in topological([each]) for each in others)
+    others = [input_ for input_ in node.inputs if input_ is not attention.scores]
+    single = all(input_.shape[-1] == 1 and attention.product not in topological([input_]) for input_ in others)
     return others if single else None
 
 
 def maxima(reduction: Node, attention: Attention) -> list[Node] | None:
-    """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
+    """Returns what ``reduction``, the maximum of the scores of a row, has besides them; None for anything else."""
     nodes = MAXIMUM.match(reduction)
-    return None if nodes is None else beside(nodes["scores"], attention)
+    return None if nodes is None else other_scores(nodes["scores"], attention)
 
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """The sum of exp(S - base) over a row (``base`` None for 0), with that of the scores ``others`` beside S."""
+    """Describes the sum of exp(S - base) over a row (``base`` None for 0), with that of the scores ``others`` besides
+    S."""
 
     base: Node | None
     others: Sequence[Node]
 
 
 def sums(reduction: Node, attention: Attention) -> Sum | None:
-    """``reduction`` as such a sum; None where it is something else."""
+    """Matches ``reduction`` as such a sum; None if it is something else."""
     for nodes in SUM.matches(reduction, {}):
-        others = beside(nodes["scores"], attention)
+        others = other_scores(nodes["scores"], attention)
         if others is not None:
             return Sum(nodes.get("base"), others)
     return None
 
 
 def row_values(attention: Attention) -> list[Node]:
-    """The operands of ``attention`` that are one value for a row: its base, and what its probabilities are multiplied
-    with."""
-    found = [] if attention.base is None else [attention.base]
+    """Returns the operands of ``attention`` that are one value for a row: its base, and the factors of its
+    probabilities."""
+    values = [] if attention.base is None else [attention.base]
     node, last = attention.probabilities, (attention.last,)
     while node is not attention.power:
         operand = linear_operand(node, last)
         assert operand is not None
-        found += [child for child in node.inputs if child is not operand]
+        values += [child for child in node.inputs if child is not operand]
         node = operand
-    return found
+    return values
 
 
 def obstacle(attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> str | None:
-    """Why ``attention`` cannot be one kernel, in words; None where it can.
+    """Explains why ``attention`` cannot be one kernel; None if it can.
 
     Args:
         index: of the results that are computed together with it.
@@ -207,13 +209,13 @@ def obstacle(attention: Attention, index: Index, ends: Sequence[Node], stops: Co
         if not attention.is_row_reduction(reduction):
             return f"a {reduction.attrs.kind} over a row of something else than the scores' exponentials"
     if is_needed_elsewhere(attention, index, ends, stops):
-        return "the scores or the weights are also needed in memory"
+        return "the scores or the probabilities are also needed in memory"
     return None
 
 
 def is_needed_elsewhere(attention: Attention, index: Index, ends: Sequence[Node], stops: Collection[Node]) -> bool:
-    """Whether the roots of ``index`` or ``ends`` need the product of queries and keys otherwise than for the result,
-    for a row's value or through the nodes ``stops``."""
+    """Returns whether the roots of ``index`` or ``ends`` need the product of queries and keys otherwise than for the
+    result, for a row's value or through the nodes ``stops``."""
     reach = Reach(
         index,
         [attention.product],

@@ -1,4 +1,4 @@
-"""Of a rule of scores in CUDA: what is linear in a score's column, so that a score needs few instructions for it.
+"""Finds what in a rule of scores in CUDA is linear in a score's column, so that a score needs few instructions for it.
 
 A thread has scores at constant distances from a first column. An integer such as ``j - i`` is then a start, which is
 the same for a row of a tile, and a constant. A comparison such as ``j > i`` compares that constant with a bound of the
@@ -27,7 +27,8 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Ramp:
-    """``start + step * distance``: expressions of what is the same for a row, whose positions are ``needs``."""
+    """Describes ``start + step * distance``: expressions of what is the same for a row, whose positions are
+    ``needs``."""
 
     start: str
     step: str
@@ -36,7 +37,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Test:
-    """A comparison of the distance with a bound: ``op``, and an expression of what is the same for a row."""
+    """Describes a comparison of the distance with a bound: ``op``, and an expression of what is the same for a row."""
 
     op: str
     bound: str
@@ -45,7 +46,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Split:
-    """A rule whose lines are divided.
+    """Holds a rule whose lines are divided.
 
     Attributes:
         row_lines: computed once for a row of a tile, before the others.
@@ -66,8 +67,8 @@ class Split:
 
 
 def split(rule: Rule, distance: str, counts: bool) -> Split:
-    """``rule`` for scores at ``distance``, an expression of constants, from the first column. ``counts``: whether all
-    indices of keys step by 1."""
+    """Divides ``rule`` for scores at ``distance``, an expression of constants, from the first column. ``counts``:
+    whether all indices of keys step by 1."""
     instructions, names = rule.instructions, rule.names
     invariant = _invariant(rule)
     ramps = _ramps(rule, invariant) if counts else {}
@@ -124,7 +125,7 @@ def split(rule: Rule, distance: str, counts: bool) -> Split:
 
 
 def _plain(line: Line, instruction: Instruction, names: dict[int, str]) -> Line:
-    """``line``; of conditions joined as such, so that a comparison and its join are one instruction."""
+    """Prints conditions joined as such, so that a comparison and its join are one instruction."""
     if instruction.dtype == "bool" and instruction.op in ("bitwise_and", "bitwise_or"):
         left, right = (names[argument] for argument in instruction.args)
         sign = "&&" if instruction.op == "bitwise_and" else "||"
@@ -133,22 +134,22 @@ def _plain(line: Line, instruction: Instruction, names: dict[int, str]) -> Line:
 
 
 def _invariant(rule: Rule) -> list[bool]:
-    """For each instruction, whether its value is the same for all columns."""
+    """Returns, for each instruction, whether its value is the same for all columns."""
     kinds = {operand.index: operand.kind for operand in rule.operands}
-    found: list[bool] = []
+    flags: list[bool] = []
     for instruction in rule.instructions:
         if instruction.op in ("load", "iota"):
-            found.append(kinds[instruction.attr] in ("row", "task"))
+            flags.append(kinds[instruction.attr] in ("row", "task"))
         elif instruction.op in ("const", "scalar"):
-            found.append(True)
+            flags.append(True)
         else:
             pointwise = instruction.op in OPS or instruction.op in ("cast", "round_to")
-            found.append(pointwise and all(found[argument] for argument in instruction.args))
-    return found
+            flags.append(pointwise and all(flags[argument] for argument in instruction.args))
+    return flags
 
 
 def _ramps(rule: Rule, invariant: Sequence[bool]) -> dict[int, Ramp]:
-    """The integers and float32 numbers that are linear in the column, by position."""
+    """Returns the integers and float32 numbers that are linear in the column, by position."""
     ramps: dict[int, Ramp] = {}
     indices = {operand.index: operand for operand in rule.operands if operand.kind == "key" and not operand.pointer}
     for position, instruction in enumerate(rule.instructions):
@@ -169,14 +170,14 @@ def _ramps(rule: Rule, invariant: Sequence[bool]) -> dict[int, Ramp]:
             for argument, name in zip(arguments, names, strict=True)
         ]
         types = {rule.instructions[argument].dtype for argument in arguments}
-        found = _ramp(op, dtype, sides) if types == {dtype} or op == "cast" else None
-        if found is not None and (op != "cast" or types <= {"int32", "int64"}):
-            ramps[position] = found
+        ramp = _ramp(op, dtype, sides) if types == {dtype} or op == "cast" else None
+        if ramp is not None and (op != "cast" or types <= {"int32", "int64"}):
+            ramps[position] = ramp
     return ramps
 
 
 def _ramp(op: str, dtype: str, sides: Sequence[Ramp]) -> Ramp | None:
-    """The ramp that ``op`` makes of others, and of invariants, which have no step; None where it makes none."""
+    """Combines ramps, and invariants, which have no step, by ``op``; None if the result is no ramp."""
     needs = frozenset().union(*(side.needs for side in sides))
     if op == "neg":
         return Ramp(f"-({sides[0].start})", f"-({sides[0].step})", needs)
@@ -200,7 +201,7 @@ def _ramp(op: str, dtype: str, sides: Sequence[Ramp]) -> Ramp | None:
 def _tests(
     instructions: Sequence[Instruction], names: dict[int, str], invariant: Sequence[bool], ramps: dict[int, Ramp]
 ) -> Iterator[tuple[int, Test]]:
-    """The comparisons of an integer that is linear in the column with one that is the same for the row."""
+    """Yields the comparisons of an integer that is linear in the column with one that is the same for the row."""
     for position, instruction in enumerate(instructions):
         if instruction.op not in _SIGNS or not all(instructions[a].dtype in INTS for a in instruction.args):
             continue
@@ -222,7 +223,7 @@ def _tests(
 
 
 def _hiding(instructions: Sequence[Instruction], tests: dict[int, Test]) -> int | None:
-    """A test of a mask that hides all columns from some one on, whatever else the mask says."""
+    """Returns a test of a mask that hides all columns from some one on, whatever else the mask says."""
     masks, position = masks_of(instructions), len(instructions) - 1
     while position in masks:
         hidden = masks[position]

@@ -1,4 +1,5 @@
-"""Whether keys and values that come from pages or codes are computed by the kernel of attention or before it."""
+"""Decides whether keys and values that come from pages or codes are computed by the kernel of attention or before
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from jitgen.kernel.operands import item_size
 
 @dataclass(frozen=True)
 class Reading(Question):
-    """The question whether a kernel computes keys or values as it reads them (``Partition.decide``).
+    """Asks whether a kernel computes keys or values as it reads them (``Partition.decide``).
 
     Attributes:
         what: ``"keys"`` or ``"values"``.
@@ -36,12 +37,12 @@ class Reading(Question):
 
 
 def is_widening(node: Node) -> bool:
-    """Whether ``node`` has the numbers of its operand, codes, in more bytes."""
+    """Returns whether ``node`` has the numbers of its operand, codes, in more bytes."""
     return node.kind is CAST and item_size(node.inputs[0].dtype) < item_size(node.dtype)
 
 
 def reads_computed(question: Reading, device: Device) -> Decision:
-    """Whether the device's dialect computes them in its kernel."""
+    """Decides whether the device's dialect computes them in its kernel."""
     if device.dialect != "cuda":
         return Decision(True, "an element is computed in registers")
     from jitgen.families.attention.forward.decode import LANE_ELEMENTS, MOST_DEPTH, MOST_ROWS

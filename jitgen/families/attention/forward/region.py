@@ -1,4 +1,4 @@
-"""From an attention that was recognised to its region: expressions in which it is walked over the keys once.
+"""Turns an attention that was recognised into its region: expressions in which it is walked over the keys once.
 
 All is expressed by three values of a row: with S the scores, ``row_max`` = max(S), ``row_sum`` = sum(exp(S - row_max)),
 and the product of exp(S - row_max) with the values. What the function subtracts in place of ``row_max``, and what it
@@ -39,21 +39,23 @@ STAGES = (
 """Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 
-def region_of(attention: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
-    """The region of ``attention``.
+def region_of(
+    attention: Attention, stores: Sequence[Store], row_stores: Sequence[Store], partition: Partition
+) -> Region:
+    """Makes the region of ``attention``.
 
     Args:
         stores: results in the shape of its product of probabilities and values.
         beside: results with one element for a row, in the shape (lead..., M, 1).
     """
-    return _Builder(attention, partition).region(stores, beside)
+    return _Builder(attention, partition).region(stores, row_stores)
 
 
 class _Builder(RegionBuilder):
-    """What one region is made of.
+    """Holds what one region is made of.
 
     Attributes:
-        top, total: placeholders of the two values of a row.
+        row_max, row_sum: placeholders of the two values of a row.
         hole, result: placeholders of the two products.
     """
 
@@ -73,7 +75,7 @@ class _Builder(RegionBuilder):
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
 
-    def region(self, stores: Sequence[Store], beside: Sequence[Store]) -> Region:
+    def region(self, stores: Sequence[Store], row_stores: Sequence[Store]) -> Region:
         attention, mover = self.attention, self.mover
         *_, rows, keys = attention.scores.shape
         lead, width, depth = split_shape(self.lead, self.split), attention.result.shape[-1], self.query.shape[-1]
@@ -91,7 +93,7 @@ class _Builder(RegionBuilder):
         weighted = self.product(attention.result, power, self._operand(self.value, True), (*lead, rows, width))
         values = {id(self.over_split(self.row_max)): row_max, id(self.over_split(self.row_sum)): row_sum}
         shares = self._with_factors(weighted, values)
-        found = []
+        all_stores = []
         for store in stores:
             inner, outer = {id(attention.result): self.result}, {id(self.over_split(self.result)): shares}
             for number, node in enumerate(spread_rows(store.value, attention)):
@@ -100,10 +102,10 @@ class _Builder(RegionBuilder):
                 outer[id(self.over_split(inner[id(node)]))] = self._spread(source, values, weighted)
             value = self._in_place(store.value, inner, outer)
             assert not any(node.kind is INPUT and node.attrs.number < 0 for node in topological([value]))
-            found.append(self._store(store, value))
-        for store in beside:
+            all_stores.append(self._store(store, value))
+        for store in row_stores:
             value = mover.substituted(self.over_split(self._row(store.value)), dict(values))
-            found.append(self._store(store, value))
+            all_stores.append(self._store(store, value))
         axes_ = (
             *(Axis(f"b{dim}", size) for dim, size in enumerate(lead)),
             Axis("m", rows),
@@ -111,10 +113,10 @@ class _Builder(RegionBuilder):
             Axis("n", keys, "sequential", inner=True),
             Axis("d", depth, "sequential", inner=True),
         )
-        return Region("attention", axes_, tuple(found), STAGES)
+        return Region("attention", axes_, tuple(all_stores), STAGES)
 
     def _store(self, store: Store, value: Node) -> Store:
-        """``store`` with ``value``, which is computed for its own value, in the dtype of the result."""
+        """Gives ``store`` the value ``value``, which is computed for its own, in the dtype of the result."""
         if value.dtype != store.value.dtype:  # a number of a row that the kernel has in its compute dtype
             value = self.make("cast", (value,), store.value.dtype, value.shape)
         if self.split is None:
@@ -122,21 +124,21 @@ class _Builder(RegionBuilder):
         return Store(store.result, value, (*store.movements, (("reshape",), value.shape)))
 
     def _in_place(self, root: Node, inner: dict[int, Node], outer: dict[int, Node]) -> Node:
-        """``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer`` after,
-        the split. Whatever no rule computes is read from memory."""
+        """Rebuilds ``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer``
+        after, the split. Whatever no rule computes is read from memory."""
         memo = inner | {id(node): self.partition.materialize(node) for node in stops([root], inner)}
         return self.mover.substituted(self.over_split(self.mover.substituted(root, memo)), dict(outer))
 
     # ------------------------------------------------------------------------------------------------------ row values
 
     def _row(self, value: Node) -> Node:
-        """``value``, of shape (lead..., M, 1), in terms of ``row_max`` and ``row_sum``; other reductions are
+        """Expresses ``value``, of shape (lead..., M, 1), by ``row_max`` and ``row_sum``; other reductions are
         materialized."""
         memo: dict[int, Node] = {}
         for reduction in row_sources([value]):
-            beside, summed = maxima(reduction, self.attention), sums(reduction, self.attention)
-            if beside is not None:
-                memo[id(reduction)] = self._with_others("maximum", self.row_max, map(self._row, beside))
+            others, summed = maxima(reduction, self.attention), sums(reduction, self.attention)
+            if others is not None:
+                memo[id(reduction)] = self._with_others("maximum", self.row_max, map(self._row, others))
             elif summed is not None:
                 base = self._base(summed.base)
                 powers = (self._power(self._row(other), base) for other in summed.others)
@@ -152,18 +154,18 @@ class _Builder(RegionBuilder):
         return value
 
     def _base(self, base: Node | None) -> Node | None:
-        """What is subtracted from the scores of a row; None for nothing."""
+        """Returns what is subtracted from the scores of a row; None for nothing."""
         return None if base is None else self._row(one_of(base, [self.attention.last], self.mover))
 
     def _power(self, value: Node, base: Node | None) -> Node:
-        """exp(value - base)."""
+        """Computes exp(value - base)."""
         if base is not None:
             value = self.make("sub", (value, base), self.dtype, self.row_max.shape)
         return self.make("exp", (value,), self.dtype, self.row_max.shape)
 
     def _row_sum(self, base: Node | None) -> Node:
-        """sum(exp(S - base)). Where a score is +inf, ``row_sum`` is NaN, but this sum is infinite unless ``base``
-        is."""
+        """Computes sum(exp(S - base)). Where a score is +inf, ``row_sum`` is NaN, but this sum is infinite unless
+        ``base`` is."""
         if base is self.row_max:
             return self.row_sum
         infinite = self.make(
@@ -173,13 +175,13 @@ class _Builder(RegionBuilder):
         return self._times(self.make("where", (infinite, one, self.row_sum), self.dtype, self.row_max.shape), base)
 
     def _times(self, value: Node, base: Node | None) -> Node:
-        """``value``, computed with exp(S - row_max), as it is with exp(S - base): times exp(row_max - base)."""
+        """Rescales ``value``, computed with exp(S - row_max), to exp(S - base): times exp(row_max - base)."""
         if base is self.row_max:
             return value
         return self.make("mul", (value, self._power(self.row_max, base)), self.dtype, self.row_max.shape)
 
     def _with_factors(self, weighted: Node, values: dict[int, Node]) -> Node:
-        """``weighted``, the product of exp(S - row_max) with the values, multiplied as the function's probabilities
+        """Multiplies ``weighted``, the product of exp(S - row_max) with the values, as the function's probabilities
         are."""
         attention, last = self.attention, (self.attention.last,)
         steps, node = [], attention.probabilities
@@ -202,7 +204,7 @@ class _Builder(RegionBuilder):
         return result
 
     def _spread(self, value: Node, values: dict[int, Node], like: Node) -> Node:
-        """``value``, one of a row, as an operand of what has the shape of ``like``."""
+        """Spreads ``value``, one of a row, to the shape of ``like``."""
         if value.kind.is_number:
             return value
         if value.shape != self.row_max.shape:
@@ -215,17 +217,17 @@ class _Builder(RegionBuilder):
     # -------------------------------------------------------------------------------------------------------- operands
 
     def _over_lead(self, product: Node) -> tuple[Node, Node]:
-        """The operands of ``product`` over (lead..., ...): rows other than the last are a batch that shares the right
-        operand."""
+        """Returns the operands of ``product`` over (lead..., ...): rows other than the last are a batch that shares the
+        right operand."""
         left, right = product.inputs
-        found = axes(product.attrs.equation)
-        for dim in range(len(found.batch), len(found.batch) + len(found.rows) - 1):
+        equation_axes = axes(product.attrs.equation)
+        for dim in range(len(equation_axes.batch), len(equation_axes.batch) + len(equation_axes.rows) - 1):
             right = self.mover.move(right, ("unsqueeze", dim), (*right.shape[:dim], 1, *right.shape[dim:]))
         shape = (*product.shape[:-2], *right.shape[-2:])
         return left, self.mover.move(right, ("expand",), shape) if right.shape != shape else right
 
     def _reads(self, computed: Node, inner: int, what: str) -> bool:
-        """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
+        """Returns whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
         if self.partition.device.dialect not in ("cuda", "triton"):
             return True
         from jitgen.families.attention.forward.reading import Reading, is_widening
@@ -237,15 +239,15 @@ class _Builder(RegionBuilder):
         return self.partition.decide("attention", question).fused
 
     def _query(self) -> Node:
-        """The query, a tensor or computed pointwise of tensors."""
+        """Returns the query, a tensor or computed pointwise of tensors."""
         query = self.query
         if any(kind.reads_others for kind in query.kinds):
             query = self.partition.materialize(query)
         return self.over_split(query)
 
     def _operand(self, operand: Node, transposed: bool) -> Node:
-        """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor, or as the kernel
-        computes them."""
+        """Returns the keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor, or as the
+        kernel computes them."""
         copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
         operand = self.over_split(self.mover.substituted(operand, copies))
         if operand.is_in_memory:

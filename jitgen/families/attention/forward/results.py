@@ -1,5 +1,4 @@
-"""What comes after the product of probabilities and values: views that are undone, and how far pointwise operations
-reach."""
+"""Follows the product of probabilities and values: views that are undone, and how far pointwise operations reach."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 
 
-def last_of(attention: Attention, index: Index, found: Sequence[Attention], mover: Mover) -> Node:
-    """The last node of the pointwise operations and views that follow the result of ``attention`` one after another,
-    without the result of another one of ``found``."""
-    node, others = attention.result, [other.result for other in found if other is not attention]
+def last_of(attention: Attention, index: Index, attentions: Sequence[Attention], mover: Mover) -> Node:
+    """Returns the last node of the pointwise operations and views that follow the result of ``attention`` one after
+    another, without the result of another one of ``attentions``."""
+    node, others = attention.result, [other.result for other in attentions if other is not attention]
     while len(index.users[node]) == 1 and node not in index.roots:
         (user,) = index.users[node]
         if any(index.depends(user, other) for other in others) or undone(0, user, attention, index, mover) is None:
@@ -28,14 +27,14 @@ def last_of(attention: Attention, index: Index, found: Sequence[Attention], move
 
 
 def undone(position: int, value: Node, attention: Attention, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of the product ``attention.result``; see ``views.undone``."""
+    """Makes the store of ``value`` in the shape of the product ``attention.result``; see ``views.undone``."""
     store = views.undone(position, value, attention.result, index, mover)
     return store if store is not None and _is_writable(value.shape, store.movements, mover) else None
 
 
 def _is_writable(shape: Shape, movements: Sequence[Movement], mover: Mover) -> bool:
-    """Whether strides describe a row-major result of ``shape`` under ``movements``, in the current call if one is
-    known. A result of merged dimensions may have none for the batch of a product that merges others."""
+    """Returns whether strides describe a row-major result of ``shape`` under ``movements``, in the current call if one
+    is known. A result of merged dimensions may have none for the batch of a product that merges others."""
     if not mover.environment or not any(attrs == ("reshape",) for attrs, _ in movements):
         return True
     sizes = tuple(symbols.evaluate(size, mover.environment) for size in shape)

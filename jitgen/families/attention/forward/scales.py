@@ -1,4 +1,4 @@
-"""Factors of scores that are the same for all of them: taken together, and out of the rule where they are positive.
+"""Collects factors of scores that are the same for all of them, and takes them out of the rule if they are positive.
 
 exp(f s - max(f s)) is exp(f (s - max s)) for a positive f, and a kernel multiplies the difference with log2(e) anyway.
 So a rule that ends in a multiplication costs no instruction for it: the usual scale of scores, and the cap of a capped
@@ -20,7 +20,7 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Scaled:
-    """A rule, and the factor that its scores are still to be multiplied with.
+    """Holds a rule, and the factor with which its scores are still to be multiplied.
 
     Attributes:
         rule: its last instruction is the score.
@@ -35,7 +35,7 @@ class Scaled:
 
 
 def scaled(rule: Sequence[Instruction]) -> Scaled:
-    """``rule`` without the positive factor of its scores."""
+    """Splits the positive factor of its scores off ``rule``."""
     rule = with_products_of_factors(rule)
     uniform = _uniform(rule)
     uses = [0] * len(rule)
@@ -65,15 +65,15 @@ def scaled(rule: Sequence[Instruction]) -> Scaled:
 
 
 def with_products_of_factors(rule: Sequence[Instruction]) -> Instructions:
-    """``rule`` with quotients by what is the same for all scores as products, and products of such products as one."""
-    found: list[Instruction] = []
+    """Turns quotients by what is the same for all scores into products, and products of such products into one."""
+    rewritten: list[Instruction] = []
     uniform: list[bool] = []
     at: dict[int, int] = {}
 
     def emit(instruction: Instruction) -> int:
-        found.append(instruction)
+        rewritten.append(instruction)
         uniform.append(_is_uniform(instruction, uniform))
-        return len(found) - 1
+        return len(rewritten) - 1
 
     for number, instruction in enumerate(rule):
         moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
@@ -82,13 +82,13 @@ def with_products_of_factors(rule: Sequence[Instruction]) -> Instructions:
             moved = replace(moved, op="mul", args=(moved.args[0], inverse))
         if moved.op == "mul" and moved.dtype == FLOAT and sum(uniform[argument] for argument in moved.args) == 1:
             value, factor = sorted(moved.args, key=lambda argument: uniform[argument])
-            inner = found[value]
+            inner = rewritten[value]
             if inner.op == "mul" and sum(uniform[argument] for argument in inner.args) == 1:
                 value, first = sorted(inner.args, key=lambda argument: uniform[argument])
                 factor = emit(Instruction("mul", (first, factor), FLOAT, None, moved.location))
             moved = replace(moved, args=(value, factor))
         at[number] = emit(moved)
-    return reachable(found, len(found) - 1)
+    return reachable(rewritten, len(rewritten) - 1)
 
 
 def _is_uniform(instruction: Instruction, uniform: Sequence[bool]) -> bool:
@@ -99,10 +99,10 @@ def _is_uniform(instruction: Instruction, uniform: Sequence[bool]) -> bool:
 
 
 def _uniform(rule: Sequence[Instruction]) -> list[bool]:
-    found: list[bool] = []
+    flags: list[bool] = []
     for instruction in rule:
-        found.append(_is_uniform(instruction, found))
-    return found
+        flags.append(_is_uniform(instruction, flags))
+    return flags
 
 
 def _is_positive(instruction: Instruction) -> bool:
@@ -110,21 +110,21 @@ def _is_positive(instruction: Instruction) -> bool:
 
 
 def _without(rule: Sequence[Instruction], dropped: dict[int, int]) -> Instructions:
-    """``rule`` in which each instruction in ``dropped`` is the operand that it maps to."""
-    found: list[Instruction] = []
+    """Replaces each instruction in ``dropped`` by the operand to which it maps."""
+    kept: list[Instruction] = []
     at: dict[int, int] = {}
     for number, instruction in enumerate(rule):
         if number in dropped:
             at[number] = at[dropped[number]]
             continue
-        at[number] = len(found)
-        found.append(replace(instruction, args=tuple(at[argument] for argument in instruction.args)))
-    return reachable(found, at[len(rule) - 1])
+        at[number] = len(kept)
+        kept.append(replace(instruction, args=tuple(at[argument] for argument in instruction.args)))
+    return reachable(kept, at[len(rule) - 1])
 
 
 def _product(rule: Sequence[Instruction], factors: Sequence[int]) -> Instructions:
-    found, product = list(rule), factors[0]
+    instructions, product = list(rule), factors[0]
     for factor in factors[1:]:
-        found.append(Instruction("mul", (product, factor), FLOAT))
-        product = len(found) - 1
-    return reachable(found, product)
+        instructions.append(Instruction("mul", (product, factor), FLOAT))
+        product = len(instructions) - 1
+    return reachable(instructions, product)

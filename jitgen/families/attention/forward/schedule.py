@@ -1,4 +1,4 @@
-"""How an attention kernel walks its rows and keys: pure functions from layout, sizes and target to numbers."""
+"""Chooses how an attention kernel walks its rows and keys: pure functions from layout, sizes and target to numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPLIT_KEYS = (511, 4095)
 
 @dataclass(frozen=True)
 class CpuSchedule(DeclaredSchedule):
-    """On a CPU.
+    """Schedules a CPU.
 
     Attributes:
         path: ``"tiles"``: lanes are rows; ``"few"``: lanes are elements of a key.
@@ -55,7 +55,7 @@ class CpuSchedule(DeclaredSchedule):
 
 @dataclass(frozen=True)
 class TritonSchedule(TritonTiles):
-    """In Triton.
+    """Schedules Triton.
 
     Attributes:
         block_d, block_e: powers of two that D and E fit into.
@@ -73,7 +73,7 @@ class TritonSchedule(TritonTiles):
 
 
 def candidates(problem: Problem, device: Device) -> Sequence[Any]:
-    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
         return (CpuSchedule("few" if device.rows(geometry.task_rows) <= FEW_ROWS else "tiles"),)
@@ -111,9 +111,9 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
 
 def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
-    """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
-    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the
-    blocks of a cluster share keys, so that this is for the fewest tasks."""
+    """Returns into how many ranges the keys are cut if few programs would walk many keys: a GPU has some hundred
+    programs at once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``.
+    In CUDA the blocks of a cluster share keys, so that this is for the fewest tasks."""
     if dialect == "cuda":
         return CUDA_SPLITS if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
@@ -122,13 +122,14 @@ def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and tasks."""
+    """Returns the rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and
+    tasks."""
     mover = Mover(Builder())
     if not has_exponentials(graph.results, mover):
         return []
     from jitgen.families.attention.forward.spellings import respelt
 
-    found = []
+    buckets_ = []
     images = respelt(graph.results, mover)
     index = Index(images[id(node)] for node in graph.results)
     for node in index.order:
@@ -137,29 +138,29 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             continue
         *lead, rows, keys = attention.scores.shape
         ends, of_keys, of_tasks = _ends(device)
-        computed = {id(each) for each in (attention.result, attention.product, *row_sources(row_values(attention)))}
-        inside = [each for each in topological(graph.results) if id(images[id(each)].under_views) in computed]
-        found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
-        found.append(SizeBuckets(keys, of_keys))
+        computed = {id(inner) for inner in (attention.result, attention.product, *row_sources(row_values(attention)))}
+        inside = [inner for inner in topological(graph.results) if id(images[id(inner)].under_views) in computed]
+        buckets_.append(SizeBuckets(rows, ends, inside=tuple(inside)))
+        buckets_.append(SizeBuckets(keys, of_keys))
         shared = _heads_that_share(attention.product.inputs[1], lead, keys, environment)
-        found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
-    return found
+        buckets_.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
+    return buckets_
 
 
 def _heads_that_share(key: Node, lead: Sequence[Any], keys: Any, environment: Mapping[str, Any]) -> int:
-    """How many of the batch and heads ``lead`` share each of the matrices of keys that ``key`` repeats."""
+    """Returns how many of the batch and heads ``lead`` share each of the matrices of keys that ``key`` repeats."""
     sizes, node = [], key
     while True:
         sizes.append(symbols.evaluate(symbols.product(node.shape), environment))
         if node.kind is not VIEW and not node.kind.is_pointwise:
             break
-        node = max(node.inputs, key=lambda each: symbols.evaluate(symbols.product(each.shape), environment))
+        node = max(node.inputs, key=lambda input_: symbols.evaluate(symbols.product(input_.shape), environment))
     repeated = math.prod(symbols.evaluate(size, environment) for size in (*lead, keys, key.shape[-1]))
     return max(repeated // max(min(sizes), 1), 1) if len(sizes) > 1 else 1
 
 
 def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The upper ends of the buckets of rows, of keys and of tasks."""
+    """Returns the upper ends of the buckets of rows, of keys and of tasks."""
     if not device.is_gpu:
         return (FEW_ROWS, PACKED_ROWS), (), ()
     if device.dialect == "cuda":

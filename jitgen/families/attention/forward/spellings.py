@@ -1,4 +1,4 @@
-"""Spellings of attention as the one that ``match.py`` knows: named rewrites of values before they are claimed.
+"""Rewrites spellings of attention to the one that ``match.py`` knows: named rewrites of values before they are claimed.
 
 ``SPELLINGS`` lists them, each with the formula of what it takes the place of. Nothing else of a graph changes, and a
 graph without a product of exponentials stays as it is.
@@ -44,8 +44,8 @@ LN2 = math.log(2)
 
 
 def respelt(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
-    """``values`` and all that they are computed from, by the ids of what they were, with their attention spelt as
-    ``match.py`` knows it."""
+    """Rewrites attention in ``values`` to the spelling that ``match.py`` knows; returns the values, and all that they
+    are computed from, by the ids of what they were."""
     return Rewriter(SPELLINGS, mover).images(values)
 
 
@@ -94,9 +94,10 @@ def _exponential(rewriter: Rewriter, node: Node, difference: Node, scores: Node,
     return rewriter.make("exp", (exponent,), node.dtype, node.shape, (), node.location)
 
 
-def _selected_by_sum(rewriter: Rewriter, node: Node, probabilities: Node, total: Node, zero: Node) -> Node:
-    """``probabilities`` where ``total``, which is 1 at least, and 0 in a kernel where a row has no scores, is a sum."""
-    is_sum = rewriter.make("gt", (total, rewriter.number(0.0, total.dtype)), "bool", node.shape)
+def _selected_by_sum(rewriter: Rewriter, node: Node, probabilities: Node, row_sum: Node, zero: Node) -> Node:
+    """Selects ``probabilities`` where ``row_sum`` is a sum: it is 1 at least, and 0 in a kernel where a row has no
+    scores."""
+    is_sum = rewriter.make("gt", (row_sum, rewriter.number(0.0, row_sum.dtype)), "bool", node.shape)
     return rewriter.like(node, (is_sum, probabilities, zero))
 
 
@@ -112,7 +113,7 @@ def _product_of_one_row(rewriter: Rewriter, node: Node, probabilities: Node, val
 
 
 def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, values: Node) -> Node | None:
-    """The product ``node`` with factors that are the same for all rows taken from ``probabilities`` to ``values``."""
+    """Moves factors that are the same for all rows from ``probabilities`` to ``values`` in the product ``node``."""
     chain: list[tuple[Node, Node]] = []
     factors: list[tuple[Node, Node]] = []
     step, last, row = probabilities, _last(probabilities), len(axes(node.attrs.equation).batch)
@@ -134,19 +135,21 @@ def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, v
     if step.dtype != probabilities.dtype:  # the step that rounded them was one of the factors
         step = rewriter.make("cast", (step,), probabilities.dtype, step.shape)
     for factor, operand in reversed(factors):
-        operands = [values if each is operand else _of_key(each, row, values, rewriter.mover) for each in factor.inputs]
+        operands = [
+            values if input_ is operand else _of_key(input_, row, values, rewriter.mover) for input_ in factor.inputs
+        ]
         values = rewriter.make(factor.op, operands, values.dtype, values.shape, factor.attrs, factor.location)
     return rewriter.like(node, (step, values))
 
 
 def _of_key(value: Node, row: int, like: Node, mover: Mover) -> Node:
-    """``value``, the same for all rows, as an operand of what has the shape of ``like``: (lead..., E, N)."""
+    """Spreads ``value``, the same for all rows, to the shape of ``like``: (lead..., E, N)."""
     return value if value.kind.is_number else mover.move(one_of(value, [row], mover), ("expand",), like.shape)
 
 
 def _takes_factors(values: Node, factors: Sequence[Node]) -> bool:
-    """Whether ``values`` may be rounded to their dtype after ``factors``: it has the exponents of float32, the factors
-    are selections, or ``values`` are codes of fewer bits, whose products with their scales are what they stand for."""
+    """Returns whether ``values`` may be rounded to their dtype after ``factors``: it has the exponents of float32, the
+    factors are selections, or ``values`` are codes of fewer bits."""
     if values.dtype != "float16" or all(factor.op == "where" for factor in factors):
         return True
     return is_widening(values.under_views)
@@ -160,14 +163,14 @@ def _regroups_rows(rewriter: Rewriter, node: Node, combined: Node, rows: Node) -
 
 
 def _sums_its_powers(rewriter: Rewriter, exponent: Node, logarithm: Node, scores: Node, keys: Node) -> bool:
-    """Whether ``keys``, whose powers are summed, are ``scores``, or these and others beside them."""
+    """Returns whether ``keys``, whose powers are summed, are ``scores``, or these and others."""
     last = _last(exponent)
     together = keys.kind is CAT and keys.attrs == last and any(piece is scores for piece in keys.inputs)
     return (keys is scores or together) and not varies(logarithm, last) and varies(exponent, last)
 
 
 def _weighs(product: Node, rows: int) -> bool:
-    """Whether ``product`` sums exponentials times values over one axis, and has so many axes of ``rows``."""
+    """Returns whether ``product`` sums exponentials times values over one axis, and has so many axes of ``rows``."""
     named = axes(product.attrs.equation)
     return len(named.rows) == rows and len(named.contracted) == 1 and exponential_behind(product.inputs[0])
 

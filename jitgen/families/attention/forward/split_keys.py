@@ -1,4 +1,4 @@
-"""Split keys over temporaries: few rows that see many keys become two kernels, so that more programs share the keys.
+"""Splits keys over temporaries: few rows that see many keys become two kernels, so that more programs share the keys.
 
 A decoder's step has one row for each head, and a GPU more places for programs than there are heads. Each program walks
 one range of the keys and stores what it has: the products with exp(score - row_max), the greatest score and the sum. A
@@ -34,7 +34,7 @@ DTYPE = "float32"
 
 
 def split_keys(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
-    """``kernel`` as two kernels, where its rows are few and its keys many at the sizes of this call; else None."""
+    """Returns ``kernel`` as two kernels if its rows are few and its keys many at the sizes of this call; else None."""
     (body,) = kernel.bodies
     if device.batch_invariant:
         return None
@@ -58,8 +58,8 @@ def split_keys(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | No
         joined = [_joined(body, numbered, count, group) for group in stores if group]
         names = [f"{kernel.name}_join{number or ''}" for number in range(len(joined))]
         joins = (
-            replace(kernel, name=name, family=ANY_FAMILY, bodies=(each,))
-            for name, each in zip(names, joined, strict=True)
+            replace(kernel, name=name, family=ANY_FAMILY, bodies=(body_,))
+            for name, body_ in zip(names, joined, strict=True)
         )
         return walk, *joins
 
@@ -67,7 +67,8 @@ def split_keys(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | No
 
 
 def _tasks(body: Body, environment: Mapping[str, Any]) -> int:
-    """The batch and heads of ``body`` that have keys and values of their own: others' rows are packed into tiles."""
+    """Counts the batch and heads of ``body`` that have keys and values of their own: others' rows are packed into
+    tiles."""
     lead = [symbols.evaluate(size, environment) for size in body.shape[:-2]]
     own = [False] * len(lead)
     for operand in body.operands:
@@ -84,7 +85,7 @@ def _tasks(body: Body, environment: Mapping[str, Any]) -> int:
 
 
 def _range(temporary: Operand, kind: str, number: int, shape: Shape | None = None) -> Operand:
-    """The values of range ``number`` of a temporary, spread to ``shape``."""
+    """Spreads the values of range ``number`` of a temporary to ``shape``."""
     one = temporary.shape[1:]
     movements: list[Any] = [(("slice", 0, number, 1), (1, *one)), (("squeeze", 0), one)]
     if shape is not None and shape != one:
@@ -93,7 +94,7 @@ def _range(temporary: Operand, kind: str, number: int, shape: Shape | None = Non
 
 
 def _walk(body: Body, temporaries: Sequence[Operand], count: int) -> Body:
-    """The contractions of ``body`` over ranges of keys, whose products and row values are stored as they are."""
+    """Makes the contractions of ``body`` over ranges of keys, whose products and row values are stored as they are."""
     used = [index for index, operand in enumerate(body.operands) if operand.kind in READ]
     number = {index: place for place, index in enumerate(used)}
 
@@ -116,7 +117,7 @@ def _walk(body: Body, temporaries: Sequence[Operand], count: int) -> Body:
 
 
 def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequence[int]) -> Body:
-    """What ``body`` stores to its operands ``stores``, computed from all ranges."""
+    """Computes what ``body`` stores to its operands ``stores`` from all ranges."""
     rows = body.operands[stores[0]].row
     shape = (*body.shape[:-1], 1) if rows else body.shape
     instructions: list[Instruction] = []
@@ -142,7 +143,7 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
     # Without any score in a row, sums are zero, and not NaN.
     none = emit("eq", row_max, emit("const", attr=float("-inf")), dtype="bool")
     base = emit("where", none, emit("const", attr=0.0), row_max)
-    factors = [emit("exp", emit("sub", each, base)) for each in row_maxima]
+    factors = [emit("exp", emit("sub", maximum, base)) for maximum in row_maxima]
 
     def joined(values: Sequence[int]) -> int:
         result = emit("mul", values[0], factors[0])
@@ -150,7 +151,7 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
             result = emit("add", result, emit("mul", value, factor))
         return result
 
-    found = {"max": row_max, "sum": joined(row_sums)}
+    row_values = {"max": row_max, "sum": joined(row_sums)}
     product = joined(sums) if sums else -1
     at: dict[int, int] = {}
     numbers: dict[int, int] = {}
@@ -159,7 +160,7 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
         if position not in needed:
             continue
         if instruction.op in ("contract", "reduce"):
-            at[position] = product if instruction.op == "contract" else found[instruction.attr]
+            at[position] = product if instruction.op == "contract" else row_values[instruction.attr]
             continue
         attr = instruction.attr
         if instruction.op in ("load", "iota", "store"):
@@ -178,7 +179,7 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
 
 
 def _needed(body: Body, stores: Sequence[int]) -> set[int]:
-    """The positions of what the stores to operands ``stores`` are computed from, these included."""
+    """Returns the positions from which the stores to operands ``stores`` are computed, these included."""
     needed = {p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores}
     for position in reversed(range(len(body.instructions))):
         if position in needed:

@@ -1,4 +1,4 @@
-"""The context of ``templates/attention/attention.py.j2``; see ``rule/triton.py``."""
+"""Builds the context of ``templates/attention/attention.py.j2``; see ``rule/triton.py``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from jitgen.ir.program import Kernel
 
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: Attention, dialect: Dialect) -> Built:
-    """Template context and source options; see ``kernel/render.py``."""
+    """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    found = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
-    tiles = walk(attention, found, schedule, "at", Operand.packed_row)
+    tile_bounds = bounds(body, layout, known_ends(attention.rule.operands), WORDS)
+    tiles = walk(attention, tile_bounds, schedule, "at", Operand.packed_row)
     tiles["at_once"] = tiles["at_once"] if schedule.splits > 1 or any(o.pointer for o in tiles["key_ends"]) else 0
     context: dict[str, Any] = {
         **tiles,
@@ -62,7 +62,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: A
 
 
 def _units(attention: Attention, layout: Layout) -> dict[str, int]:
-    """What the sizes and strides that decide the width of an access are multiples of."""
+    """Returns the divisors of the sizes and strides that decide the width of an access."""
     units = {"depth": layout.unit, "width": layout.unit}
     for operand in attention.operands:
         if operand.kind == "contiguous" and operand.pointer:
@@ -88,7 +88,7 @@ def _query(operand: Operand, schedule: TritonSchedule) -> str:
 def _computed(
     computed: Computed, name: str, along: str, size: str, even: bool, edge: bool, dialect: Dialect
 ) -> tuple[list[str], str]:
-    """A tile of keys or values [keys, elements] that is computed: its lines, and the expression of its value.
+    """Computes a tile of keys or values [keys, elements]: its lines, and the expression of its value.
 
     Args:
         name: what the names of values begin with.
@@ -107,18 +107,18 @@ def _computed(
         for i, o in computed.operands.items()
         if o.gathered and o.pointer
     }
-    found = printed(computed.instructions, dialect, name, sources=sources)
+    result = printed(computed.instructions, dialect, name, sources=sources)
     lines: list[str] = []
     for position, instruction in enumerate(computed.instructions):
-        line = found.lines.get(position)
+        line = result.lines.get(position)
         if line is not None:
             lines.append(f"{line.text}{line.mark}")
         elif instruction.op in ("load", "iota"):
             operand = computed.operands[instruction.attr]
             load = f"tl.load({operand.pointer} + {at[operand.index]}{_mask(masks[operand.index])})"
             value = triton.load_cast(load, operand.dtype) if operand.pointer else f"({at[operand.index]}).to(tl.int64)"
-            lines.append(f"{found.names[position]} = {value}")
-    value = found.names[len(computed.instructions) - 1]
+            lines.append(f"{result.names[position]} = {value}")
+    value = result.names[len(computed.instructions) - 1]
     # What is loaded where nothing is may be any number, and times a weight of zero it must be zero.
     hidden = " & ".join(
         filter(None, ["(column < keys)[:, None]" if edge else "", "" if even else f"({along} < {size})"])
@@ -128,7 +128,7 @@ def _computed(
 
 
 def _phase(attention: Attention, schedule: TritonSchedule, dialect: Dialect, edge: bool) -> dict[str, Any]:
-    """What a loop over tiles computes; ``edge``: with masks, and where keys may be beyond the last."""
+    """Describes what a loop over tiles computes; with ``edge`` it has masks, and keys may be beyond the last."""
     rule = attention.rule if edge else attention.unmasked
     phase = {**rule_of_tile(rule, Operand.packed_row, "{}"), "score": rule.score}
     for role, operand, computed in (
@@ -167,12 +167,12 @@ def _result_store(operand: Operand, schedule: TritonSchedule) -> dict[str, str]:
 
 
 def _range_elements(operand: Operand) -> str:
-    """Elements of the temporary with one range's values."""
+    """Returns the elements of the temporary with one range's values."""
     return "(tasks * packed_rows)" if operand.kind == "row" else "(tasks * packed_rows * width)"
 
 
 def _used(context: dict[str, Any], attention: Attention) -> str:
-    """The common header's functions that the kernel calls."""
+    """Returns the common header's functions that the kernel calls."""
     every: list[Line] = [
         *attention.query_lines,
         *attention.rule.lines,

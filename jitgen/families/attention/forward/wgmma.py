@@ -1,4 +1,5 @@
-"""The attention kernel of sm_90a, ``attention_wgmma.cuh``, in Python: schedules, shared memory, tensor maps."""
+"""Describes the attention kernel of sm_90a, ``attention_wgmma.cuh``, in Python: schedules, shared memory, tensor
+maps."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
 
 @dataclass(frozen=True)
 class WgmmaSchedule(WgmmaTiles):
-    """On Hopper's tensor cores; stages have a tile of keys and one of values.
+    """Schedules Hopper's tensor cores; stages have a tile of keys and one of values.
 
     Attributes:
         block_n: keys of a tile.
@@ -64,13 +65,13 @@ class WgmmaSchedule(WgmmaTiles):
 
     @derived("{} copied element by element")
     def by_element(self) -> str:
-        """What no tensor map copies."""
+        """Returns what no tensor map copies."""
         names = zip(("query", "keys", "values"), self.copied, strict=True)
         return " and ".join(name for name, is_copied in names if not is_copied)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, as the header's ``Shape::bytes``."""
+        """Returns the dynamic shared memory of a block, as the header's ``Shape::bytes``."""
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
         staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
@@ -82,7 +83,7 @@ class WgmmaSchedule(WgmmaTiles):
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
-    """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
+    """Returns the schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
     few = decode.candidates(body, layout, geometry, most_rows(geometry))
     if few:
         return list(few)
@@ -96,7 +97,7 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
     else:
         plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
         warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain, scaled(rule).linear)
-    found = WgmmaSchedule(
+    schedule_ = WgmmaSchedule(
         keys,
         deep,
         wide,
@@ -108,28 +109,34 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
         staged=wide if shares else min(wide, 32),
         wide=layout.wide,
     )
-    staged = (replace(found, stages=count) for count in range(2, most_stages + 1))
-    return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
+    staged = (replace(schedule_, stages=count) for count in range(2, most_stages + 1))
+    return [
+        max(
+            (candidate for candidate in staged if candidate.shared_bytes <= SHARED_BYTES),
+            key=lambda candidate: candidate.stages,
+        )
+    ]
 
 
 def few_rows(geometry: AttentionGeometry) -> bool:
-    """Whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
+    """Returns whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
     return most_rows(geometry) <= ROWS
 
 
 def most_rows(geometry: AttentionGeometry) -> int:
-    """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where it has many."""
+    """Returns the most rows that share keys in the bucket of this call; more than ``ROWS`` if it has many."""
     return bucket_end(geometry.rows) * math.prod(geometry.groups)
 
 
 def bucket_end(rows: int) -> int:
-    """The most rows of the bucket of ``rows``; more than ``ROWS`` of those that have none here."""
+    """Returns the most rows of the bucket of ``rows``; more than ``ROWS`` for those without a bucket here."""
     return next((end for end in FEW_ROWS if rows <= end), ROWS + 1)
 
 
 def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, int]:
-    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``plain``: whether scores are
-    bfloat16 products by a number, of heads of whole chunks. ``linear``: whether scores are products and masks.
+    """Returns the warpgroups, keys of a tile, and most stages for heads of ``large`` elements. ``plain``: whether
+    scores are bfloat16 products by a number, of heads of whole chunks. ``linear``: whether scores are products and
+    masks.
 
     Three warpgroups have 160 registers a thread: with a rule beside the scores of 128 keys some of these are spilled.
 
@@ -148,7 +155,7 @@ def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, 
 
 
 def _sources(body: Body, geometry: AttentionGeometry) -> tuple[Mapped, Mapped, Mapped]:
-    """The query, the keys and the values."""
+    """Returns the query, the keys and the values."""
     queries, probabilities = body.contractions
     return (
         Mapped(queries.x[0].attr, geometry.rows),
@@ -158,8 +165,8 @@ def _sources(body: Body, geometry: AttentionGeometry) -> tuple[Mapped, Mapped, M
 
 
 def copied(body: Body, layout: Layout, geometry: AttentionGeometry) -> tuple[bool, bool, bool]:
-    """Whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows are
-    packed, is not copied."""
+    """Returns whether tensor maps describe the query, the keys and the values. A query that is computed, or whose rows
+    are packed, is not copied."""
     queries, probabilities = body.contractions
     plain = [i.op for i in queries.x] == ["load"] and body.operands[queries.x[0].attr].dtype == queries.dtype
     query, key, value = (source.is_copied(body, layout, geometry) for source in _sources(body, geometry))
@@ -169,7 +176,8 @@ def copied(body: Body, layout: Layout, geometry: AttentionGeometry) -> tuple[boo
 def tensor_maps(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[AttentionGeometry], schedule: Any, device: Device
 ) -> Iterator[MappedTensor]:
-    """The kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are copied."""
+    """Yields the kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are
+    copied."""
     (body,), (geometry,) = kernel.bodies, geometries
     if device.dialect != "cuda" or not geometry.tasks * geometry.task_rows * geometry.width:
         return iter(())

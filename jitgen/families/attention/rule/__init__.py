@@ -1,4 +1,5 @@
-"""What the kernels of attention and of its gradients share: the rule of a tile, and how its operands are addressed.
+"""Shares what the kernels of attention and of its gradients have in common: the rule of a tile, and how its operands
+are addressed.
 
 * ``views``, ``heads``, ``region``, ``body``: views behind a result, heads that share keys, what a rule ends at and
   operands in memory, and the lowering of a tile.

@@ -1,4 +1,5 @@
-"""The blocks of a program in Triton: their sizes, and how many rows it may have by how tiles reach shared memory."""
+"""Chooses the blocks of a program in Triton: their sizes, and how many rows it may have by how tiles reach shared
+memory."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ MMA_SYNC_ROWS = 32
 
 
 def block_of(size: int) -> int:
-    """The least power of two that is no less than ``size``, and than a block's least."""
+    """Rounds ``size`` up to a power of two, at least that of a block."""
     return max(LEAST_BLOCK, power_of_two(size))
 
 
 def most_rows(rows: int, tiles: Iterable[tuple[str, str]], unit: int, device: Device) -> int:
-    """The rows of a program that walks its tiles in several loops, ``rows`` at most.
+    """Returns the rows of a program that walks its tiles in several loops, ``rows`` at most.
 
     Where an iteration stores a tile in shared memory itself, the program has no wgmma: such kernels read beyond their
     shared memory (heads of 17 and 33 16-bit elements; Triton 3.6 with ptxas 12.8 on an H100). The same PTX was right

@@ -1,4 +1,4 @@
-"""Lowering what is computed over a tile of products: its operands are those of the region's body."""
+"""Lowers what is computed over a tile of products: its operands are those of the region's body."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ class TileBuilder(BodyBuilder):
         self._load = self._iota = "score"
 
     def _sees_rounded(self, node: Node, dtype: str) -> bool:
-        """As ever, but for casts: the scores of one attention are one function, whose softmax may be in float32."""
+        """Returns whether ``node`` sees its operand rounded, as elsewhere but for casts: the scores of one attention
+        are one function, whose softmax may be in float32."""
         return node.kind is not CAST and super()._sees_rounded(node, dtype)

@@ -1,4 +1,5 @@
-"""What a mask does to a whole tile of scores, as an expression of the tile's ranges of indices: interval arithmetic.
+"""Computes what a mask does to a whole tile of scores, as an expression of the tile's ranges of indices: interval
+arithmetic.
 
 For a tile of rows and keys every integer of the rule has a lowest and a highest value, and every condition may hold
 somewhere (``may``) and holds everywhere (``must``). From these follows whether all scores of the tile are -inf, so that
@@ -24,8 +25,8 @@ from jitgen.ir.ops import INTS
 
 @dataclass(frozen=True)
 class Words:
-    """How a dialect writes false, true, the smaller and the larger of two integers, and a quotient rounded down: a
-    format string, or empty where that has no bounds."""
+    """Holds how a dialect writes false, true, the smaller and the larger of two integers, and a quotient rounded down:
+    a format string, or empty if it has no bounds."""
 
     false: str
     true: str
@@ -36,14 +37,15 @@ class Words:
 
 @dataclass(frozen=True)
 class Ends:
-    """Names or expressions of the ends of an integer's values, or of whether a condition ``may`` and ``must`` hold."""
+    """Holds names or expressions of the ends of an integer's values, or of whether a condition ``may`` and ``must``
+    hold."""
 
     low: str
     high: str
 
 
 class _Operand(Protocol):
-    """What an operand of a tile is known by: its number, and where its values change (``"task"``, ``"row"``, ...)."""
+    """Identifies an operand of a tile by its number, and by where its values change (``"task"``, ``"row"``, ...)."""
 
     @property
     def index(self) -> int: ...
@@ -54,20 +56,21 @@ class _Operand(Protocol):
 
 
 def ends_of(operand: _Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
+    """Lists the variables in which the bounds of a tile have the ends of an operand's values."""
     if operand.kind == "task":
         return Ends(f"x{operand.index}", f"x{operand.index}")
     return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
 
 
 def known_ends(operands: Iterable[_Operand]) -> dict[int, Ends]:
-    """The ends of the integers among ``operands`` that are the same along rows or along keys, by their numbers."""
+    """Returns the ends of the integers among ``operands`` that are the same along rows or along keys, by their
+    numbers."""
     return {o.index: ends_of(o) for o in operands if o.is_integer and o.kind != "both"}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The analysis of a rule.
+    """Holds the analysis of a rule.
 
     Attributes:
         lines: (name, expression, whether it is a condition) in order.
@@ -81,12 +84,12 @@ class Bounds:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names that the expressions read."""
+        """Returns the names that the expressions read."""
         text = " ".join([self.hidden, self.open, *(expression for _, expression, _ in self.lines)])
         return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
     def reads(self, ends: Ends) -> bool:
-        """Whether an expression reads one of ``ends``."""
+        """Returns whether an expression reads one of ``ends``."""
         return not self.names.isdisjoint((ends.low, ends.high))
 
 
@@ -120,14 +123,15 @@ _SMALL = 2**31
 
 
 def masks_of(instructions: Sequence[Instruction]) -> dict[int, int]:
-    """The selections that hide a score: their positions, and which of their operands (1 or 2) is the hidden one."""
-    found = {}
+    """Returns the selections that hide a score: their positions, and which of their operands (1 or 2) is the hidden
+    one."""
+    masks = {}
     for position, instruction in enumerate(instructions):
         if instruction.op == "where" and instruction.dtype.startswith("float"):
             hidden = [number for number in (1, 2) if _is_minus_infinity(instructions, instruction.args[number])]
             if len(hidden) == 1:
-                found[position] = hidden[0]
-    return found
+                masks[position] = hidden[0]
+    return masks
 
 
 def _is_minus_infinity(instructions: Sequence[Instruction], position: int) -> bool:
@@ -138,21 +142,22 @@ def _is_minus_infinity(instructions: Sequence[Instruction], position: int) -> bo
 
 
 def without_masks(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The rule where no mask hides anything: each mask is what it leaves visible, and what that needs remains."""
+    """Rewrites the rule for tiles where no mask hides anything: each mask is what it leaves visible, and what that
+    needs remains."""
     return _chosen(instructions, {position: 3 - hidden for position, hidden in masks_of(instructions).items()})
 
 
 def without_conditions(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """``instructions`` where no mask hides anything: selections by a mask's condition, be they of scores or of what is
-    computed of these, are what the mask leaves visible. The last instruction remains the last."""
+    """Rewrites ``instructions`` for tiles where no mask hides anything: selections by a mask's condition, of scores or
+    of what is computed from these, are what the mask leaves visible. The last instruction remains the last."""
     visible = {instructions[position].args[0]: 3 - hidden for position, hidden in masks_of(instructions).items()}
     selections = (p for p, i in enumerate(instructions) if i.op == "where" and i.args[0] in visible)
     return _chosen(instructions, {p: visible[instructions[p].args[0]] for p in selections})
 
 
 def _chosen(instructions: Sequence[Instruction], choices: Mapping[int, int]) -> tuple[Instruction, ...]:
-    """``instructions`` where each selection in ``choices`` is the operand with that number, and nothing is computed
-    twice; the last one and what it is computed from."""
+    """Replaces each selection in ``choices`` by the operand with that number, without computing anything twice; returns
+    the last instruction and what it is computed from."""
     kept: list[Instruction] = []
     known: dict[tuple[object, ...], int] = {}
     at: dict[int, int] = {}
@@ -170,7 +175,7 @@ def _chosen(instructions: Sequence[Instruction], choices: Mapping[int, int]) -> 
 
 
 def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
-    """``root`` and what it is computed from; ``root`` is the last."""
+    """Returns ``root`` and what it is computed from; ``root`` is the last."""
     needed = {root}
     for position in range(root, -1, -1):
         if position in needed:
@@ -180,7 +185,7 @@ def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instructi
 
 
 def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], words: Words) -> Bounds:
-    """The bounds of the rule ``instructions``, whose last one is the score.
+    """Computes the bounds of the rule ``instructions``, whose last one is the score.
 
     Args:
         known: the ends of the integers and conditions that are read, by the numbers of their operands; those of
@@ -197,8 +202,8 @@ def vanishing_of(
     known: Mapping[int, Ends],
     words: Words,
 ) -> Bounds:
-    """The bounds of values at ``roots`` that are computed from exponentials of scores: ``hidden`` says whether all of
-    them are 0 in all of the tile. The other arguments are those of ``bounds_of``."""
+    """Computes the bounds of values at ``roots`` that are computed from exponentials of scores: ``hidden`` says whether
+    all of them are 0 in all of the tile. The other arguments are those of ``bounds_of``."""
     lines, ends, hidden = _analysed(instructions, known, words)
     zero: dict[int, str] = {}
     for position, instruction in enumerate(instructions):
@@ -210,8 +215,8 @@ def vanishing_of(
 def _analysed(
     instructions: Sequence[Instruction], known: Mapping[int, Ends], words: Words
 ) -> tuple[list[tuple[str, str, bool]], dict[int, Ends], dict[int, str]]:
-    """The lines that compute the ends of integers and conditions, these ends by position, and for every position
-    whether the value there is -inf in all of a tile."""
+    """Returns the lines that compute the ends of integers and conditions, these ends by position, and for every
+    position whether the value there is -inf in all of a tile."""
     false, true = words.false, words.true
     lines: list[tuple[str, str, bool]] = []
     ends: dict[int, Ends] = {}
@@ -226,9 +231,9 @@ def _analysed(
         if not condition and instruction.dtype not in INTS:
             continue
         arguments = [ends.get(argument) for argument in instruction.args]
-        found = _ends(position, instruction, instructions, arguments, known, words)
-        if found is not None:
-            define(position, found[0], found[1], condition)
+        ends_here = _ends(position, instruction, instructions, arguments, known, words)
+        if ends_here is not None:
+            define(position, ends_here[0], ends_here[1], condition)
         elif condition:
             ends[position] = Ends(true, false)
     masks = masks_of(instructions)
@@ -239,7 +244,7 @@ def _analysed(
 
 
 def _opened(instructions: Sequence[Instruction], ends: Mapping[int, Ends], words: Words) -> str:
-    """An expression: whether no mask hides any of a tile."""
+    """Prints whether no mask hides any of a tile."""
     opened = []
     for position, operand in masks_of(instructions).items():
         shown = ends[instructions[position].args[0]]
@@ -255,11 +260,11 @@ def _ends(
     known: Mapping[int, Ends],
     dialect: Words,
 ) -> tuple[str, str] | None:
-    """(low, high) or (may, must) of an instruction; None where nothing is known."""
+    """Returns (low, high) or (may, must) of an instruction; None if nothing is known."""
     op, false, true = instruction.op, dialect.false, dialect.true
     if op in ("load", "iota"):
-        found = known.get(instruction.attr)
-        return (found.low, found.high) if found else None
+        known_ends_ = known.get(instruction.attr)
+        return (known_ends_.low, known_ends_.high) if known_ends_ else None
     if op == "const":
         if instruction.dtype == "bool":
             return (true, true) if instruction.attr else (false, false)
@@ -308,7 +313,7 @@ def _hidden(
     false: str,
     true: str,
 ) -> str:
-    """An expression: whether the value at ``position`` is -inf in all of a tile."""
+    """Prints whether the value at ``position`` is -inf in all of a tile."""
     if not instruction.dtype.startswith("float"):
         return false
     if instruction.op == "const":
@@ -326,7 +331,7 @@ def _hidden(
 
 
 def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: str) -> str:
-    """Whether a selection is in all of a tile what ``chosen`` and ``otherwise`` say of its two values."""
+    """Prints whether a selection is in all of a tile what ``chosen`` and ``otherwise`` say of its two values."""
     branches = []
     if chosen != false:
         branches.append(condition.high if chosen == true else f"({condition.high} & ({chosen}))")
@@ -341,7 +346,7 @@ def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: st
 def _zero(
     instruction: Instruction, ends: Mapping[int, Ends], hidden: Mapping[int, str], zero: Mapping[int, str], words: Words
 ) -> str:
-    """An expression: whether the value of ``instruction`` is 0 in all of a tile."""
+    """Prints whether the value of ``instruction`` is 0 in all of a tile."""
     op, false, true = instruction.op, words.false, words.true
     if not instruction.dtype.startswith("float"):
         return false
@@ -353,14 +358,21 @@ def _zero(
     if op == "where":
         return _selected(ends[instruction.args[0]], arguments[1], arguments[2], false, true)
     if op == "mul":
-        return " | ".join(dict.fromkeys(f"({each})" for each in arguments if each != false)) or false
+        return (
+            " | ".join(dict.fromkeys(f"({zero_operand})" for zero_operand in arguments if zero_operand != false))
+            or false
+        )
     if op in ("add", "sub"):
-        return " & ".join(dict.fromkeys(f"({each})" for each in arguments)) if false not in arguments else false
+        return (
+            " & ".join(dict.fromkeys(f"({zero_operand})" for zero_operand in arguments))
+            if false not in arguments
+            else false
+        )
     return arguments[0] if op in ("cast", "round_to", "neg", "div") and arguments else false
 
 
 def _used(lines: Sequence[tuple[str, str, bool]], hidden: str, opened: str) -> Bounds:
-    """Without the lines that neither expression depends on."""
+    """Drops the lines on which neither expression depends."""
     kept: list[tuple[str, str, bool]] = []
     text = f"{hidden} {opened}"
     for name, expression, condition in reversed(lines):

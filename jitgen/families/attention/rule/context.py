@@ -1,4 +1,5 @@
-"""What the templates of attention and of its gradients read alike: operands by role, and the rule of a tile."""
+"""Presents what the templates of attention and of its gradients read alike: operands by role, and the rule of a
+tile."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SCORE_ROWS: Mapping[str, Mapping[str, Row]] = {
 
 @dataclass(frozen=True)
 class Operand(PrintedOperand):
-    """One operand.
+    """Describes one operand.
 
     Attributes:
         batch, groups, own: strides, which are parameters: along the batch, along groups, and its own two.
@@ -50,33 +51,35 @@ class Operand(PrintedOperand):
 
     @property
     def task_base(self) -> str:
-        """The offset of the first element of the task with indices ``z0`` ..."""
+        """Returns the offset of the first element of the task with indices ``z0`` ..."""
         return sum_of([self.offset], self.batch, numbered("z", self.batch))
 
     @property
     def group_base(self) -> str:
-        """The offset where the dimensions of indices ``h0`` ... that results are summed over begin, after ``batch``."""
+        """Returns the offset where the dimensions of indices ``h0`` ... that results are summed over begin, after
+        ``batch``."""
         return sum_of([f"batch{self.index}"], self.groups, numbered("h", self.groups))
 
     def packed_row(self, first: str = "at") -> str:
-        """The offset of row ``m`` at packed indices ``y0`` ...; ``first`` is the name of where the task begins."""
+        """Returns the offset of row ``m`` at packed indices ``y0`` ...; ``first`` is the name of where the task
+        begins."""
         strides = [*self.groups, self.own[0]]
         return sum_of([f"{first}{self.index}"], strides, [*numbered("y", self.groups), "m"])
 
     def row(self, index: str, first: str = "at") -> str:
-        """The offset of row ``index`` where groups are no rows."""
+        """Returns the offset of row ``index`` where groups are no rows."""
         return f"{first}{self.index} + {index} * {self.own[0]}"
 
 
 def numbered(name: str, dims: Sequence[object]) -> list[str]:
-    """The names of the indices of ``dims``."""
+    """Returns the names of the indices of ``dims``."""
     return [f"{name}{dim}" for dim in range(len(dims))]
 
 
 def operand_of(
     declared: KernelParameters, index: int, layout: TileLayout, dialect: Dialect, value: str = ""
 ) -> Operand:
-    """Operand ``index`` of a kernel."""
+    """Returns operand ``index`` of a kernel."""
     parameters = declared.operands[index]
     *outer, first, second = parameters.strides
     return Operand(
@@ -89,7 +92,7 @@ def operand_of(
 
 @dataclass(frozen=True)
 class Rule:
-    """What is computed over a tile: scores, or functions of several products.
+    """Holds what is computed over a tile: scores, or functions of several products.
 
     Attributes:
         operands: what it reads.
@@ -113,27 +116,27 @@ class Rule:
 
     @property
     def score(self) -> str:
-        """The name of the one value."""
+        """Returns the name of the one value."""
         (value,) = self.values
         return value
 
     def at(self, level: str) -> list[Line]:
-        """The lines of one level."""
+        """Returns the lines of one level."""
         return [line for line, own in zip(self.lines, self.levels, strict=True) if own == level]
 
     def reads(self, kind: str) -> list[Operand]:
-        """The operands of one kind."""
+        """Returns the operands of one kind."""
         return [operand for operand in self.operands if operand.kind == kind]
 
 
 def rule_of(
     instructions: Sequence[Instruction], roots: Sequence[int], dialect: Dialect, operand: Callable[[int], Operand]
 ) -> Rule:
-    """The rule ``instructions`` with values at ``roots``; ``operand`` makes the operand of a number."""
+    """Prints the rule ``instructions`` with values at ``roots``; ``operand`` makes the operand of a number."""
     text = printed(instructions, dialect, "s")
     types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
     operands = tuple(replace(operand(i), value=text.values[i], type=name) for i, name in types.items())
-    levels = levels_of(instructions, {each.index: each.kind for each in operands})
+    levels = levels_of(instructions, {read.index: read.kind for read in operands})
     return Rule(
         operands=operands,
         lines=tuple(text.lines.values()),
@@ -148,7 +151,7 @@ def rule_of(
 
 
 def levels_of(instructions: Sequence[Instruction], kinds: Mapping[int, str]) -> list[str]:
-    """What each instruction depends on, one of ``LEVELS``.
+    """Returns what each instruction depends on, one of ``LEVELS``.
 
     Args:
         kinds: of the operands that are read, by their indices.
@@ -164,13 +167,13 @@ def levels_of(instructions: Sequence[Instruction], kinds: Mapping[int, str]) -> 
 
 
 def of_scores(dialect: Dialect) -> Dialect:
-    """``dialect`` as it computes scores."""
+    """Returns ``dialect`` as it computes scores."""
     return replace(dialect, rows={**dialect.rows, **SCORE_ROWS.get(dialect.name, {})})
 
 
 @dataclass(frozen=True)
 class Frame(KernelContext):
-    """What all dialects read of a kernel, be it of attention or of its gradients.
+    """Holds what all dialects read of a kernel, be it of attention or of its gradients.
 
     Attributes:
         rule: of a tile; ``unmasked`` the same where no mask hides anything.
@@ -187,16 +190,16 @@ class Frame(KernelContext):
     accumulator: str
 
     def task_indices(self, number: str, divide: str = "/") -> list[tuple[str, str]]:
-        """(name, expression) of the indices ``z0`` ... of task ``number``."""
+        """Returns (name, expression) of the indices ``z0`` ... of task ``number``."""
         return indices(self.batch, number, "z", divide)
 
     @property
     def tasks(self) -> str:
-        """How many tasks there are, as an expression."""
+        """Prints how many tasks there are."""
         return " * ".join(self.batch) or "1"
 
     def ends(self, bounds: Bounds, kind: str) -> list[Operand]:
-        """The operands of ``kind`` whose ends ``bounds`` reads."""
+        """Returns the operands of ``kind`` whose ends ``bounds`` reads."""
         return [operand for operand in self.rule.reads(kind) if bounds.reads(ends_of(operand))]
 
 
@@ -208,7 +211,7 @@ def frame_attributes(
     dtype: str,
     dialect: Dialect,
 ) -> dict[str, Any]:
-    """The attributes of a ``Frame``, but for its rules; products are of operands of ``dtype``."""
+    """Returns the attributes of a ``Frame``, but for its rules; products are of operands of ``dtype``."""
     (body,) = kernel.bodies
     return {
         **context_attributes(kernel, declared, operands, dialect, [title_of(body, layout.operands)]),

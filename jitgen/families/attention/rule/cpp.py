@@ -1,4 +1,5 @@
-"""What the kernels of attention and of its gradients share on the host: a struct of operands that a mainloop walks.
+"""Shares what the kernels of attention and of its gradients have in common on the host: a struct of operands that a
+mainloop walks.
 
 What the rule reads is loaded where it changes: once for a task, once for a row of a chunk, once for a streamed row, or
 for each element.
@@ -17,8 +18,10 @@ FLAGS = ["-O2"]
 
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
-    """What both templates read: parameters, fields of the struct, and the rule with and without masks."""
-    fields = [each for each in frame.host_parameters if each not in ("int32_t threads", "int32_t streaming")]
+    """Builds what both templates read: parameters, fields of the struct, and the rule with and without masks."""
+    fields = [
+        parameter for parameter in frame.host_parameters if parameter not in ("int32_t threads", "int32_t streaming")
+    ]
     return {
         "parameters": frame.host_parameters,
         "fields": fields,
@@ -52,7 +55,8 @@ def _step(operand: Operand, index: str) -> str:
 
 
 def load(operand: Operand, row: str, index: str) -> dict[str, str]:
-    """A load at ``index`` of the row at offset ``row``, or an index there; ``start`` is computed once for the row."""
+    """Describes a load at ``index`` of the row at offset ``row``, or an index there; ``start`` is computed once for the
+    row."""
     name = f"from{operand.index}"
     expression = operand.neighbour(name, _step(operand, index))
     return {
@@ -64,7 +68,7 @@ def load(operand: Operand, row: str, index: str) -> dict[str, str]:
 
 
 def store(operand: Operand, row: str, index: str) -> dict[str, str]:
-    """A store at ``index`` of the row at offset ``row``; ``start`` is computed once for the row."""
+    """Describes a store at ``index`` of the row at offset ``row``; ``start`` is computed once for the row."""
     name = f"to{operand.index}"
     stored = f"{name}[{_step(operand, index)}] = jitgen::store<{operand.storage}>({operand.value})"
     return {"start": operand.begin(name, row), "stored": stored}

@@ -1,4 +1,4 @@
-"""What the kernels of attention and of its gradients share in CUDA: parameters, and runs of results."""
+"""Shares what the kernels of attention and of its gradients have in common in CUDA: parameters, and runs of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_RANK = 3
 
 
 def parameters_of(frame: Frame, copied: Sequence[Operand], wide: bool) -> dict[str, Any]:
-    """What the templates read of a kernel alike.
+    """Builds what the templates read of a kernel alike.
 
     Args:
         copied: the operands that tensor maps copy, in their order.
@@ -33,17 +33,17 @@ def parameters_of(frame: Frame, copied: Sequence[Operand], wide: bool) -> dict[s
 
 
 def coordinates(steps: Sequence[tuple[str, str]]) -> str:
-    """The batch coordinates of a tensor map, which has one matrix where a stride is 0.
+    """Prints the batch coordinates of a tensor map, which has one matrix where a stride is 0.
 
     Args:
         steps: stride and index of each dimension.
     """
-    found = [f"{stride} != 0 ? int({index}) : 0" for stride, index in steps]
-    return ", ".join([*["0"] * (BATCH_RANK - len(found)), *found])
+    texts = [f"{stride} != 0 ? int({index}) : 0" for stride, index in steps]
+    return ", ".join([*["0"] * (BATCH_RANK - len(texts)), *texts])
 
 
 def run(operand: Operand, offset: str, step: str, unit: int) -> dict[str, Any]:
-    """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``.
+    """Describes an operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``.
 
     Args:
         offset: of the first of them, ``step`` the stride from one to the next.

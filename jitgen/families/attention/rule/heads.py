@@ -1,4 +1,5 @@
-"""Heads that share keys: a dimension of heads that was repeated from fewer is split in two, of which one is broadcast.
+"""Splits heads that share keys: a dimension of heads that was repeated from fewer is split in two, of which one is
+broadcast.
 
 ``k.repeat_interleave(g, 1)`` and ``k[:, :, None].expand(...).reshape(...)`` are a reshape that merges a broadcast
 dimension with another one. No strides describe it. Where everything else of an attention is reshaped the other way, its
@@ -21,7 +22,8 @@ Split = tuple[int, tuple[Size, Size]]
 
 
 def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split | None:
-    """The dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another one."""
+    """Returns the dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another
+    one."""
     for view in topological(operands):
         source = view.inputs[0] if view.kind is VIEW and view.attrs.kind == "reshape" else None
         if source is None or source.kind not in (VIEW, GATHER) or len(view.shape) != len(lead) + 2:
@@ -41,19 +43,19 @@ def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split |
 
 
 def same_sizes(left: Shape, right: Shape, mover: Mover) -> bool:
-    """Whether two shapes are equal; where their expressions differ, that becomes a guard."""
+    """Returns whether two shapes are equal; if their expressions differ, that becomes a guard."""
     return len(left) == len(right) and all(
         a == b or mover.decide(symbols.compare("eq", a, b)) for a, b in zip(left, right, strict=True)
     )
 
 
 def split_shape(shape: Shape, split: Split | None) -> Shape:
-    """``shape`` with the sizes of ``split`` in place of the one at its dimension."""
+    """Returns ``shape`` with the sizes of ``split`` in place of the one at its dimension."""
     return shape if split is None else (*shape[: split[0]], *split[1], *shape[split[0] + 1 :])
 
 
 def with_split(node: Node, split: Split | None, mover: Mover) -> Node:
-    """``node`` in the shape ``split_shape`` gives, without a reshape wherever a view can be seen through."""
+    """Returns ``node`` in the shape ``split_shape`` gives, without a reshape wherever a view can be seen through."""
     if split is None or node.kind.is_number:
         return node
     dim, _ = split

@@ -1,4 +1,4 @@
-"""What a launch of attention or of its gradients is, and what it amounts to: needs no template, compiler or device."""
+"""Describes a launch of attention or of its gradients, and what it amounts to, without template, compiler or device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jitgen.kernel.operands import pointwise_flops
 
 
 def work(kernel: Kernel, geometries: Sequence[TileGeometry], schedule: Any) -> Work:
-    """What one launch amounts to. Without streamed rows there is work too: the results are zeros. Masks are not
+    """Counts what one launch amounts to. Without streamed rows there is work too: the results are zeros. Masks are not
     counted."""
     (geometry,), (body,) = geometries, kernel.bodies
     scores = geometry.tasks * math.prod(geometry.groups) * geometry.rows * geometry.keys
@@ -28,8 +28,8 @@ def work(kernel: Kernel, geometries: Sequence[TileGeometry], schedule: Any) -> W
 def launch(
     kernel: Kernel, layouts: Sequence[TileLayout], geometries: Sequence[TileGeometry], schedule: Any, device: Device
 ) -> LaunchShape:
-    """A block of threads, or a cluster, for each block of rows and range of keys; on a CPU a piece of work for each
-    task."""
+    """Returns a block of threads, or a cluster, for each block of rows and range of keys; on a CPU a piece of work for
+    each task."""
     (geometry,) = geometries
     if not device.is_gpu:
         return blocks_of(max(geometry.tasks, 1), 1, device)

@@ -1,4 +1,4 @@
-"""Layouts, geometries and parameters that attention and its backward have in common.
+"""Shares the layouts, geometries and parameters that attention and its backward have in common.
 
 The kernels of both walk tiles of rows and keys, for each index of a batch; the dimensions of the batch are collapsed.
 Dimensions of *groups* are walked within a kernel: attention packs their rows into one tile, its backward sums over
@@ -29,7 +29,7 @@ RIGHT = ("right", "key", "key_source")
 
 @dataclass(frozen=True)
 class TileLayout:
-    """What of the strides decides the source. Device-neutral.
+    """Holds the facts of strides that decide the source. Device-neutral.
 
     Attributes:
         batch, groups: how many dimensions of these kinds there are, collapsed.
@@ -49,8 +49,8 @@ class TileLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class TileGeometry(Geometry):
-    """A call's sizes; strides are along the batch, the groups, and an operand's own two dimensions. A dimension of one
-    element has stride 0.
+    """Holds a call's sizes; strides are along the batch, the groups, and an operand's own two dimensions. A dimension
+    of one element has stride 0.
 
     Attributes:
         batch, groups: sizes of these dimensions, outermost first.
@@ -71,17 +71,17 @@ class TileGeometry(Geometry):
 
     @property
     def task_rows(self) -> int:
-        """Rows of the results of one task."""
+        """Returns the rows of the results of one task."""
         return self.rows
 
     @property
     def matrices(self) -> tuple[int, ...]:
-        """Sizes of the dimensions that number the matrices of an operand."""
+        """Returns the sizes of the dimensions that number the matrices of an operand."""
         return (*self.batch, *self.groups)
 
 
 def tile_parameters(kernel: Kernel, layout: TileLayout, sizes: Sequence[Integer]) -> KernelParameters:
-    """The parameters of a kernel.
+    """Declares the parameters of a kernel.
 
     The integers are ``rows``, ``keys`` and ``sizes``; ``b0`` ... the sizes of the batch and ``g0`` ... of groups; for
     each operand ``o<operand>``, the first value of an index, ``s<operand>_<dim>``, its strides, and
@@ -107,7 +107,7 @@ def tile_parameters(kernel: Kernel, layout: TileLayout, sizes: Sequence[Integer]
 def addresses_of(
     body: Body, views: Sequence[Strided], strides: tuple[tuple[int, ...], ...]
 ) -> dict[str, tuple[Any, ...]]:
-    """The attributes of a ``Geometry`` of operands that are ``views`` and walked with ``strides``."""
+    """Returns the attributes of a ``Geometry`` of operands that are ``views`` and walked with ``strides``."""
     rank = len(body.shape)
     return {
         "strides": strides,
@@ -120,7 +120,7 @@ def addresses_of(
 def layout_attributes(
     body: Body, geometry: TileGeometry, views: Sequence[Strided], call: Call, packs: bool, inner: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The attributes of a ``TileLayout``.
+    """Returns the attributes of a ``TileLayout``.
 
     Args:
         packs: whether the indices of groups count rows.
@@ -146,7 +146,7 @@ def layout_attributes(
 
 
 def _kind(operand: Operand, strides: Sequence[int], inner: int) -> str:
-    """The kind of an operand with ``strides`` along dimensions that count rows and its own two."""
+    """Returns the kind of an operand with ``strides`` along dimensions that count rows and its own two."""
     *rows, second = strides
     if operand.kind == "score":
         return {(True, True): "both", (True, False): "row", (False, True): "key"}.get((any(rows), second != 0), "task")
@@ -159,7 +159,7 @@ def _kind(operand: Operand, strides: Sequence[int], inner: int) -> str:
 
 
 def _unit(body: Body, geometry: TileGeometry, kinds: Sequence[str], call: Call, inner: Mapping[str, int]) -> int:
-    """See ``TileLayout.unit``."""
+    """Computes ``TileLayout.unit``."""
     accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
     for operand, kind, strides, offset, gathered in operands:
@@ -172,17 +172,17 @@ def _unit(body: Body, geometry: TileGeometry, kinds: Sequence[str], call: Call, 
 
 
 def free_strides(view: Strided, rank: int) -> tuple[int, ...]:
-    """The strides of the first ``rank`` dimensions of ``view``; a dimension of one element has stride 0."""
+    """Returns the strides of the first ``rank`` dimensions of ``view``; a dimension of one element has stride 0."""
     return tuple(
         0 if size == 1 else stride for size, stride in zip(view.sizes[:rank], view.strides[:rank], strict=True)
     )
 
 
 def is_tile(body: Body, number: int) -> bool:
-    """Whether contraction ``number`` is a product over a tile, and no result."""
+    """Returns whether contraction ``number`` is a product over a tile, and no result."""
     return body.operands[body.contractions[number].weight[0]].kind in RIGHT
 
 
 def results_of(body: Body) -> tuple[int, ...]:
-    """The numbers of the contractions that are results, in the order of their stores."""
+    """Returns the numbers of the contractions that are results, in the order of their stores."""
     return tuple(number for number in range(len(body.contractions)) if not is_tile(body, number))

@@ -1,4 +1,4 @@
-"""Index arithmetic of a rule of scores in 32 bits, where it provably fits.
+"""Narrows index arithmetic of a rule of scores to 32 bits, where it provably fits.
 
 torch's indices are int64. A vector has half as many of these, and AVX2 converts none to float. Where the values of an
 instruction are known to be within 32 bits for every call, the same number is computed as int32.
@@ -20,8 +20,8 @@ Range = tuple[int, int]
 
 
 def _products(a: Range, b: Range) -> Range:
-    found = [x * y for x in a for y in b]
-    return min(found), max(found)
+    corners = [x * y for x in a for y in b]
+    return min(corners), max(corners)
 
 
 def _quotients(a: Range, b: Range) -> Range | None:
@@ -43,19 +43,20 @@ _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def narrowed(instructions: Sequence[Instruction], operands: Sequence[Operand]) -> tuple[Instruction, ...]:
-    """``instructions`` with int64 values as int32 where they fit, cast back where they are combined with others."""
-    found: list[Instruction] = []
+    """Computes int64 values of ``instructions`` as int32 where they fit, cast back where they are combined with
+    others."""
+    rewritten: list[Instruction] = []
     ranges: dict[int, Range | None] = {}
     at: dict[int, int] = {}
     wide: dict[int, int] = {}
 
     def emit(instruction: Instruction, range_: Range | None) -> int:
-        found.append(instruction)
-        ranges[len(found) - 1] = range_
-        return len(found) - 1
+        rewritten.append(instruction)
+        ranges[len(rewritten) - 1] = range_
+        return len(rewritten) - 1
 
     def widened(position: int) -> int:
-        if found[position].dtype != "int32" or ranges[position] is None:
+        if rewritten[position].dtype != "int32" or ranges[position] is None:
             return position
         if position not in wide:
             wide[position] = emit(Instruction("cast", (position,), "int64"), None)
@@ -68,16 +69,17 @@ def narrowed(instructions: Sequence[Instruction], operands: Sequence[Operand]) -
         if instruction.dtype == "int64" and range_ is not None and range_[0] >= _LOW and range_[1] <= _HIGH:
             at[number] = emit(replace(instruction, args=arguments, dtype="int32"), range_)
             continue
-        wanted = [i for i in arguments if found[i].dtype == "int32" and ranges[i] is not None]
+        wanted = [i for i in arguments if rewritten[i].dtype == "int32" and ranges[i] is not None]
         kept = instruction.op == "cast" or (instruction.op in _COMPARED and len(wanted) == len(arguments))
         if not kept and instruction.op != "cast":
             arguments = tuple(map(widened, arguments))
         at[number] = emit(replace(instruction, args=arguments), range_ if instruction.dtype != "int64" else None)
-    return tuple(found)
+    return tuple(rewritten)
 
 
 def _range(instruction: Instruction, arguments: Sequence[Range | None], operands: Sequence[Operand]) -> Range | None:
-    """The values of an int64 ``instruction``; of a narrower integer the values that its dtype has; None: unknown."""
+    """Returns the values of an int64 ``instruction``; of a narrower integer the values that its dtype has; None:
+    unknown."""
     if instruction.dtype != "int64":
         return None
     if instruction.op == "iota":

@@ -1,4 +1,4 @@
-"""What the regions of attention and of its gradients are made of: products of matrices in memory, over heads."""
+"""Builds the regions of attention and of its gradients: products of matrices in memory, over heads."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from jitgen.ir.graph import Node, Shape
 
 
 def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
-    """The nodes that ``roots`` read and no rule computes, because their elements need others. Their values are in
-    memory before the kernel, except the products of a tile and values of a row.
+    """Returns the nodes that ``roots`` read and no rule computes, because their elements need others. Their values are
+    in memory before the kernel, except the products of a tile and values of a row.
 
     Args:
         known: the ids of nodes that are left out, with what is behind them.
     """
-    found, stack, seen = [], list(roots), set(known)
+    nodes, stack, seen = [], list(roots), set(known)
     while stack:
         node = stack.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            found += [node] if node.kind.reads_others else []
+            nodes += [node] if node.kind.reads_others else []
             stack.extend(() if node.kind.reads_others else node.inputs)
-    return found
+    return nodes
 
 
 class RegionBuilder:
-    """What one region is made of.
+    """Holds what one region is made of.
 
     Attributes:
         lead: the sizes before the tile: batch and heads.
@@ -43,17 +43,17 @@ class RegionBuilder:
         self.lead, self.split = lead, split
 
     def over_split(self, node: Node) -> Node:
-        """``node`` over the split lead."""
+        """Rebuilds ``node`` over the split lead."""
         return with_split(node, self.split, self.mover)
 
     def product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
-        """The product of matrices ``left`` and ``right``, which sums as ``like`` does."""
+        """Multiplies the matrices ``left`` and ``right``, summing as ``like`` does."""
         attrs = like.attrs._replace(equation=equation(len(shape) - 2, 1))
         return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
 
     def in_memory(self, operand: Node, transposed: bool = False) -> Node:
-        """``operand`` (lead..., rows, elements), over the split lead, as views of a tensor. What is the same for
-        several heads is materialized once. ``transposed``: its rows are the last dimension."""
+        """Returns ``operand`` (lead..., rows, elements), over the split lead, as views of a tensor. What is the same
+        for several heads is materialized once. ``transposed``: its rows are the last dimension."""
         if operand.is_in_memory:
             return operand
         rank = len(operand.shape)

@@ -1,4 +1,4 @@
-"""What the schedules of attention and of its gradients have in common on a GPU."""
+"""Shares what the schedules of attention and of its gradients have in common on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jitgen.schedule.declared import DeclaredSchedule, about
 
 @dataclass(frozen=True, kw_only=True)
 class TileSchedule(DeclaredSchedule):
-    """Blocks of rows, which walk tiles of streamed rows.
+    """Schedules blocks of rows, which walk tiles of streamed rows.
 
     Attributes:
         shared_words: what the sentences of all of them end in.
@@ -32,13 +32,13 @@ class TileSchedule(DeclaredSchedule):
     wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
-        """How many blocks of a cluster share keys in one launch on ``chip``."""
+        """Returns how many blocks of a cluster share keys in one launch on ``chip``."""
         return 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonTiles(TileSchedule):
-    """In Triton, a program for a block of rows.
+    """Schedules a program of Triton for a block of rows.
 
     Attributes:
         block_m, block_n: rows of a program, and streamed rows of a tile.

@@ -1,8 +1,9 @@
-"""What the kernels of attention and of its gradients share in Triton: values of a rule, loops over tiles, options.
+"""Shares what the kernels of attention and of its gradients have in common in Triton: values of a rule, loops over
+tiles, options.
 
-A program has a block of rows. It first computes which tiles its rows see, and which of these no mask touches:
-``[first, last)`` and, within, ``[open_first, open_last)``; nothing but the rule's bounds is computed for that. Then it
-walks the tiles in three loops, of which the middle one has no mask.
+A program has a block of rows. It first computes which tiles its rows see, and which of these no mask touches: ``[first,
+last)`` and, within, ``[open_first, open_last)``; nothing but the rule's bounds is computed for that. Then it walks the
+tiles in three loops, of which the middle one has no mask.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Phase = dict[str, Any]
 
 
 def walk(frame: Frame, bounds: Bounds, schedule: Any, base: str, at_row: Callable[[Operand], str]) -> dict[str, Any]:
-    """What both templates read to find the tiles of a block of rows.
+    """Builds what both templates read to find the tiles of a block of rows.
 
     Args:
         base: the name of where the batch of an operand begins.
@@ -49,14 +50,15 @@ def walk(frame: Frame, bounds: Bounds, schedule: Any, base: str, at_row: Callabl
 
 
 def phases(edge: Phase, whole: Phase, masked: bool) -> list[Phase]:
-    """The three loops over tiles: those with masks before the ``whole`` ones, these, and those after."""
+    """Splits the loop over tiles in three: tiles with masked rows at the start, the ``whole`` ones without a mask,
+    tiles with masked rows at the end."""
     edge, whole = {"edge": True, **edge}, {"edge": False, **whole}
     before = [{"range": "first, open_first", **edge}] if masked else []
     return [*before, {"range": "open_first, open_last", **whole}, {"range": "open_last, last", **edge}]
 
 
 def rule_of_tile(rule: Rule, at_row: Callable[[Operand], str], key_index: str) -> Phase:
-    """The loads and the lines of ``rule``.
+    """Writes the loads and the lines of ``rule``.
 
     Args:
         at_row: the offset of a row of an operand.
@@ -82,18 +84,18 @@ def rule_of_tile(rule: Rule, at_row: Callable[[Operand], str], key_index: str) -
 
 
 def _named(operand: Operand, at: str) -> str:
-    """What the rule reads of a task or of rows: at offset ``at``, or that index itself."""
+    """Prints what the rule reads of a task or of rows: at offset ``at``, or that index itself."""
     value = triton.load_cast(f"tl.load({operand.pointer} + {at})", operand.dtype) if operand.pointer else at
     return f"x{operand.index} = {value}"
 
 
 def inner(operand: Operand, index: str, stride: str) -> str:
-    """The offset of ``index`` along a row of ``operand``."""
+    """Prints the offset of ``index`` along a row of ``operand``."""
     return index if operand.kind == "contiguous" else f"{index} * {stride}"
 
 
 def tile_load(operand: Operand, along: str, size: str, strides: tuple[str, str], even: bool, edge: bool) -> str:
-    """The load of a tile [streamed rows, elements].
+    """Prints the load of a tile [streamed rows, elements].
 
     Args:
         along: the indices along the elements; ``size`` is their number, ``even`` whether that is the tile's.
@@ -107,7 +109,7 @@ def tile_load(operand: Operand, along: str, size: str, strides: tuple[str, str],
 
 
 def result_load(operand: Operand, at: str, mask: str) -> str:
-    """The line that reads an operand of results at offset ``at``."""
+    """Prints the line that reads an operand of results at offset ``at``."""
     if operand.pointer is None:
         return f"{operand.value} = ({at}).to({operand.type})"
     load = f"tl.load({operand.pointer} + {at}, mask={mask}, other=0)"
@@ -115,23 +117,24 @@ def result_load(operand: Operand, at: str, mask: str) -> str:
 
 
 def result_store(operand: Operand, at: str, mask: str) -> dict[str, str]:
-    """The store of a result at offset ``at``."""
+    """Describes the store of a result at offset ``at``."""
     stored = triton.store_cast(operand.value, operand.dtype)
     return {"target": f"{operand.pointer} + {at}", "stored": stored, "mask": mask}
 
 
 def access_unit(operand: Operand, unit: int) -> int:
-    """What the strides of a contiguous ``operand`` are multiples of, as far as the width of an access depends on it."""
+    """Returns the divisor of the strides of a contiguous ``operand``, as far as the width of an access depends on
+    it."""
     return min(unit, ACCESS_BYTES // item_size(operand.dtype))
 
 
 def options(frame: Frame, schedule: Any, unit: int, units: Mapping[str, int]) -> dict[str, Any]:
-    """The options of the source; ``units`` has what the sizes and strides that decide the width of an access are
-    multiples of."""
+    """Returns the options of the source; ``units`` has the divisors of the sizes and strides that decide the width of
+    an access."""
     alignments = [min(unit * item_size(o.dtype), ACCESS_BYTES) if o.kind == "contiguous" else 1 for o in frame.memory]
     return frame.triton_options(schedule.wide, schedule.warps, alignments, units, num_stages=schedule.stages)
 
 
 def functions_in(lines: Iterable[str]) -> str:
-    """The common header's functions that ``lines`` call."""
+    """Returns the common header's functions that ``lines`` call."""
     return environment.select_functions(environment.header("jitgen_triton.py", None), "\n".join(lines))

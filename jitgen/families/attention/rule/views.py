@@ -1,4 +1,4 @@
-"""What follows a product: views that are undone, so that the kernel stores its result where they say."""
+"""Undoes views that follow a product, so that the kernel stores its result where they say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of ``end``, views behind that undone; None where that cannot be, or where
+    """Makes the store of ``value`` in the shape of ``end``, views behind that undone; None if that cannot be, or if
     something else than pointwise operations is between."""
     movements: tuple[Movement, ...] = ()
     while (view := next((v for v in at_own_coordinates(value, VIEW) if v.under_views is end), None)) is not None:
@@ -35,5 +35,5 @@ def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) ->
 
 
 def last_two(rank: int) -> tuple[Any, ...]:
-    """The movement that exchanges the last two dimensions of ``rank``."""
+    """Returns the movement that exchanges the last two dimensions of ``rank``."""
     return "permute", (*range(rank - 2), rank - 1, rank - 2)

@@ -1,4 +1,4 @@
-"""Numbers of Hopper's tensor cores, and the tensor maps of operands of products."""
+"""Holds numbers of Hopper's tensor cores, and the tensor maps of operands of products."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaTiles(TileSchedule):
-    """On Hopper's tensor cores.
+    """Schedules Hopper's tensor cores.
 
     Attributes:
         warpgroups: that compute, with 64 rows each; one more copies.
@@ -37,7 +37,7 @@ class WgmmaTiles(TileSchedule):
 
     @property
     def block_m(self) -> int:
-        """Rows of a block."""
+        """Returns the rows of a block."""
         return self.warpgroups * ROWS
 
     @property
@@ -46,7 +46,7 @@ class WgmmaTiles(TileSchedule):
 
 
 class Mapped(NamedTuple):
-    """An operand of products as matrices that a tensor map may copy.
+    """Describes an operand of products as matrices that a tensor map may copy.
 
     Attributes:
         operand: its number.
@@ -59,8 +59,8 @@ class Mapped(NamedTuple):
     along: int = 0
 
     def is_copied(self, body: Body, layout: TileLayout, geometry: TileGeometry) -> bool:
-        """Whether a tensor map describes it: 16-byte aligned rows, strides that are not negative, and few dimensions
-        before them."""
+        """Returns whether a tensor map describes it: 16-byte aligned rows, strides that are not negative, and few
+        dimensions before them."""
         strides, batch = geometry.strides[self.operand], len(geometry.matrices)
         return (
             layout.operands[self.operand] == "contiguous"
@@ -75,7 +75,7 @@ class Mapped(NamedTuple):
 def tensor_maps(
     body: Body, geometry: TileGeometry, copied: Iterable[tuple[Mapped, int, int]]
 ) -> Iterator[MappedTensor]:
-    """The tensor maps of operands with their columns, which are copied so many rows at a time."""
+    """Yields the tensor maps of operands with their columns, which are copied so many rows at a time."""
     for (operand, rows, along), columns, box in copied:
         steps = geometry.strides[operand]
         yield mapped_tensor(

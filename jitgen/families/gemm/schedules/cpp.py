@@ -1,4 +1,4 @@
-"""The tiles of the cpp dialect.
+"""Chooses the tiles of the cpp dialect.
 
 One mainloop computes every size. Each height of a tile is a function of its own that has to be compiled, and therefore
 a kernel for few rows has only low tiles.
@@ -35,7 +35,7 @@ them once: a panel pays from two tiles on. Measured on AVX2 (AMD EPYC, one threa
 
 
 def candidates(problem: Problem) -> list[CppSchedule]:
-    """Tiles of 1, of up to 8 or of up to 24 rows; for quantised weights also tiles of decoded weights."""
+    """Lists tiles of 1, of up to 8 or of up to 24 rows; for quantised weights also tiles of decoded weights."""
     level = problem.device.level.name
     if problem.device.batch_invariant:
         kind = CppDecoded if problem.quantized and problem.rows >= decoded_from(level) else CppTiles
@@ -49,7 +49,8 @@ def candidates(problem: Problem) -> list[CppSchedule]:
 
 
 def cost(problem: Problem, candidate: CppSchedule) -> float:
-    """How often weights are decoded, as far as candidates differ, by the geometric mean over rows of the bucket."""
+    """Estimates how often weights are decoded, as far as candidates differ, by the geometric mean over rows of the
+    bucket."""
     return _decodings(problem.fewest_rows, problem.rows, problem.device.level.name, isinstance(candidate, CppDecoded))
 
 
@@ -62,8 +63,8 @@ def _decodings(fewest: int, most: int, level: str, decoded: bool) -> float:
 
 @functools.cache
 def decoded_from(level: str) -> int:
-    """The least rows of the buckets for which weights are decoded to a panel on this level. It is the same number in
-    all of them, so that they share a source."""
+    """Returns the least rows of the buckets for which weights are decoded to a panel on this level. It is the same
+    number in all of them, so that they share a source."""
     ends = (*ROW_BUCKETS, MOST_ROWS)
     return next(
         fewest_rows(end)
@@ -73,5 +74,5 @@ def decoded_from(level: str) -> int:
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
-    """Always fused: the mainloop packs the activation once for all tiles, and computes it while packing."""
+    """Decides to fuse always: the mainloop packs the activation once for all tiles, and computes it while packing."""
     return Decision(True, "as it is laid out for the mainloop")

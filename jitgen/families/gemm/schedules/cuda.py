@@ -1,17 +1,15 @@
-"""The mainloops and tiles of the cuda dialect.
+"""Chooses the mainloops and tiles of the cuda dialect.
 
-======================  ========================================  ============================================
-path                    for                                       weights are read
-======================  ========================================  ============================================
-``wgmma_quantized``     quantised weights, many rows, sm_90a      by tensor copies, decoded in registers
-``wgmma_dense``         16-bit weights, many rows, sm_90a         by tensor copies, into shared memory
-``mma``                 quantised weights otherwise               from global memory into mma.sync's fragments
-``rows``, ``columns``   16-bit weights, few rows of x             the same; contiguous along K, or along N
-``dense``               16-bit weights otherwise                  through shared memory (``gemm_dense.cuh``)
-``stream``,             float32 and float64, few rows of x        from global memory into registers; contiguous
-``stream_outer``                                                  along K, or along N
-``simt``                float32 and float64 otherwise, integers   through shared memory (``gemm_simt.cuh``)
-======================  ========================================  ============================================
+====================== ======================================== ============================================ path for
+weights are read ====================== ========================================
+============================================ ``wgmma_quantized`` quantised weights, many rows, sm_90a by tensor copies,
+decoded in registers ``wgmma_dense`` 16-bit weights, many rows, sm_90a by tensor copies, into shared memory ``mma``
+quantised weights otherwise from global memory into mma.sync's fragments ``rows``, ``columns`` 16-bit weights, few rows
+of x the same; contiguous along K, or along N ``dense`` 16-bit weights otherwise through shared memory
+(``gemm_dense.cuh``) ``stream``, float32 and float64, few rows of x from global memory into registers; contiguous
+``stream_outer`` along K, or along N ``simt`` float32 and float64 otherwise, integers through shared memory
+(``gemm_simt.cuh``) ====================== ========================================
+============================================
 
 The rules for few rows of x are in ``cuda_streams``. The numbers of this module were measured on an H200, and other
 devices use the same ones.
@@ -78,40 +76,41 @@ SIMT_DECODE_BLOCK_K = 64
 
 
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
-    """The schedules for ``problem``, of every mainloop that computes it and is not certainly slower than another."""
-    found: Sequence[BlockSchedule]
+    """Lists the schedules for ``problem``, of every mainloop that computes it and is not certainly slower than
+    another."""
+    blocks: Sequence[BlockSchedule]
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if accumulator_dtype(problem.dtype) not in FLOATS:
-        found = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
+        blocks = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
         streamed = stream(problem)
-        found = [streamed] if streamed is not None else _simt_tiles(problem) or [_simt(problem)]
+        blocks = [streamed] if streamed is not None else _simt_tiles(problem) or [_simt(problem)]
     elif problem.quantized:
-        found = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
+        blocks = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
-        found = [] if tensor_maps else rows(problem) or [_dense(problem)]
+        blocks = [] if tensor_maps else rows(problem) or [_dense(problem)]
     if not problem.device.has_clusters:
-        found = [replace(each, cluster_k_splits=1) for each in found]
-    fitting = [_with_stages_that_fit(each, problem) for each in found]
+        blocks = [replace(schedule, cluster_k_splits=1) for schedule in blocks]
+    fitting = [_with_stages_that_fit(schedule, problem) for schedule in blocks]
     return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
 
 
-def _within_shared_memory(found: Sequence[BlockSchedule], limit: int) -> list[BlockSchedule]:
-    """Those of ``found`` that have at most ``limit`` bytes."""
-    kept = [each for each in found if each.shared_bytes <= limit]
-    assert kept or not found, f"no schedule of {found} fits {limit} bytes of shared memory"
+def _within_shared_memory(schedules: Sequence[BlockSchedule], limit: int) -> list[BlockSchedule]:
+    """Returns those of ``schedules`` that have at most ``limit`` bytes."""
+    kept = [schedule for schedule in schedules if schedule.shared_bytes <= limit]
+    assert kept or not schedules, f"no schedule of {schedules} fits {limit} bytes of shared memory"
     return kept
 
 
 def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
-    """Whether tiles of 128 x 64 with K shared by a cluster leave half of the device idle."""
-    clusters = -(-rows // 128) * sum(-(-each // 64) for each in columns)
+    """Returns whether tiles of 128 x 64 with K shared by a cluster leave half of the device idle."""
+    clusters = -(-rows // 128) * sum(-(-width // 64) for width in columns)
     few = clusters * max(device.model.resident_clusters) <= 2 * device.model.multiprocessors
     return few and rows > STREAMED_ROWS and length >= SPLIT_LENGTH and device.target.arch == "sm_90a"
 
 
 def k_splits(problem: Problem) -> int:
-    """How many ranges K should be split into over a temporary: 1 for none, and where wgmma is not used."""
+    """Returns how many ranges K should be split into over a temporary: 1 for none, and where wgmma is not used."""
     if problem.matrices > 1 or problem.device.batch_invariant or not _takes_wgmma(problem):
         return 1
     weights = _weights(problem)
@@ -119,39 +118,39 @@ def k_splits(problem: Problem) -> int:
 
     def estimated(ranges: int) -> float:
         ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
-        products = min(wgmma_tiles.cost((each,), problem.fewest_rows, problem.rows, weights) for each in ranged)
+        products = min(wgmma_tiles.cost((tiling,), problem.fewest_rows, problem.rows, weights) for tiling in ranged)
         return products + wgmma_tiles.sums_microseconds(ranges, problem.rows, weights)
 
-    return min((1, *(each for each in SPLITS if each * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
+    return min((1, *(splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
 
 
 def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
-    """The tilings of ``wgmma_tiles``, with stages that shared memory may not hold."""
+    """Lists the tilings of ``wgmma_tiles``, with stages that shared memory may not hold."""
     weights = _weights(problem)
     if problem.matrices > 1:
         return wgmma_tiles.batched_candidates(problem.rows, weights)
-    found = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
+    tilings = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
     if problem.rows > STAGGERED_ROWS or not _camping(problem):
-        return found
-    return [replace(each, stagger=1) if isinstance(each, WgmmaQuantized) else each for each in found]
+        return tilings
+    return [replace(tiling, stagger=1) if isinstance(tiling, WgmmaQuantized) else tiling for tiling in tilings]
 
 
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
-    """Every tiling, and the pairs of those that are the best alone."""
-    found = _wgmma_tilings(problem)
+    """Lists every tiling, and the pairs of those that are the best alone."""
+    tilings = _wgmma_tilings(problem)
     if (splits := problem.contractions[0].k_splits) > 1:
-        return [_with_wgmma_stages_that_fit(each, problem) for each in wgmma_tiles.in_ranges(found, splits)]
+        return [_with_wgmma_stages_that_fit(tiling, problem) for tiling in wgmma_tiles.in_ranges(tilings, splits)]
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
-        found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
-    fitted = [_with_wgmma_stages_that_fit(each, problem) for each in found]
+        tilings = [replace(tiling, cluster_k_splits=1) for tiling in tilings if tiling.multicast == 1]
+    fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
     if problem.matrices > 1 or problem.device.batch_invariant:
         return fitted
-    best = sorted(fitted, key=lambda each: cost(problem, each))[:PAIRED]
+    best = sorted(fitted, key=lambda tiling: cost(problem, tiling))[:PAIRED]
     return [*fitted, *itertools.starmap(WgmmaPair, itertools.combinations(best, 2))]
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """The estimated time in microseconds: by the geometric mean over the rows of the bucket, and of a batch for the
+    """Estimates the time in microseconds: by the geometric mean over the rows of the bucket, and of a batch for the
     bucket's last row. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
     two, for many rows of x, the second is for less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
@@ -175,8 +174,8 @@ def _weights(problem: Problem) -> wgmma_tiles.Weights:
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
-    """``candidate`` for the sums of ``problem``, with as many of its stages as the target's shared memory holds, but at
-    least two."""
+    """Returns ``candidate`` for the sums of ``problem``, with as many of its stages as the target's shared memory
+    holds, but at least two."""
     count, size = len(problem.contractions), item_size(accumulator_dtype(problem.dtype))
     fitted = replace(candidate, contractions=count, scalar_bytes=size, wide=problem.wide)
     while (
@@ -189,7 +188,7 @@ def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSc
 
 
 def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> WgmmaTiling:
-    """``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
+    """Returns ``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
     limit = (problem.target.shared_bytes + RESERVED_BYTES) // candidate.resident - RESERVED_BYTES
     while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
@@ -200,7 +199,8 @@ def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> Wgm
 
 
 def _takes_wgmma(problem: Problem) -> bool:
-    """Whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can describe."""
+    """Returns whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can
+    describe."""
     if not problem.device.has_tensor_maps:
         return False
     if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
@@ -214,12 +214,13 @@ def _takes_wgmma(problem: Problem) -> bool:
 
 
 def _camping(problem: Problem) -> bool:
-    """Whether tiles that are copied at the same time are in few memory channels (see ``CAMPING_LENGTH``)."""
+    """Returns whether tiles that are copied at the same time are in few memory channels (see ``CAMPING_LENGTH``)."""
     return problem.length >= CAMPING_LENGTH and problem.length & (problem.length - 1) == 0
 
 
 def _mappable(problem: Problem) -> bool:
-    """Whether tensor maps can describe x and, where weights are dense, all weights, in one and the same orientation."""
+    """Returns whether tensor maps can describe x and, where weights are dense, all weights, in one and the same
+    orientation."""
     bodies = problem.bodies
     if problem.layouts[0].batch and (
         problem.quantized or len(bodies) > 1 or problem.layouts[0].batch > wgmma.BATCH_RANK
@@ -245,7 +246,7 @@ def _mappable(problem: Problem) -> bool:
 
 
 def _dense(problem: Problem) -> Dense:
-    """16-bit weights by mma.sync. Where there are few tiles, the blocks of a cluster share a tile's K."""
+    """Schedules 16-bit weights by mma.sync. Where there are few tiles, the blocks of a cluster share a tile's K."""
     tiles = problem.matrices * sum(-(-columns // 128) for columns in problem.columns)
     count = len(problem.contractions)
     if problem.rows <= 16:
@@ -260,13 +261,14 @@ def _dense(problem: Problem) -> Dense:
 
 
 def _simt_has_model(problem: Problem) -> bool:
-    """Whether ``simt_tiles`` has candidates for ``problem``: one product of float32, with more than a few rows."""
+    """Returns whether ``simt_tiles`` has candidates for ``problem``: one product of float32, with more than a few
+    rows."""
     plain = problem.dtype == "float32" and not problem.quantized and len(problem.contractions) == 1
     return plain and problem.matrices == 1 and problem.rows > STREAMED_ROWS
 
 
 def _simt_tiles(problem: Problem) -> list[Simt]:
-    """The schedules of ``simt_tiles``; none where it has no model."""
+    """Returns the schedules of ``simt_tiles``; none where it has no model."""
     if not _simt_has_model(problem):
         return []
     return simt_tiles.candidates(problem.rows, problem.length, problem.device.has_clusters)
@@ -275,13 +277,13 @@ def _simt_tiles(problem: Problem) -> list[Simt]:
 def _simt_cost(problem: Problem, candidate: Simt) -> float:
     sizes = (problem.columns, problem.length, problem.device.model)
     rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
-    return geometric_mean(simt_tiles.microseconds(candidate, each, *sizes) for each in rows)
+    return geometric_mean(simt_tiles.microseconds(candidate, count, *sizes) for count in rows)
 
 
 def _simt(problem: Problem) -> Simt:
-    """What ``simt_tiles`` has no model of, by ordinary multiply-adds: few rows of float32, float64, integers, quantised
-    weights, batches, several products. Tiles get larger as long as every multiprocessor has a block, because reads of
-    shared memory are the limit, and a thread makes more products of each number as its tile grows."""
+    """Schedules what ``simt_tiles`` has no model of, by ordinary multiply-adds: few rows of float32, float64, integers,
+    quantised weights, batches, several products. Tiles get larger as long as every multiprocessor has a block, because
+    reads of shared memory are the limit, and a thread makes more products of each number as its tile grows."""
     if problem.rows <= 8:
         # Each weight is used for few products: the number of loads in flight decides.
         block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_DECODE_BLOCK_K

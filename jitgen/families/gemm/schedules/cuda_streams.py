@@ -1,4 +1,4 @@
-"""Schedules of the cuda dialect for few rows of x, where each weight is streamed from memory once and used for little
+"""Schedules the cuda dialect for few rows of x, where each weight is streamed from memory once and used for little
 arithmetic: the paths ``mma``, ``rows``, ``columns``, ``stream`` and ``stream_outer``. Also the decision whether such a
 kernel computes its activation (``prologue``).
 
@@ -50,7 +50,8 @@ MANY_TOKENS = 64
 
 
 def mma(problem: Problem) -> Sequence[BlockSchedule]:
-    """The schedules of ``stream_tiles``; for many rows one, with few and large blocks, so that x is read less often."""
+    """Lists the schedules of ``stream_tiles``; for many rows one, with few and large blocks, so that x is read less
+    often."""
     count = len(problem.contractions)
     if problem.rows > FEWEST_TOKENS[-1]:
         # Groups shorter than 64 have more scales, and they take registers.
@@ -75,7 +76,7 @@ def _tokens(rows: int) -> int:
 
 
 def weights_of(problem: Problem) -> StreamWeights:
-    """What the choice of tiles depends on."""
+    """Returns the facts on which the choice of tiles depends."""
     first, count = problem.contractions[0], len(problem.contractions)
     tiles = count * sum(-(-columns // 16) for columns in problem.columns)
     quantized = problem.quantized
@@ -85,12 +86,12 @@ def weights_of(problem: Problem) -> StreamWeights:
 
 
 def _bits(name: str | None, group_size: int | None) -> float:
-    """Bits of a weight of this format, with those of a scale of 16 bits for each group."""
+    """Counts the bits of a weight of this format, with those of a scale of 16 bits for each group."""
     return formats.find(name or "").bits + (16 / group_size if group_size else 0)
 
 
 def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
-    """The estimated time in microseconds, by the geometric mean over the rows of the bucket: of every number of them,
+    """Estimates the time in microseconds, by the geometric mean over the rows of the bucket: of every number of them,
     at most 16."""
     weights, shared_bytes = weights_of(problem), candidate.shared_bytes
     return geometric_mean(
@@ -100,7 +101,7 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
 
 
 def _plain(problem: Problem) -> bool:
-    """Whether the weights need no more registers than 4-bit codes without zero-points, for bfloat16."""
+    """Returns whether the weights need no more registers than 4-bit codes without zero-points, for bfloat16."""
     first = problem.contractions[0]
     coarse = first.group_size is None or first.group_size % 64 == 0
     format = formats.find(first.format or "")
@@ -137,7 +138,8 @@ OUTER_CLUSTER = 8
 
 
 def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
-    """(kinds, unit): the layouts of all dense weights, and how many elements one access may read of each of them."""
+    """Returns (kinds, unit): the layouts of all dense weights, and how many elements one access may read of each of
+    them."""
     weights = [
         (layout.operands[index], layout.units[index])
         for body, layout in zip(problem.bodies, problem.layouts, strict=True)
@@ -148,8 +150,8 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
 
 
 def rows(problem: Problem) -> Sequence[BlockSchedule]:
-    """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
-    one for all) and can be read in accesses of 16 bytes; else none."""
+    """Lists ``rows`` or ``columns`` schedules: for few rows of x and 16-bit weights that are contiguous along one
+    dimension (the same one for all) and can be read in accesses of 16 bytes; else none."""
     kinds, unit = _dense_kinds(problem)
     along_k = kinds == {"k"}
     units = [problem.layouts[0].length_unit] if along_k else [layout.columns_unit for layout in problem.layouts]
@@ -169,8 +171,8 @@ def rows(problem: Problem) -> Sequence[BlockSchedule]:
 
 
 def stream(problem: Problem) -> Stream | StreamOuter | None:
-    """``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous along one
-    dimension (the same one for all); else None."""
+    """Schedules ``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous
+    along one dimension (the same one for all); else None."""
     if problem.quantized or problem.rows > STREAMED_ROWS:
         return None
     kinds, unit = _dense_kinds(problem)
@@ -192,7 +194,8 @@ def stream(problem: Problem) -> Stream | StreamOuter | None:
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
-    """Fused where a separate kernel and a temporary would cost more than computing x again in every block along N."""
+    """Decides to fuse if a separate kernel and a temporary would cost more than computing x again in every block along
+    N."""
     if computed.is_result:
         return Decision(False, "it is a result too")
     if accumulator_dtype(computed.dtype) not in FLOATS:
@@ -209,7 +212,7 @@ def prologue(computed: Prologue, device: Device) -> Decision:
 
 
 def estimated_block_rows(computed: Prologue, device: Device) -> int:
-    """An estimate of the rows of a weight in a block's tile, in the mainloop for few rows of x.
+    """Estimates the rows of a weight in a block's tile, in the mainloop for few rows of x.
 
     Whether the activation is computed there is decided before operands have layouts, and so before the schedule is
     chosen. The estimate takes one contraction without scales, plain codes, the bucket's last row, no shared memory and
@@ -222,6 +225,6 @@ def estimated_block_rows(computed: Prologue, device: Device) -> int:
     bits = _bits(computed.format, None) if quantized else 16
     weights = StreamWeights(-(-computed.columns // 16), 1, computed.length, bits, quantized, True, device.model)
     tokens = _tokens(computed.rows)
-    found = stream_tiles.candidates(tokens, weights, device.has_clusters)
-    best = min(found, key=lambda each: stream_tiles.microseconds(each, computed.rows, weights, 0))
+    tilings = stream_tiles.candidates(tokens, weights, device.has_clusters)
+    best = min(tilings, key=lambda tiling: stream_tiles.microseconds(tiling, computed.rows, weights, 0))
     return 16 * best.row_tiles * best.warps_n

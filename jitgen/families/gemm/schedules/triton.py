@@ -1,4 +1,4 @@
-"""The forms and tiles of the triton dialect; ``gemm/triton.py`` explains the forms.
+"""Chooses the forms and tiles of the triton dialect; ``gemm/triton.py`` explains the forms.
 
 One product of 16-bit x, with a dense weight or one of plain four-bit codes, has the candidates of ``triton_tiles.py``
 and their cost. Every other has one candidate, by the rules below: several products of one x, batches, other formats,
@@ -37,7 +37,7 @@ MOST_SUMS = 32
 
 
 def candidates(problem: Problem) -> list[TritonSchedule]:
-    """The schedules of ``triton_tiles``, or one by the rules below."""
+    """Lists the schedules of ``triton_tiles``, or one by the rules below."""
     if _has_model(problem):
         return list(_modelled(problem))
     tile: TritonSchedule
@@ -53,7 +53,7 @@ def candidates(problem: Problem) -> list[TritonSchedule]:
 
 
 def cost(problem: Problem, candidate: TritonSchedule) -> float:
-    """The estimated time in microseconds, by the geometric mean over rows of the bucket; 0 where there is only one
+    """Estimates the time in microseconds, by the geometric mean over rows of the bucket; 0 if there is only one
     candidate."""
     if not _has_model(problem):
         return 0.0
@@ -63,36 +63,38 @@ def cost(problem: Problem, candidate: TritonSchedule) -> float:
     bits = formats.find(contraction.format).bits + (16 / group if group else 0) if contraction.format else 16
     sizes, chip = (problem.columns, problem.length), problem.device.model
     rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
-    times = (triton_tiles.microseconds(tiles, each, *sizes, splits, bits, chip) for each in rows)
+    times = (triton_tiles.microseconds(tiles, count, *sizes, splits, bits, chip) for count in rows)
     return math.exp(sum(map(math.log, times)) / len(rows))
 
 
 def _has_model(problem: Problem) -> bool:
-    """Whether ``triton_tiles`` has candidates for ``problem``."""
+    """Returns whether ``triton_tiles`` has candidates for ``problem``."""
     if problem.dtype not in ("float16", "bfloat16") or len(problem.contractions) > 1 or problem.matrices > 1:
         return False
     return not problem.quantized or not _is_heavy(problem)
 
 
 def _is_heavy(problem: Problem) -> bool:
-    """Whether codes of 8 bits, or zero-points of groups, leave fewer registers and less shared memory for a tile."""
+    """Returns whether codes of 8 bits, or zero-points of groups, leave fewer registers and less shared memory for a
+    tile."""
     contraction = problem.contractions[0]
     format = formats.find(contraction.format or "")
     return format.bits == 8 or (format.zero_point and contraction.group_size is not None)
 
 
 def _modelled(problem: Problem) -> dict[TritonSchedule, tuple[TritonSchedule, int]]:
-    """By schedule, the tiles that it was made of, and its ranges of K. Of equal schedules the first is kept."""
-    found: dict[TritonSchedule, tuple[TritonSchedule, int]] = {}
+    """Maps each schedule to the tiles that it was made of, and its ranges of K. Of equal schedules the first is
+    kept."""
+    modelled: dict[TritonSchedule, tuple[TritonSchedule, int]] = {}
     for tiles in triton_tiles.candidates(problem.rows, problem.quantized):
         fitted = replace(_fitted_to_target(tiles, problem), wide=problem.wide)
         for splits in triton_tiles.splits(tiles, problem.rows, problem.length, len(problem.columns)):
-            found.setdefault(replace(fitted, k_splits=splits), (tiles, splits))
-    return found
+            modelled.setdefault(replace(fitted, k_splits=splits), (tiles, splits))
+    return modelled
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
-    """Never fused: every tile would compute the activation again, in each iteration."""
+    """Decides never to fuse: every tile would compute the activation again, in each iteration."""
     return Decision(False, "its products read an activation from memory")
 
 
@@ -143,8 +145,8 @@ def _dense(problem: Problem) -> TritonSchedule:
 
 
 def _float32(problem: Problem) -> TritonSchedule:
-    """float32 products run on the ordinary cores, or three times on the tensor cores: tiles are small, so that their
-    operands fit the registers."""
+    """Schedules float32 products, which run on the ordinary cores, or three times on the tensor cores: tiles are small,
+    so that their operands fit the registers."""
     if problem.rows <= DECODE_ROWS:
         return _slices(problem.rows, 16, 32, 4)
     form = TritonWeights if problem.quantized else TritonTokens
@@ -160,14 +162,15 @@ def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) 
 
 
 def k_splits(problem: Problem) -> int:
-    """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
-    found = candidates(problem)
-    chosen = min(found, key=lambda each: cost(problem, each)) if len(found) > 1 else found[0]
+    """Returns how many ranges K should be split into over a temporary: 1 for none. Each range has at least one
+    iteration."""
+    tilings = candidates(problem)
+    chosen = min(tilings, key=lambda tiling: cost(problem, tiling)) if len(tilings) > 1 else tilings[0]
     return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
 
 
 def _with_k_splits(problem: Problem, tile: TritonSchedule, resident: float) -> TritonSchedule:
-    """``tile`` with K split into as many ranges as make one wave, with ``resident`` blocks on each multiprocessor."""
+    """Splits K of ``tile`` into as many ranges as make one wave, with ``resident`` blocks on each multiprocessor."""
     tiles = sum(-(-problem.rows // tile.block_m) * -(-columns // tile.block_n) for columns in problem.columns)
     sums = len(problem.contractions) * len(problem.columns)
     room = int(resident * problem.device.model.multiprocessors) // max(tiles, 1)
@@ -176,7 +179,8 @@ def _with_k_splits(problem: Problem, tile: TritonSchedule, resident: float) -> T
 
 
 def _fitted_to_target(tile: TritonSchedule, problem: Problem) -> TritonSchedule:
-    """``tile`` with a ``slice_k`` within one group of the weight, and with the stages that fit the shared memory."""
+    """Fits ``tile`` to the target: a ``slice_k`` within one group of the weight, and the stages that fit the shared
+    memory."""
     contraction, target = problem.contractions[0], problem.target
     slice_k = math.gcd(tile.slice_k, contraction.group_size or tile.slice_k)
     packed = problem.quantized and problem.dtype != "float32" and target.kind == "cuda"
