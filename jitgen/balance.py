@@ -1,5 +1,5 @@
-"""The balance of a plan: its kernels, the bytes they move and the operations they do, beside the least that the
-function needs (``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model."""
+"""Compares a plan's kernels, the bytes they move and the operations they do, with the least that the function needs
+(``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Balance:
-    """What the kernels of one call amount to.
+    """Counts what the kernels of one call amount to.
 
     Attributes:
         kernels: launched.
@@ -26,12 +26,12 @@ class Balance:
 
     @property
     def bytes_ratio(self) -> float:
-        """Bytes moved, in units of the least; 1 where nothing is needed."""
+        """Returns the bytes moved, in units of the least; 1 if nothing is needed."""
         return self.moved / self.least_moved if self.least_moved else 1.0
 
     @property
     def operations_ratio(self) -> float:
-        """Operations, in units of the least; 1 where none is needed."""
+        """Returns the operations, in units of the least; 1 if none is needed."""
         return self.flops / self.least_flops if self.least_flops else 1.0
 
     def __add__(self, other: Balance) -> Balance:
@@ -44,7 +44,7 @@ class Balance:
         )
 
     def __mul__(self, count: int) -> Balance:
-        """The balance of ``count`` such calls."""
+        """Returns the balance of ``count`` such calls."""
         numbers = (self.kernels, self.moved, self.flops, self.least_moved, self.least_flops)
         return Balance(*(count * number for number in numbers))
 
@@ -57,7 +57,7 @@ class Balance:
 
 
 def _in_units(number: int) -> str:
-    """``number`` with three digits and the prefix of its unit: ``"34.4 G"``."""
+    """Returns ``number`` with three digits and the prefix of its unit: ``"34.4 G"``."""
     scaled, prefix = float(number), ""
     for larger in "kMGTPE":
         if scaled < 999.5:

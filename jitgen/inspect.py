@@ -94,8 +94,8 @@ class Lowered:
         return self._lowered.balance
 
     def explain(self) -> str:
-        """Explains in words how many kernels there are and why, what each reads and writes, what the specialisation
-        assumes, and the balance against the least that the function needs."""
+        """Explains in words how many kernels there are and why, what each reads and writes, and what the specialisation
+        assumes."""
         lowered = self._lowered
         program = lowered.program
         count, temporaries = len(program.kernels), len(program.temporaries)

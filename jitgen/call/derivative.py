@@ -1,4 +1,5 @@
-"""Calls with gradients: the ``torch.autograd.Function`` of a specialisation, whose forward and backward are kernels.
+"""Runs calls with gradients: the ``torch.autograd.Function`` of a specialisation, whose forward and backward are
+kernels.
 
 A call of which a tensor requires grad is traced with marks where no gradient flows (``Trace.differentiable``). Its
 ``Derivative`` runs that graph with the values that a backward needs as further results (``gradients/plan.py``), and
@@ -50,7 +51,7 @@ ABORTS_AT_EXIT = sys.version_info < (3, 14)
 
 
 class Derivative:
-    """How calls of one specialisation run where gradients are wanted of the inputs ``wanted``.
+    """Runs calls of one specialisation where gradients are wanted of the inputs ``wanted``.
 
     Args:
         specialization: of a differentiable trace.
@@ -99,7 +100,7 @@ class Derivative:
         self.results: tuple[Node, ...] = tuple(dict.fromkeys([*computed, *self.plan.saved]))
         position = {id(node): index for index, node in enumerate(self.results)}
         self.outputs = [position.get(id(node), node) for node in graph.outputs]
-        self._viewed = [found.under_views for found in self.outputs if isinstance(found, Node)]
+        self._viewed = [output.under_views for output in self.outputs if isinstance(output, Node)]
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self._weight_dtypes = [_dtype_of_products(graph, weight) for weight in self.plan.weights]
@@ -111,28 +112,29 @@ class Derivative:
         self._forward = forward_of(Traced.from_graph(program))
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
-        """The function's results for the inputs ``tensors``, with their history."""
+        """Returns the function's results for the inputs ``tensors``, with their history."""
         for index in self.updated:
             if tensors[index].is_inference():
                 inference.refuse(self.name, tensors[index], self._lines[index])
         results = self.computed(tensors, numbers)
         if not self._viewed:
-            found = [results[position] for position in self.outputs]  # type: ignore[index]
-            return self._with_updates(found, tensors, numbers) if self.updated else found
+            values = [results[position] for position in self.outputs]  # type: ignore[index]
+            return self._with_updates(values, tensors, numbers) if self.updated else values
         known = {id(node): tensors[node.attrs.number] for node in self._viewed}
         views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
-        found = [results[each] if isinstance(each, int) else views.value(each) for each in self.outputs]
-        return self._with_updates(found, tensors, numbers) if self.updated else found
+        values = [results[output] if isinstance(output, int) else views.value(output) for output in self.outputs]
+        return self._with_updates(values, tensors, numbers) if self.updated else values
 
     def _with_updates(
-        self, found: list[torch.Tensor], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+        self, values: list[torch.Tensor], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """What the function returns of ``found``, results and then new values of arguments, which are copied."""
-        first = len(found) - len(self.updated)
+        """Returns what the function returns of ``computed``, results and then new values of arguments, which are
+        copied."""
+        first = len(values) - len(self.updated)
         for number, index in enumerate(self.updated, first):
-            tensors[index].copy_(found[number])
-            found[number] = tensors[index]
-        returned = [found[position] for position in self._returned]
+            tensors[index].copy_(values[number])
+            values[number] = tensors[index]
+        returned = [values[position] for position in self._returned]
         if self._views:
             known = {id(node): tensors[index] for index, node in self._new_values.items()}
             views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
@@ -141,7 +143,7 @@ class Derivative:
         return returned
 
     def computed(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """The values of ``results``, with their history."""
+        """Returns the values of ``results``, with their history."""
         if not self.results:
             return ()
         if self.updated and not any_traced(tensors):
@@ -152,41 +154,42 @@ class Derivative:
         return _Function.apply(self, tuple(numbers), *read)
 
     def _refuse_shared(self, tensors: Sequence[torch.Tensor]) -> None:
-        """UnsupportedError, as launchers raise it, if an argument that is updated shares memory with another input or
-        among its own elements."""
+        """Raises UnsupportedError, as launchers raise it, if an argument that is updated shares memory with another
+        input or among its own elements."""
         for index, line in self._lines.items():
             overlap.refuse_repeated(self.name, index, tensors[index].shape, tensors[index].stride())
             for other in self._inputs_used - {index}:
                 overlap.refuse(self.name, tensors[index], tensors[other], line)
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """The values of ``results``, each a tensor of its own: those of one value may differ in their gradients."""
-        found = self._forward(*tensors, *numbers)
+        """Returns the values of ``results``, each a tensor of its own: those of one value may differ in their
+        gradients."""
+        values = self._forward(*tensors, *numbers)
         if not self._twins:
-            return found
+            return values
         return tuple(
-            found[number].detach() if index in self._twins else found[number]
+            values[number].detach() if index in self._twins else values[number]
             for index, number in enumerate(self._launched)
         )
 
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the backward reads: inputs, saved results, and those of quantised weights."""
+        """Returns the tensors that the backward reads: inputs, saved results, and those of quantised weights."""
         inputs = [tensors[index] for index in self.plan.inputs]
         codes = [tensors[tensor.attrs.number] for weight in self.plan.weights for tensor in weight.inputs]
         return [*inputs, *(results[index] for index in self._saved), *codes]
 
     def _with_dense_weights(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """``kept`` with each quantised weight dequantised, in place of the tensors that it consists of."""
+        """Dequantises each quantised weight in ``kept``, in place of the tensors of which it consists."""
         if not self.plan.weights:
             return list(kept)
         weights_from = len(kept) - sum(len(weight.inputs) for weight in self.plan.weights)
-        found, rest = list(kept[:weights_from]), list(kept[weights_from:])
+        inputs, rest = list(kept[:weights_from]), list(kept[weights_from:])
         for weight, dtype in zip(self.plan.weights, self._weight_dtypes, strict=True):
             tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
             format, group_size, layout = weight.attrs
             shape: Any = weight.shape
-            found.append(dense(tuple(tensors), format, group_size, layout, shape, dtype))
-        return found
+            inputs.append(dense(tuple(tensors), format, group_size, layout, shape, dtype))
+        return inputs
 
     def backward(
         self,
@@ -196,7 +199,7 @@ class Derivative:
         shapes: Sequence[torch.Size],
         numbers: Sequence[Any],
     ) -> Sequence[Any]:
-        """The gradients of the inputs ``wanted``; None where none flows from ``grads``, as in eager torch.
+        """Returns the gradients of the inputs ``wanted``; None where none flows from ``grads``, as in eager torch.
 
         Args:
             grads: the gradient of each of ``results``, or None.
@@ -211,14 +214,14 @@ class Derivative:
             return [None] * len(wanted)
         present = [grads[i].resolve_neg() for i in given]
         sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # one element each
-        found = launch(*present, *self._with_dense_weights(kept), *sizes, *numbers)
+        gradients = launch(*present, *self._with_dense_weights(kept), *sizes, *numbers)
         if len(reached) == len(wanted):
-            return found
-        by_index = dict(zip(reached, found, strict=True))
+            return gradients
+        by_index = dict(zip(reached, gradients, strict=True))
         return [by_index.get(index) for index in wanted]
 
     def launch_of(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
-        """The launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
+        """Returns the launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
         flows = inputs_reached(self.plan, [self.results[index] for index in given])
         reached = tuple(index for index in wanted if index in flows)
         function = _Backward(self, dataclasses.replace(self.plan, wanted=reached), given)
@@ -226,18 +229,18 @@ class Derivative:
 
 
 class GradientCall(Captures):
-    """Calls of one specialisation that compute gradients, where what the function captures is as it was."""
+    """Makes calls of one specialisation that compute gradients, if what the function captures is as it was."""
 
     __slots__ = ("_derivative", "_first")
 
     def __init__(self, specialization: Specialization, derivative: Derivative, captured: Sequence[torch.Tensor]):
-        """``captured``: the captured tensors of the call at hand."""
+        """Records ``captured``, the captured tensors of the call at hand."""
         super().__init__(specialization, captured, computes_gradients=True)
         self._derivative = derivative
         self._first = specialization.returns_one_tensor
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
-        """The function's result for arguments and captured tensors, with its history."""
+        """Returns the function's result for arguments and captured tensors, with its history."""
         results = self._derivative(tensors, numbers)
         if self._first:
             return results[0]
@@ -245,7 +248,7 @@ class GradientCall(Captures):
 
 
 class _Function(torch.autograd.Function):
-    """``Derivative`` as autograd knows it."""
+    """Presents a ``Derivative`` to autograd."""
 
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
@@ -264,14 +267,14 @@ class _Function(torch.autograd.Function):
         if ABORTS_AT_EXIT and any(grad is not None and grad.is_cuda for grad in grads):
             _let_autograd_finish_at_exit()
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
-        found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
-        by_index = dict(zip(wanted, found, strict=True))
+        gradients = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
+        by_index = dict(zip(wanted, gradients, strict=True))
         return None, None, *(by_index.get(index) for index in range(len(ctx.needs_input_grad) - 2))
 
 
 @cache
 def _let_autograd_finish_at_exit() -> None:
-    """Make the interpreter wait a moment at exit, in which torch's autograd threads release the last gradients.
+    """Makes the interpreter wait a moment at exit, in which torch's autograd threads release the last gradients.
 
     Such a thread, one for each GPU, releases gradients after ``backward()`` has returned, and needs the GIL for those
     that Python knows. CPython before 3.14 ends a thread that asks for the GIL while the interpreter ends. Within a C++
@@ -282,7 +285,7 @@ def _let_autograd_finish_at_exit() -> None:
 
 
 class _Backward:
-    """The backward of one derivative for the gradients of some inputs, given those of some results."""
+    """Computes the backward of one derivative for the gradients of some inputs, given those of some results."""
 
     def __init__(self, derivative: Derivative, plan: Plan, given: tuple[int, ...]):
         self.derivative = derivative
@@ -290,7 +293,8 @@ class _Backward:
         self.given = given
 
     def computed(self, *leaves: Any) -> tuple[Any, ...]:
-        """The gradients of inputs, of gradients of results, what was kept, and numbers; imported as a graph."""
+        """Computes the gradients of inputs, from gradients of results, what was kept, and numbers; imported as a
+        graph."""
         derivative, plan = self.derivative, self.plan
         rest = list(leaves)
         grads = [rest.pop(0) for _ in self.given]
@@ -306,7 +310,7 @@ class _Backward:
         known |= {id(node): inputs[node.attrs.number] for node in own if node.attrs.number in inputs}
         forward = Replay(known, environment, grads[0].device)
         given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
-        found = gradients(plan, given, forward)
+        results = gradients(plan, given, forward)
         return tuple(
             torch.zeros(
                 tuple(map(forward.size, derivative.graph.inputs[index].shape)),
@@ -315,7 +319,7 @@ class _Backward:
             )
             if g is None
             else g
-            for index, g in zip(plan.wanted, found, strict=True)
+            for index, g in zip(plan.wanted, results, strict=True)
         )
 
 
@@ -324,7 +328,8 @@ def _inputs_of(graph: Graph) -> list[Node]:
 
 
 def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
-    """The dtype in which a backward multiplies with a quantised weight: the widest of the operands that meet it.
+    """Returns the dtype in which a backward multiplies with a quantised weight: the widest of the operands that meet
+    it.
 
     The weight's own dtype is what it is dequantised to where nothing says otherwise, and says nothing here.
     """
@@ -338,7 +343,7 @@ def _dtype(plan: Plan, index: int) -> torch.dtype:
 
 
 def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
-    """The inputs whose sizes a backward may ask for, and whose values it is not given."""
+    """Returns the inputs whose sizes a backward may ask for, and whose values it is not given."""
     names = {
         name
         for node in topological(results)
@@ -347,5 +352,5 @@ def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
         if isinstance(value, Expr)
         for name in symbols.symbols_of(value)
     }
-    found = {int(name[1:].partition("_")[0]) for name in names if name.startswith("s")}
-    return sorted(found - set(plan.inputs))
+    inputs = {int(name[1:].partition("_")[0]) for name in names if name.startswith("s")}
+    return sorted(inputs - set(plan.inputs))

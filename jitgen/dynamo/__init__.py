@@ -1,4 +1,4 @@
-"""torch.compile, both ways.
+"""Connects jitgen to torch.compile, both ways.
 
 ::
 

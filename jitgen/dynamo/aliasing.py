@@ -1,4 +1,4 @@
-"""Which values of one of Dynamo's graphs are the same memory.
+"""Decides which values of one of Dynamo's graphs are the same memory.
 
 Dynamo runs every call on fake tensors, which share storages exactly as the tensors of eager torch do. So a value is
 *new* where its storage is, a *view* where its storage is that of an argument, and the result of an update in place is
@@ -36,14 +36,16 @@ _DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
 def tensors_of(node: Any) -> list[torch.Tensor]:
-    """The tensors that Dynamo knows as the value of ``node``; none for a quantised weight, which nothing updates."""
+    """Returns the tensors that Dynamo knows as the value of ``node``; none for a quantised weight, which nothing
+    updates."""
     value = value_of(node)
     leaves = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)]
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions of ``tensor`` from the outermost to the innermost in memory; None where it is not dense."""
+    """Returns the dimensions of ``tensor`` from the outermost to the innermost in memory; None where it is not
+    dense."""
     sizes, strides = list(map(hint, tensor.shape)), list(map(hint, tensor.stride()))
     dims = tuple(range(len(sizes)))
     if None in sizes or None in strides or 0 in sizes:
@@ -59,13 +61,13 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _with_ones_in_place(order: Sequence[int], sizes: Sequence[Any]) -> tuple[int, ...]:
-    """``order`` with the dimensions of size 1, whose strides say nothing, at their own positions."""
+    """Returns ``order`` with the dimensions of size 1, whose strides say nothing, at their own positions."""
     rest = iter(dim for dim in order if sizes[dim] != 1)
     return tuple(dim if size == 1 else next(rest) for dim, size in enumerate(sizes))
 
 
 class Aliasing:
-    """The storages of the values of ``graph``.
+    """Holds the storages of the values of ``graph``.
 
     Args:
         same: pairs of values that are one tensor although their storages differ.
@@ -74,7 +76,7 @@ class Aliasing:
     def __init__(self, graph: fx.Graph, same: Iterable[tuple[Any, Any]] = ()):
         self._updating = frozenset(node for node in graph.nodes if is_call(node) and updates(node))
         self._joined: dict[int, int] = {}
-        self._found: dict[fx.Node, Storages] = {}
+        self._storages: dict[fx.Node, Storages] = {}
         for left, right in same:
             self._join(left, right)
         for node in graph.nodes:
@@ -84,13 +86,13 @@ class Aliasing:
             storage
             for node in graph.nodes
             if is_call(node) and changes_layout(node)
-            for each in (node, *node.all_input_nodes)
-            for storage in self.of(each)
+            for value in (node, *node.all_input_nodes)
+            for storage in self.storages(value)
         )
         """Storages of tensors whose sizes or strides an update changes, so that what Dynamo knows is the last."""
 
     def updates(self, node: fx.Node) -> bool:
-        """Whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
+        """Returns whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
         return node in self._updating
 
     def _join(self, left: Any, right: Any) -> None:
@@ -100,57 +102,58 @@ class Aliasing:
                 self._joined[other] = one
 
     def storage(self, tensor: torch.Tensor) -> int | None:
-        """The number of the storage of ``tensor``; None where it has none."""
+        """Returns the number of the storage of ``tensor``; None where it has none."""
         try:
-            found: int = tensor.untyped_storage()._cdata
+            address: int = tensor.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func
             return None
-        while found in self._joined:
-            found = self._joined[found]
-        return found
+        while address in self._joined:
+            address = self._joined[address]
+        return address
 
-    def of(self, node: fx.Node) -> Storages:
-        """The storages of the value of ``node``."""
-        if node not in self._found:
-            found = map(self.storage, tensors_of(node))
-            self._found[node] = frozenset(each for each in found if each is not None)
-        return self._found[node]
+    def storages(self, node: fx.Node) -> Storages:
+        """Returns the storages of the value of ``node``."""
+        if node not in self._storages:
+            numbers = map(self.storage, tensors_of(node))
+            self._storages[node] = frozenset(number for number in numbers if number is not None)
+        return self._storages[node]
 
-    def of_all(self, nodes: Iterable[fx.Node]) -> Storages:
-        """The storages of the values of ``nodes``."""
-        return frozenset().union(*map(self.of, nodes))
+    def storages_of_all(self, nodes: Iterable[fx.Node]) -> Storages:
+        """Returns the storages of the values of ``nodes``."""
+        return frozenset().union(*map(self.storages, nodes))
 
     def source(self, node: fx.Node) -> fx.Node | None:
-        """The argument of the call ``node`` that its value is a view of, or is itself; None where the value is new."""
-        own = self.of(node)
+        """Returns the argument of which the value of the call ``node`` is a view, or which it is; None if the value is
+        new."""
+        own = self.storages(node)
         if not own or not is_call(node):
             return None
-        return next((each for each in node.all_input_nodes if own & self.of(each)), None)
+        return next((argument for argument in node.all_input_nodes if own & self.storages(argument)), None)
 
     def updated(self, node: fx.Node) -> fx.Node | None:
-        """The argument that ``node``, which updates it, returns; None where it returns none."""
-        if not self.updates(node) or not (own := self.of(node)):
+        """Returns the argument that ``node``, which updates it, returns; None where it returns none."""
+        if not self.updates(node) or not (own := self.storages(node)):
             return None
         facts = _facts(value_of(node))
-        sharing = [each for each in node.all_input_nodes if own & self.of(each)]
-        return next((each for each in sharing if _facts(value_of(each)) == facts), None)
+        sharing = [argument for argument in node.all_input_nodes if own & self.storages(argument)]
+        return next((argument for argument in sharing if _facts(value_of(argument)) == facts), None)
 
     def is_new(self, node: fx.Node) -> bool:
-        """Whether ``node`` makes its tensors, or is an item of what another one made."""
+        """Returns whether ``node`` makes its tensors, or is an item of what another one made."""
         while picks_an_item(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return self.source(node) is None
 
     def refusal(self, node: fx.Node) -> str | None:
-        """Why ``node`` cannot be within a program; None where it can."""
-        if self.moved and self.moved & (self.of(node) | self.of_all(node.all_input_nodes)):
+        """Explains why ``node`` cannot be within a program; None if it can."""
+        if self.moved and self.moved & (self.storages(node) | self.storages_of_all(node.all_input_nodes)):
             return "sizes or strides of this tensor are changed in place"
         if self.updates(node) and any(map(self._reaches_beyond_its_view, written(node))):
             return "it updates what as_strided made, whose gradient torch alone has"
         own = [storage for storage in map(self.storage, tensors_of(node)) if storage is not None]
         if not own or picks_an_item(node):
             return None
-        read = self.of_all(node.all_input_nodes)
+        read = self.storages_of_all(node.all_input_nodes)
         if read.issuperset(own):
             return (
                 "its result is a view of what it updates" if self.updates(node) and self.updated(node) is None else None
@@ -160,21 +163,21 @@ class Aliasing:
         return None
 
     def _reaches_beyond_its_view(self, node: fx.Node) -> bool:
-        """Whether ``node`` is a view that ``as_strided`` made, which may have elements that its source has not.
+        """Returns whether ``node`` is a view that ``as_strided`` made, which may have elements that its source has not.
 
         A program hands back the new values of what it updates, and their gradient goes through the old ones. To an
         element beyond the source, none gets that way: torch itself sends it through the memory that both are views of.
         """
-        each: fx.Node | None = node
-        while each is not None:
-            if is_call(each) and name_of(each) == "as_strided":
+        viewed: fx.Node | None = node
+        while viewed is not None:
+            if is_call(viewed) and name_of(viewed) == "as_strided":
                 return True
-            each = self.source(each)
+            viewed = self.source(viewed)
         return False
 
 
 def _facts(value: Any) -> Any:
-    """Sizes, strides and offset of a fake tensor."""
+    """Returns the sizes, strides and offset of a fake tensor."""
     return (*value.shape, *value.stride(), value.storage_offset()) if isinstance(value, torch.Tensor) else None
 
 
@@ -188,7 +191,7 @@ def _is_idle_dropout(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What of a run of nodes is read elsewhere.
+    """Describes what of a run of nodes is read elsewhere.
 
     Attributes:
         outputs: the values that a program returns: new tensors, and what is no tensor.
@@ -203,7 +206,7 @@ class Crossing:
 
 
 def crossing(nodes: Sequence[fx.Node], aliasing: Aliasing) -> Crossing:
-    """What of ``nodes``, which are to be a program, is read elsewhere."""
+    """Finds what of ``nodes``, which are to be a program, is read elsewhere."""
     inside = set(nodes)
     needed = {node for node in nodes if any(user not in inside for user in node.users)}
     items = {(node.args[0], node.args[1]): node for node in reversed(nodes) if picks_an_item(node)}
@@ -214,7 +217,7 @@ def crossing(nodes: Sequence[fx.Node], aliasing: Aliasing) -> Crossing:
             continue
         twin = items[node.args[0], node.args[1]] if picks_an_item(node) else node
         same = aliasing.updated(node) if twin is node else twin
-        if same is None and (not aliasing.of(node) or aliasing.is_new(node)):
+        if same is None and (not aliasing.storages(node) or aliasing.is_new(node)):
             outputs.append(node)
             continue
         views.append((node, same))
@@ -226,26 +229,30 @@ def crossing(nodes: Sequence[fx.Node], aliasing: Aliasing) -> Crossing:
     return Crossing(outputs[::-1], dict(reversed(views)), [node for node in nodes if node in live])
 
 
-def conflict(found: Crossing, aliasing: Aliasing) -> tuple[fx.Node, str] | None:
-    """A node that torch has to run, and why; None where all of ``found.live`` may be a program."""
-    for node in found.outputs:
+def conflict(crossing_: Crossing, aliasing: Aliasing) -> tuple[fx.Node, str] | None:
+    """Returns a node that torch has to run, and why; None if all of ``crossing.live`` may be a program."""
+    for node in crossing_.outputs:
         tensors = tensors_of(node)
         if tensors and not isinstance(value_of(node), torch.Tensor):
             return node, "its results are read as a tuple"
         if any(order_of(tensor) is None for tensor in tensors):
             node = node.args[0] if picks_an_item(node) else node  # type: ignore[assignment]
             return node, "its result is a part of other memory"
-    inside = set(found.live)
-    read = dict.fromkeys(each for node in found.live for each in node.all_input_nodes if each not in inside)
-    for node in found.live:
+    inside = set(crossing_.live)
+    read = dict.fromkeys(
+        argument for node in crossing_.live for argument in node.all_input_nodes if argument not in inside
+    )
+    for node in crossing_.live:
         if not aliasing.updates(node):
             continue
-        storages = aliasing.of_all(written(node))
+        storages = aliasing.storages_of_all(written(node))
         if any(
             overlap.is_repeated(_elements(t).shape, _elements(t).strides) for e in written(node) for t in tensors_of(e)
         ):
             return node, "it writes to a tensor of which several elements share memory"
-        sharing = [tensor for each in read for tensor in tensors_of(each) if aliasing.storage(tensor) in storages]
+        sharing = [
+            tensor for argument in read for tensor in tensors_of(argument) if aliasing.storage(tensor) in storages
+        ]
         pairs = itertools.combinations(sharing, 2)
         if any(aliasing.storage(a) == aliasing.storage(b) and _overlap(a, b) for a, b in pairs):
             return node, "it writes to memory that another argument of the program shares"
@@ -253,7 +260,7 @@ def conflict(found: Crossing, aliasing: Aliasing) -> tuple[fx.Node, str] | None:
 
 
 def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two fake tensors of one storage may share an element, at the sizes for which Dynamo traces."""
+    """Returns whether two fake tensors of one storage may share an element, at the sizes for which Dynamo traces."""
     return overlap.intersect(_elements(left), _elements(right))
 
 
@@ -264,24 +271,26 @@ def _elements(tensor: torch.Tensor) -> overlap.Elements:
 
 
 def _known(size: Any) -> int:
-    found = hint(size)
-    assert found is not None, "what elements decide is in no program"
-    return found
+    value = hint(size)
+    assert value is not None, "what elements decide is in no program"
+    return value
 
 
-def claims(inputs: Sequence[fx.Node], found: Crossing, aliasing: Aliasing) -> Claims:
-    """What the tracer has to agree to of a program of ``found.live``."""
-    storages = aliasing.of_all(each for node in found.live if aliasing.updates(node) for each in written(node))
-    numbers = {node: number for number, node in enumerate((*inputs, *found.live))}
-    orders = tuple(next(map(order_of, tensors_of(node)), None) for node in found.outputs)
+def claims(inputs: Sequence[fx.Node], crossing_: Crossing, aliasing: Aliasing) -> Claims:
+    """Collects what the tracer has to agree to for a program of ``crossing.live``."""
+    storages = aliasing.storages_of_all(
+        argument for node in crossing_.live if aliasing.updates(node) for argument in written(node)
+    )
+    numbers = {node: number for number, node in enumerate((*inputs, *crossing_.live))}
+    orders = tuple(next(map(order_of, tensors_of(node)), None) for node in crossing_.outputs)
     shared, own = [], []
-    for node in found.live:
-        if not aliasing.of(node) or (picks_an_item(node) and aliasing.is_new(node)):
+    for node in crossing_.live:
+        if not aliasing.storages(node) or (picks_an_item(node) and aliasing.is_new(node)):
             continue
         source = aliasing.updated(node) or aliasing.source(node)
         if source is None:
-            if storages & (aliasing.of(node) | aliasing.of_all(node.all_input_nodes)):
+            if storages & (aliasing.storages(node) | aliasing.storages_of_all(node.all_input_nodes)):
                 own.append(numbers[node])
-        elif storages & aliasing.of(node):
+        elif storages & aliasing.storages(node):
             shared.append((numbers[node], numbers[source]))
     return Claims(orders, tuple(shared), frozenset(own))

@@ -1,9 +1,9 @@
-"""``torch.compile(model, backend="jitgen")``: a whole model in generated kernels.
+"""Compiles a whole model into generated kernels: ``torch.compile(model, backend="jitgen")``.
 
 Dynamo hands over graphs of torch calls, before any decomposition: attention is one call there, as a product is, and
 jitgen traces these as it traces a decorated function. So nothing of AOTAutograd is used: a program that meets tensors
-which require grad computes them as any decorated function does (docs/gradients.md), and what stays with torch is
-eager torch. Symbolic sizes reach programs as numbers and shapes; a program has kernels for each bucket of sizes, as a
+which require grad computes them as any decorated function does (docs/gradients.md), and what stays with torch is eager
+torch. Symbolic sizes reach programs as numbers and shapes; a program has kernels for each bucket of sizes, as a
 decorated function has.
 
 Neighbours: ``cut.py`` decides what is a program; ``program.py`` runs one; ``report.py`` tells what became of a model.
@@ -43,7 +43,7 @@ UNCOUNTED = (cut.SIZES, cut.ITEMS, cut.VIEWS)
 
 @dataclass
 class Part:
-    """One step of a compiled graph.
+    """Represents one step of a compiled graph.
 
     Attributes:
         segment: the run of nodes that it belongs to.
@@ -78,17 +78,17 @@ class Part:
         synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
         synchronize()
         start = time.perf_counter()
-        found = self.run(values)
+        results = self.run(values)
         synchronize()
         taken = time.perf_counter() - start
         if self.program is not None and not self.failures:
             clock.in_kernels += taken
         elif self.segment.reason not in UNCOUNTED:
             clock.in_torch += taken
-        return found
+        return results
 
     def run(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The step: values of ``inputs`` to those of ``outputs``."""
+        """Runs the step: values of ``inputs`` to those of ``outputs``."""
         if self.checkpointed is not None:
             return (self._run_checkpointed(self.checkpointed, values),)
         if self.program is None or self.failures:
@@ -107,7 +107,7 @@ class Part:
 
     @property
     def reason(self) -> str | None:
-        """Why torch runs it, or ran it in some call; None where generated kernels do."""
+        """Explains why torch runs the step, or ran it in some call; None if generated kernels do."""
         if self.program is not None:
             return next(iter(self.failures), None)
         return None if self.segment.nodes[0].target is region else self.segment.reason
@@ -119,7 +119,7 @@ class Part:
         return checkpoint.run(graph, checkpoint.policy_of(graph.module), args[1:], kwargs)
 
     def _kept(self, program: Program, values: Sequence[Any]) -> tuple[Any, ...]:
-        """A call whose backward may read any input or result of it, of which later steps overwrite some.
+        """Makes a call whose backward may read any input or result of it, some of which later steps overwrite.
 
         A backward in eager torch reads what each function saved, which is less; so these are copies here.
         """
@@ -135,7 +135,7 @@ class Part:
         return tuple(known[node] for node in self.outputs)
 
     def _note(self, reason: JitgenError) -> None:
-        """Say why this call runs in torch; later ones do as well, but for a reason that is of its arguments alone."""
+        """Notes why this call runs in torch; later ones do as well, unless the reason lies in its arguments alone."""
         if not isinstance(reason, SharedMemoryError):
             self.failures[str(reason)] = self.failures.get(str(reason), 0) + 1
         console.warn(
@@ -146,11 +146,11 @@ class Part:
 
 
 def _needs_grad(values: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
+    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
 
 class CompiledGraph:
-    """One graph of Dynamo's, as it runs.
+    """Represents one graph of Dynamo's, as it runs.
 
     Attributes:
         module: the graph.
@@ -170,26 +170,26 @@ class CompiledGraph:
         return self._run(*leaves)
 
     def steps(self) -> Iterator[Part]:
-        """``parts``, with the steps of a checkpointed graph in the place of its call."""
+        """Yields ``parts``, with the steps of a checkpointed graph in place of its call."""
         for part in self.parts:
             yield from [part] if part.checkpointed is None else part.checkpointed.steps()
 
     def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
+        """Returns whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
         memories = map(_memory, tensors)
         return any(id(memory) in self._read and self._read[id(memory)]() is memory for memory in memories)
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """What is referred to weakly of a tensor. Of a quantised weight it is one that it consists of: ``Module.to`` swaps
-    such weights, and torch swaps no tensor that has weak references."""
+    """Returns the object that is referred to weakly for a tensor. Of a quantised weight it is one that it consists of:
+    ``Module.to`` swaps such weights, and torch swaps no tensor that has weak references."""
     memory: torch.Tensor = tensor.tensors[0] if weights.is_quantized(tensor) else tensor
     return memory
 
 
 @dataclass
 class Clock:
-    """The time that calls took, in seconds."""
+    """Counts the time that calls took, in seconds."""
 
     in_kernels: float = 0.0
     in_torch: float = 0.0
@@ -200,7 +200,7 @@ _clock: Clock | None = None
 
 @contextmanager
 def timed() -> Iterator[Clock]:
-    """A context in which the calls of compiled graphs are timed, part by part."""
+    """Times the calls of compiled graphs within this context, part by part."""
     global _clock
     before, _clock = _clock, Clock()
     try:
@@ -214,12 +214,12 @@ _numbers = itertools.count()
 
 
 def compiled() -> list[CompiledGraph]:
-    """Every graph that this process has compiled and Dynamo has not forgotten, in their order."""
+    """Lists every graph that this process has compiled and Dynamo has not forgotten, in their order."""
     return [graph for _, graph in sorted(_compiled.items())]
 
 
 def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> CompiledGraph:
-    """The backend, as ``torch.compile`` calls it.
+    """Implements the backend, as ``torch.compile`` calls it.
 
     Raises:
         JitgenError: in strict mode, for a node without kernels.
@@ -230,7 +230,7 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
 
 
 def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None) -> CompiledGraph:
-    """``module`` in steps; ``stays_with_torch`` is the reason, where all of it does."""
+    """Compiles ``module`` in steps; ``stays_with_torch`` is the reason if all of it does."""
     if stays_with_torch is None:
         foreach.divide(module.graph)
     # Where all of it does, decorated functions are operators, which a policy may choose.
@@ -247,8 +247,8 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
 
 
 def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Aliasing) -> Iterator[Part]:
-    """The steps of ``nodes``. A run in which there turn out to be nodes that no kernel can compute is cut at these, and
-    no other is made again.
+    """Yields the steps of ``nodes``. A run in which there turn out to be nodes that no kernel can compute is cut at
+    these, and no other is made again.
 
     Args:
         rejected: such nodes, each with the reason; more are added.
@@ -269,42 +269,46 @@ def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Ali
 
 
 def _parts(segment: cut.Segment, aliasing: Aliasing) -> list[Part]:
-    """The steps of ``segment``: a program, if it computes anything, and the views of its results."""
+    """Divides ``segment`` into steps: a program, if it computes anything, and the views of its results."""
     if segment.reason is not None:
         return [Part(segment, segment.nodes, cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes))]
-    found = crossing(segment.nodes, aliasing)
+    crossed = crossing(segment.nodes, aliasing)
     parts = []
-    if found.live:
-        inputs = cut.inputs_of(found.live)
-        facts = claims(inputs, found, aliasing)
-        program = program_of(inputs, found.live, tuple(found.outputs), _name(segment), facts)
-        parts = [Part(segment, found.live, inputs, found.outputs, program, conflict=conflict(found, aliasing))]
-    if found.views:
-        same = {node: other for node, other in found.views.items() if other is not None}
-        inputs = cut.inputs_of([node for node in found.views if node not in same])
-        inputs = [node for node in dict.fromkeys([*inputs, *same.values()]) if node not in found.views]
-        views = cut.Segment(list(found.views), cut.VIEWS, segment.layer)
+    if crossed.live:
+        inputs = cut.inputs_of(crossed.live)
+        facts = claims(inputs, crossed, aliasing)
+        program = program_of(inputs, crossed.live, tuple(crossed.outputs), _name(segment), facts)
+        parts = [Part(segment, crossed.live, inputs, crossed.outputs, program, conflict=conflict(crossed, aliasing))]
+    if crossed.views:
+        same = {node: other for node, other in crossed.views.items() if other is not None}
+        inputs = cut.inputs_of([node for node in crossed.views if node not in same])
+        inputs = [node for node in dict.fromkeys([*inputs, *same.values()]) if node not in crossed.views]
+        views = cut.Segment(list(crossed.views), cut.VIEWS, segment.layer)
         parts.append(Part(views, views.nodes, inputs, views.nodes, same=same))
     return parts
 
 
 def _note_overwritten(parts: Sequence[Part], aliasing: Aliasing) -> None:
-    """Note of each program which of its tensors later steps write to."""
+    """Notes for each program which of its tensors later steps write to."""
     later: frozenset[int] = frozenset()
     for part in reversed(parts):
-        here = aliasing.of_all(each for node in part.nodes if aliasing.updates(node) for each in written(node))
+        here = aliasing.storages_of_all(
+            argument for node in part.nodes if aliasing.updates(node) for argument in written(node)
+        )
         if part.program is not None:
             part.overwritten_inputs = tuple(
                 index
                 for index, node in enumerate(part.inputs)
-                if aliasing.of(node) & later and not aliasing.of(node) & here
+                if aliasing.storages(node) & later and not aliasing.storages(node) & here
             )
-            part.overwritten_outputs = tuple(i for i, node in enumerate(part.outputs) if aliasing.of(node) & later)
+            part.overwritten_outputs = tuple(
+                i for i, node in enumerate(part.outputs) if aliasing.storages(node) & later
+            )
         later |= here
 
 
 def _name(segment: cut.Segment) -> str:
-    """A name for kernels: the class of the layer."""
+    """Returns a name for kernels: the class of the layer."""
     for node in segment.nodes:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             if segment.layer and path.replace("[", ".").replace("]", "").endswith(segment.layer.rpartition(".")[2]):
@@ -313,23 +317,23 @@ def _name(segment: cut.Segment) -> str:
 
 
 def _refused(part: Part) -> dict[fx.Node, str]:
-    """The nodes of ``part`` that cannot be in its program, each with the reason."""
+    """Returns the nodes of ``part`` that cannot be in its program, each with the reason."""
     if part.program is None:
         return {}
     if part.conflict is not None:
         return dict([part.conflict])
     values = (*part.inputs, *part.nodes)
-    found = part.program.refused(list(map(value_of, values)))
-    return {values[number]: reason for number, reason in found.items()}
+    refused = part.program.refused(list(map(value_of, values)))
+    return {values[number]: reason for number, reason in refused.items()}
 
 
 def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]:
-    """The compiled graph as a function of Dynamo's inputs: straight-line Python, as launchers are."""
+    """Writes the compiled graph as a function of Dynamo's inputs: straight-line Python, as launchers are."""
     graph = module.graph
     names = {node: f"v{index}" for index, node in enumerate(graph.nodes)}
     placeholders = [names[node] for node in graph.nodes if node.op == "placeholder"]
     namespace: dict[str, Any] = {"module": module}
-    last = {found: part for part in parts for found in part.inputs}
+    last = {value: part for part in parts for value in part.inputs}
     kept = set(graph.output_node().all_input_nodes)
     lines = [f"{names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
     for index, part in enumerate(parts):
@@ -348,7 +352,7 @@ def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]
 
 
 class _Name:
-    """A variable of the runner's text."""
+    """Represents a variable of the runner's text."""
 
     def __init__(self, name: str):
         self.name = name

@@ -1,4 +1,4 @@
-"""Activation checkpointing within a compiled model: graphs whose forward the backward computes again.
+"""Handles activation checkpointing within a compiled model: graphs whose forward the backward computes again.
 
 Dynamo has ``torch.utils.checkpoint`` as one call whose first argument is the graph of the checkpointed function.
 Torch's own operator for it expects AOTAutograd after it: it keeps no state of generators, so that the backward would
@@ -22,7 +22,7 @@ _OPERATORS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 
 
 def is_checkpoint(node: Any) -> bool:
-    """Whether ``node`` calls a graph that is checkpointed."""
+    """Returns whether ``node`` calls a graph that is checkpointed."""
     return (
         isinstance(node, fx.Node)
         and node.op == "call_function"
@@ -32,19 +32,19 @@ def is_checkpoint(node: Any) -> bool:
 
 
 def graph_of(node: fx.Node) -> fx.GraphModule:
-    """The graph that ``node``, a checkpoint, calls."""
+    """Returns the graph that ``node``, a checkpoint, calls."""
     place: Any = node.args[0]
-    found: fx.GraphModule = place.graph.owning_module.get_submodule(place.target)
-    return found
+    graph: fx.GraphModule = place.graph.owning_module.get_submodule(place.target)
+    return graph
 
 
 def policy_of(graph: fx.GraphModule) -> Callable[[], Any] | None:
-    """The ``context_fn`` of selective checkpointing; None without one."""
+    """Returns the ``context_fn`` of selective checkpointing; None without one."""
     return graph.meta.get("_checkpoint_context_fn")
 
 
 def run(graph: Callable[..., Any], policy: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``graph``; the backward runs it again for what it reads, with the same random numbers.
+    """Runs ``graph``; the backward runs it again for what it reads, with the same random numbers.
 
     Args:
         policy: as ``policy_of`` returns it.

@@ -54,7 +54,7 @@ _LAYER = re.compile(r"^(.*?\.(?:\d+))(?:\.|$)")
 
 @dataclass(eq=False)
 class Segment:
-    """A run of nodes.
+    """Describes a run of nodes.
 
     Attributes:
         nodes: in their order.
@@ -68,7 +68,7 @@ class Segment:
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether ``node`` computes numbers of numbers alone."""
+    """Returns whether ``node`` computes numbers of numbers alone."""
     return is_call(node) and all(map(_is_numbers, (node, *node.all_input_nodes)))
 
 
@@ -81,7 +81,7 @@ def _is_numbers(node: fx.Node) -> bool:
 
 
 def rejection(node: fx.Node, unreadable: Callable[[fx.Node], str | None]) -> str | None:
-    """Why ``node`` is none that a kernel can compute; None where it may be.
+    """Explains why no kernel can compute ``node``; None if one may.
 
     Args:
         unreadable: ``why_unreadable``, or what remembers its answers.
@@ -103,7 +103,7 @@ def rejection(node: fx.Node, unreadable: Callable[[fx.Node], str | None]) -> str
 
 
 def why_unreadable(node: fx.Node) -> str | None:
-    """What the value of ``node`` is, where it is none that a kernel reads or writes; else None."""
+    """Explains what the value of ``node`` is, if no kernel reads or writes such; else None."""
     value = value_of(node)
     for tensor in [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
         if not isinstance(tensor, torch.Tensor):
@@ -124,20 +124,21 @@ def why_unreadable(node: fx.Node) -> str | None:
 
 
 def layer_of(node: fx.Node) -> str:
-    """The name of the numbered layer of the model that ``node`` belongs to, such as ``model.layers.3``; else ""."""
+    """Returns the name of the numbered layer of the model that ``node`` belongs to, such as ``model.layers.3``; else
+    ""."""
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
     return next(filter(None, (_layer(path) for path, _ in stack.values())), "")
 
 
 @functools.lru_cache(4096)
 def _layer(path: str) -> str:
-    """The numbered layer that the module ``path``, as Dynamo writes it, is or belongs to; else ""."""
-    found = _LAYER.match(re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r".\1", path))
-    return found.group(1) if found else ""
+    """Returns the numbered layer that the module ``path``, as Dynamo writes it, is or belongs to; else ""."""
+    match = _LAYER.match(re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r".\1", path))
+    return match.group(1) if match else ""
 
 
 def segments(nodes: Iterable[fx.Node], rejected: Mapping[fx.Node, str], aliasing: Aliasing) -> list[Segment]:
-    """The calls among ``nodes`` in runs.
+    """Divides the calls among ``nodes`` into runs.
 
     Args:
         rejected: nodes that no kernel can compute, as was found by trying, each with the reason.
@@ -184,17 +185,19 @@ def segments(nodes: Iterable[fx.Node], rejected: Mapping[fx.Node, str], aliasing
 
 
 def _is_pure(node: fx.Node, aliasing: Aliasing) -> bool:
-    """Whether ``node`` may be computed earlier than it is written."""
+    """Returns whether ``node`` may be computed earlier than it is written."""
     return not aliasing.updates(node) and not node.is_impure() and getattr(node.target, "__name__", "") not in _MODES
 
 
 def inputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The values from elsewhere that ``nodes`` read, each once, in the order in which they are read."""
+    """Returns the values from elsewhere that ``nodes`` read, each once, in the order in which they are read."""
     inside = set(nodes)
-    return list(dict.fromkeys(found for node in nodes for found in node.all_input_nodes if found not in inside))
+    return list(
+        dict.fromkeys(argument for node in nodes for argument in node.all_input_nodes if argument not in inside)
+    )
 
 
 def outputs_of(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The values of ``nodes`` that are read elsewhere."""
+    """Returns the values of ``nodes`` that are read elsewhere."""
     inside = set(nodes)
     return [node for node in nodes if any(user not in inside for user in node.users)]

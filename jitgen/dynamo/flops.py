@@ -1,6 +1,5 @@
-"""Floating-point operations of a node of Dynamo's graph: those of products, attention and convolutions, two for each
-multiplication that is added up, as torch's FlopCounterMode counts them. Everything else counts none.
-"""
+"""Counts the floating-point operations of a node of Dynamo's graph: those of products, attention and convolutions, two
+for each multiplication that is added up, as torch's FlopCounterMode counts them. Everything else counts none."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 def flops(node: fx.Node) -> int:
-    """Of ``node``, at the sizes for which Dynamo traced."""
+    """Counts those of ``node``, at the sizes for which Dynamo traced."""
     name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target))
     count = _COUNTS.get(name.strip("_").partition(".")[0])
     if count is None:
@@ -29,7 +28,7 @@ def flops(node: fx.Node) -> int:
 
 
 def shape_of(tensor: torch.Tensor) -> Shape:
-    """The hints of its sizes."""
+    """Returns the hints of its sizes."""
     return tuple(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in tensor.shape)
 
 

@@ -19,8 +19,8 @@ def divide(graph: fx.Graph) -> None:
         return fx.Proxy(item, tracer)
 
     for node in list(graph.nodes):
-        each = _function_of_each(node)
-        if each is None:
+        single = _function_of_each(node)
+        if single is None:
             continue
         arguments, keywords = fx.node.map_arg(node.args, proxy), fx.node.map_arg(node.kwargs, proxy)
         try:
@@ -28,7 +28,7 @@ def divide(graph: fx.Graph) -> None:
         except ValueError:  # torch says what is wrong
             continue
         with graph.inserting_before(node):
-            calls = [each(*row, **common).node for row in rows]
+            calls = [single(*row, **common).node for row in rows]
         values = [row[0].node.meta["example_value"] for row in rows] if _updates(node) else value_of(node)
         for call, value in zip(calls, values, strict=True):
             call.meta = {**node.meta, "example_value": value}
@@ -43,7 +43,8 @@ def _updates(node: fx.Node) -> bool:
 
 
 def _function_of_each(node: fx.Node) -> foreach.Each | None:
-    """The function of one tensor, where ``node`` calls one of lists that the graph has item by item; else None."""
+    """Returns the function of one tensor, where ``node`` calls one of lists that the graph has item by item; else
+    None."""
     name = getattr(node.target, "__name__", "")
     if node.op != "call_function" or getattr(torch, name, None) is not node.target:
         return None

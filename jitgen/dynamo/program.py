@@ -1,4 +1,4 @@
-"""``Program``: calls of a graph of torch.fx that run as a decorated function.
+"""Defines ``Program``: calls of a graph of torch.fx that run as a decorated function.
 
 Dynamo makes graphs of whole models, of which many consist of the same layers. Runs of calls that are equal but for the
 names of their nodes are one program: it is recognised before anything is made of it, then imported once, and its
@@ -35,7 +35,7 @@ from jitgen.trace.proxy import TensorProxy, untraceable
 
 @dataclass(frozen=True)
 class Claims:
-    """What Dynamo knows of the memory of a program's values, which are numbered in the order of its graph.
+    """Describes what Dynamo knows of the memory of a program's values, which are numbered in the order of its graph.
 
     Attributes:
         orders: for each result that is a tensor, its dimensions from the outermost to the innermost in memory.
@@ -48,7 +48,7 @@ class Claims:
     own: frozenset[int] = frozenset()
 
     def checked(self, number: int, value: Any, values: Sequence[Any]) -> Any:
-        """``value``, which is traced as number ``number``, in memory of its own where that is claimed.
+        """Returns ``value``, which is traced as number ``number``, in memory of its own if that is claimed.
 
         Raises:
             UnsupportedError: the trace has it apart from memory that it shares.
@@ -62,27 +62,28 @@ class Claims:
         return value
 
     def returned(self, results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The traced results, each in memory of its own, with their dimensions in the order of their memory."""
+        """Returns the traced results, each in memory of its own, with their dimensions in the order of their memory."""
         taken = {id(leaf.memory) for leaf in _proxies(inputs)}
-        found = []
+        tensors = []
         for result, order in zip(results, self.orders, strict=True):
             if isinstance(result, TensorProxy) and order is not None:
                 memory, result = id(result.memory), result.clone() if id(result.memory) in taken else result
                 taken.add(memory)
                 result = (result if order == tuple(sorted(order)) else result.permute(order)).contiguous()
-            found.append(result)
-        return tuple(found)
+            tensors.append(result)
+        return tuple(tensors)
 
     def restored(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        """What a call returned, with dimensions in the order that Dynamo knows."""
-        found = list(results)
+        """Returns what a call returned, with dimensions in the order that Dynamo knows."""
+        restored = list(results)
         for index, inverse in self.permuted:
-            found[index] = found[index].permute(inverse)
-        return tuple(found)
+            restored[index] = restored[index].permute(inverse)
+        return tuple(restored)
 
     @functools.cached_property
     def permuted(self) -> list[tuple[int, list[int]]]:
-        """The results whose memory is in another order than their dimensions; each with the positions of these."""
+        """Returns the results whose memory is in another order than their dimensions; each with the positions of
+        these."""
         orders = [(index, order) for index, order in enumerate(self.orders) if order]
         return [
             (i, [order.index(dim) for dim in sorted(order)]) for i, order in orders if order != tuple(sorted(order))
@@ -94,24 +95,24 @@ def _proxies(value: Any) -> list[TensorProxy]:
 
 
 def _apart(tensor: Any) -> Any:
-    """``tensor``, or a copy where others share its memory."""
+    """Returns ``tensor``, or a copy if others share its memory."""
     return tensor.clone() if len(tensor.memory.proxies) > 1 else tensor
 
 
 class _ProgramFunction(JitFunction[..., Any]):
-    """The decorated function of a program, whose graph is imported instead of traced."""
+    """Decorates the function of a program, whose graph is imported instead of traced."""
 
     __slots__ = ()
     _resolver_class = ImportingResolver
 
     def specialize(self, specs: Sequence[Any], device: torch.device, differentiable: bool) -> None:
-        """Import the graph for a call with these arguments; see ``call/lower.py``."""
+        """Imports the graph for a call with these arguments; see ``call/lower.py``."""
         specialize(self._resolver, self._parameters, tuple(specs), device, differentiable)
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """An import that is tried, to find the calls that no kernel can compute.
+    """Tries an import, to learn which calls no kernel can compute.
 
     Attributes:
         program: what is imported.
@@ -129,7 +130,7 @@ _trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
 
 
 class Program:
-    """Calls of torch functions, run by generated kernels.
+    """Runs calls of torch functions by generated kernels.
 
     Attributes:
         function: the decorated function of its inputs, in their order.
@@ -137,20 +138,20 @@ class Program:
     """
 
     def __init__(self, graph: fx.Graph, name: str, claims: Claims | None = None):
-        """``graph``: of placeholders, calls, and the output."""
+        """Takes ``graph``, which consists of placeholders, calls, and the output."""
         self.graph = graph
         self.claims = claims
         self.function = _ProgramFunction(self.run, name=name)
         self._refused: Table[Any, Mapping[int, str]] = Table()
-        """What trials found, by all that a trial depends on."""
+        """The results of trials, by all that a trial depends on."""
 
     def __call__(self, *leaves: Any) -> Any:
         results = self.function(*leaves)
         return results if self.claims is None else self.claims.restored(results)
 
     def refused(self, known: Sequence[Any]) -> Mapping[int, str]:
-        """The calls that no kernel can compute, by their numbers in the graph, each with the reason. One pass tells
-        all: what reads the result of such a call gets a tensor that stands for it.
+        """Returns the calls that no kernel can compute, by their numbers in the graph, each with the reason. One pass
+        tells all: what reads the result of such a call gets a tensor that stands for it.
 
         Args:
             known: what Dynamo knows of the values of the graph.
@@ -169,7 +170,7 @@ class Program:
     def _tried(
         self, known: Sequence[Any], specs: Sequence[Any], device: torch.device, differentiable: bool
     ) -> Mapping[int, str]:
-        """The calls that one import finds no kernel can compute."""
+        """Returns the calls that no kernel can compute, as one import shows."""
         trial = _Trial(self, known)
         token = _trial.set(trial)
         try:
@@ -180,7 +181,7 @@ class Program:
         return trial.refused
 
     def run(self, *leaves: Any) -> Any:
-        """The calls, one by one."""
+        """Makes the calls, one by one."""
         trial = _trial.get()
         if trial is not None and trial.program is not self:
             trial = None
@@ -210,7 +211,7 @@ class Program:
 
 
 def _hashable(spec: Any) -> Any:
-    """``spec`` as a part of a key: equal numbers of two types are two, and what has no hash is its text."""
+    """Returns ``spec`` as a part of a key: equal numbers of two types are two, and what has no hash is its text."""
     try:
         hash(spec)
     except TypeError:
@@ -219,7 +220,7 @@ def _hashable(spec: Any) -> Any:
 
 
 def _stand_ins(known: Any) -> Any:
-    """What a graph that is imported gets in place of what torch computes, of which Dynamo knows ``known``.
+    """Makes what a graph that is imported gets in place of what torch computes, of which Dynamo knows ``known``.
 
     Raises:
         UnsupportedError: nothing can stand for it, and so what reads it is not looked at.
@@ -246,7 +247,7 @@ def _stand_in(value: Any) -> Any:
 
 
 def spec_of(value: Any) -> Any:
-    """What an import is tried with, in place of what Dynamo knows of a value; None where that cannot be."""
+    """Returns what an import is tried with, in place of what Dynamo knows of a value; None if that cannot be."""
     if weights.is_quantized(value):
         token = value.token
         return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
@@ -265,7 +266,7 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _device_of(values: Sequence[Any]) -> torch.device:
-    """The device of a program's call, which a tensor without dimensions on the CPU does not decide."""
+    """Returns the device of a program's call, which a tensor without dimensions on the CPU does not decide."""
     devices = [tensor.device for tensor in _tensors(values)]
     on_gpu = (device for device in devices if device.type == "cuda" and torch.cuda.is_available())
     return next(on_gpu, torch.device("cpu"))
@@ -276,12 +277,12 @@ def _needs_grad(values: Sequence[Any]) -> bool:
 
 
 def with_values(argument: Any, values: Mapping[fx.Node, Any]) -> Any:
-    """An argument of a node, with the values of nodes in their place, in plain containers."""
+    """Returns an argument of a node, with the values of nodes in their place, in plain containers."""
     if isinstance(argument, fx.Node):
         return values[argument]
     if isinstance(argument, (list, tuple)) and not isinstance(argument, torch.Size):
-        found = [with_values(item, values) for item in argument]
-        return found if isinstance(argument, list) else tuple(found)
+        items = [with_values(item, values) for item in argument]
+        return items if isinstance(argument, list) else tuple(items)
     if isinstance(argument, dict):
         return {key: with_values(item, values) for key, item in argument.items()}
     if isinstance(argument, slice):
@@ -290,7 +291,7 @@ def with_values(argument: Any, values: Mapping[fx.Node, Any]) -> Any:
 
 
 def called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """What ``node`` computes of these values of other nodes."""
+    """Returns what ``node`` computes of these values of other nodes."""
     args, kwargs = with_values(node.args, values), with_values(node.kwargs, values)
     target: Any = node.target
     if node.op == "call_method":
@@ -301,7 +302,8 @@ def called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 
 def identity(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> tuple[Any, ...] | None:
-    """What equal runs of calls have in common, whatever their nodes are called; None where an argument has no identity.
+    """Returns a key that equal runs of calls have in common, whatever their nodes are called; None if an argument has
+    no identity.
 
     Args:
         inputs: what ``nodes`` read from elsewhere.
@@ -330,7 +332,7 @@ def identity(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -
 
 
 def _kind(value: Any) -> Any:
-    """What traces of a placeholder's values have in common."""
+    """Returns what traces of a placeholder's values have in common."""
     if weights.is_quantized(value):
         return value.token
     if isinstance(value, torch.Tensor):
@@ -340,7 +342,7 @@ def _kind(value: Any) -> Any:
 
 
 class _Programs(Table[tuple[tuple[Any, ...], Claims | None], Program]):
-    """The programs remembered for graphs to come: fewer than there are calls in a table, as each has kernels."""
+    """Remembers programs for graphs to come: fewer than there are calls in a table, as each has kernels."""
 
     __slots__ = ()
     limit = 512
@@ -352,11 +354,11 @@ _programs = _Programs()
 def program_of(
     inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any, name: str, claims: Claims | None = None
 ) -> Program:
-    """The program of ``nodes``, calls of torch functions and methods; see ``identity``."""
-    found = identity(inputs, nodes, result)
-    if found is None:
+    """Makes the program of ``nodes``, calls of torch functions and methods; see ``identity``."""
+    identity_ = identity(inputs, nodes, result)
+    if identity_ is None:
         return Program(_graph(inputs, nodes, result), name, claims)
-    key = found, claims
+    key = identity_, claims
     program = _programs.get(key)
     if program is None:
         program = Program(_graph(inputs, nodes, result), name, claims)
@@ -365,7 +367,7 @@ def program_of(
 
 
 def _graph(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> fx.Graph:
-    """A graph of copies, without what Dynamo knows of the nodes, tensors among that."""
+    """Copies nodes into a graph, without what Dynamo knows of them, tensors among that."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"input{index}") for index, node in enumerate(inputs)}
     for node in nodes:
@@ -377,12 +379,12 @@ def _graph(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> 
 
 
 def is_call(node: fx.Node) -> bool:
-    """Whether ``node`` calls a function or a method."""
+    """Returns whether ``node`` calls a function or a method."""
     return node.op in ("call_function", "call_method")
 
 
 def picks_an_item(node: fx.Node) -> bool:
-    """Whether ``node`` is an item of what another one returned as a tuple."""
+    """Returns whether ``node`` is an item of what another one returned as a tuple."""
     return (
         node.op == "call_function"
         and node.target is operator.getitem
@@ -392,17 +394,17 @@ def picks_an_item(node: fx.Node) -> bool:
 
 
 def value_of(node: Any) -> Any:
-    """What Dynamo knows of the value of ``node``: a fake tensor, a symbolic number, or a structure of these."""
+    """Returns what Dynamo knows of the value of ``node``: a fake tensor, a symbolic number, or a structure of these."""
     return node.meta.get("example_value") if isinstance(node, fx.Node) else node
 
 
 def hint(size: Any) -> int | None:
-    """The size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
-    found = size.node.hint if isinstance(size, torch.SymInt) else size
-    return None if found is None else int(found)
+    """Returns the size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
+    number = size.node.hint if isinstance(size, torch.SymInt) else size
+    return None if number is None else int(number)
 
 
 def hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
-    """The sizes for which Dynamo traces; None where elements decide one."""
-    found = [size for size in map(hint, sizes) if size is not None]
-    return tuple(found) if len(found) == len(sizes) else None
+    """Returns the sizes for which Dynamo traces; None where elements decide one."""
+    numbers = [size for size in map(hint, sizes) if size is not None]
+    return tuple(numbers) if len(numbers) == len(sizes) else None

@@ -1,4 +1,4 @@
-"""A decorated function within ``torch.compile``: an operator of Dynamo's graph.
+"""Makes a decorated function within ``torch.compile`` an operator of Dynamo's graph.
 
 Dynamo follows a call of a decorated function into a stand-in (``stand_ins.py``), which hands the original to
 ``region``. That is a higher-order operator of torch: Dynamo traces the function into a graph of its own, with every
@@ -18,7 +18,8 @@ from jitgen.dynamo.program import program_of, value_of
 
 
 class Region(BaseHOP):
-    """See the module. ``region(graph module, *operands) -> tuple of results``."""
+    """Implements the operator: ``region(graph module, *operands) -> tuple of results``. ``region(graph module,
+    *operands) -> tuple of results``."""
 
     def __init__(self) -> None:
         super().__init__("jitgen_region")
@@ -33,7 +34,7 @@ region = Region()
 
 
 def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:
-    """Put the nodes of each region of ``module`` in the place of its call, for whoever makes kernels of the whole.
+    """Puts the nodes of each region of ``module`` in the place of its call, for whoever makes kernels of the whole.
 
     Returns:
         For each result what Dynamo knows of it within the region and without: two fake tensors for one tensor.
@@ -44,7 +45,7 @@ def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:
             continue
         inner = getattr(module, node.args[0].target).graph
         copies: dict[fx.Node, fx.Node] = dict(zip(inner.find_nodes(op="placeholder"), node.args[1:], strict=True))
-        same += [(value_of(outer), value_of(each)) for each, outer in copies.items()]
+        same += [(value_of(outer), value_of(copied)) for copied, outer in copies.items()]
         with module.graph.inserting_before(node):
             results: Any = module.graph.graph_copy(inner, copies)
         for user in list(node.users):
@@ -58,11 +59,11 @@ def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:
 
 
 def _lifted(module: fx.GraphModule) -> Any:
-    found = module.meta.get("jitgen_program")
-    if found is None:
+    program = module.meta.get("jitgen_program")
+    if program is None:
         graph = module.graph
         nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         result = graph.output_node().args[0]
-        found = program_of(graph.find_nodes(op="placeholder"), nodes, result, module.meta.get("name", "region"))
-        module.meta["jitgen_program"] = found
-    return found
+        program = program_of(graph.find_nodes(op="placeholder"), nodes, result, module.meta.get("name", "region"))
+        module.meta["jitgen_program"] = program
+    return program

@@ -1,4 +1,4 @@
-"""Importing this registers the backend ``"jitgen"`` with Dynamo, for a jitgen that is not installed."""
+"""Registers the backend ``"jitgen"`` with Dynamo when it is imported, for a jitgen that is not installed."""
 
 from torch._dynamo.backends import registry
 

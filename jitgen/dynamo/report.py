@@ -1,4 +1,4 @@
-"""``jitgen.report``: which nodes of a compiled model run in generated kernels, and why the others do not.
+"""Reports which nodes of a compiled model run in generated kernels, and why the others do not (``jitgen.report``).
 
 Neighbours: ``backend.py`` has the compiled graphs.
 """
@@ -22,7 +22,7 @@ from jitgen.pipeline import BuiltKernel
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node of a compiled graph.
+    """Describes one node of a compiled graph.
 
     Attributes:
         function: what it calls, such as ``"linear"``.
@@ -39,7 +39,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel that calls of a compiled model have launched.
+    """Describes one kernel that calls of a compiled model have launched.
 
     Attributes:
         name: its name in the program; that of a backward's kernel has ``_backward`` in it.
@@ -75,7 +75,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """What a call of one program amounts to.
+    """Describes what a call of one program amounts to.
 
     Attributes:
         program: named after the class of a layer; that of a backward ends in ``_backward``.
@@ -94,7 +94,7 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a model; ``str`` of it is a summary.
+    """Reports what became of a model; ``str`` of it is a summary.
 
     Attributes:
         graphs: how many graphs Dynamo made of it.
@@ -116,24 +116,25 @@ class Report:
 
     @property
     def balance(self) -> Balance:
-        """Of all programs together, each as often as the model has layers of it."""
-        return sum((each.balance * max(len(each.layers), 1) for each in self.programs), Balance())
+        """Sums the balance of all programs, each as often as the model has layers of it."""
+        return sum((program.balance * max(len(program.layers), 1) for program in self.programs), Balance())
 
     @property
     def share_of_nodes(self) -> float:
-        """Of nodes in generated kernels, from 0 to 1."""
+        """Returns the share of nodes in generated kernels, from 0 to 1."""
         return _share(sum(node.reason is None for node in self.nodes), len(self.nodes))
 
     @property
     def share_of_flops(self) -> float:
-        """Of floating-point operations in generated kernels, from 0 to 1."""
+        """Returns the share of floating-point operations in generated kernels, from 0 to 1."""
         return _share(
             sum(node.flops for node in self.nodes if node.reason is None), sum(node.flops for node in self.nodes)
         )
 
     @property
     def share_of_time(self) -> float | None:
-        """Of the time of calls in generated kernels, their launches among it; None where none was timed."""
+        """Returns the share of the time of calls in generated kernels, their launches among it; None if none was
+        timed."""
         if self.seconds_in_kernels is None or self.seconds_in_torch is None:
             return None
         return _share(self.seconds_in_kernels, self.seconds_in_kernels + self.seconds_in_torch)
@@ -161,7 +162,7 @@ def _share(share: float, whole: float) -> float:
 
 
 def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
-    """What became of ``subject``, which was compiled with ``torch.compile(..., backend="jitgen")`` and called.
+    """Reports what became of ``subject``, which was compiled with ``torch.compile(..., backend="jitgen")`` and called.
 
     Args:
         subject: the model, compiled or not, a compiled function, or None for all that this process has compiled.
@@ -192,19 +193,21 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
     ]
     programs = list(_programs(graphs))
     kernels = [
-        KernelReport(kernel, found.name, layers, str(found.route.target))
-        for found, layers in programs
-        for kernel in found.kernels
+        KernelReport(kernel, specialization.name, layers, str(specialization.route.target))
+        for specialization, layers in programs
+        for kernel in specialization.kernels
     ]
-    explanations = [lowered.explain() for found, _ in programs for lowered in found.lowered]
+    explanations = [lowered.explain() for specialization, _ in programs for lowered in specialization.lowered]
     balances = [
-        ProgramReport(found.name, layers, lowered.balance) for found, layers in programs for lowered in found.lowered
+        ProgramReport(specialization.name, layers, lowered.balance)
+        for specialization, layers in programs
+        for lowered in specialization.lowered
     ]
     return Report(len(graphs), tuple(nodes), *seconds, tuple(kernels), tuple(explanations), tuple(balances))
 
 
 def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:
-    """What calls of ``graphs`` and their backwards have resolved, each once, with the layers that it is for."""
+    """Yields what calls of ``graphs`` and their backwards have resolved, each once, with the layers that it is for."""
     layers: dict[Any, list[str]] = {}
     for graph in graphs:
         for part in graph.steps():
@@ -216,7 +219,7 @@ def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Special
 
 
 def _belongs(graph: backend.CompiledGraph, subject: Any) -> bool:
-    """Whether ``graph`` was made of ``subject``."""
+    """Returns whether ``graph`` was made of ``subject``."""
     if isinstance(subject, torch.nn.Module):
         tensors = [*subject.parameters(), *subject.buffers()]
         return graph.reads(tensors) if tensors else _is_traced_from(graph, type(subject).forward)

@@ -1,4 +1,4 @@
-"""What Dynamo traces in place of a call of a decorated function, and of the look-up of a decorated method.
+"""Defines what Dynamo traces in place of a call of a decorated function, and of the look-up of a decorated method.
 
 ``jitgen.api`` marks both (``call/opaque.py``); nothing here is imported or run by calls outside of torch.compile.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of the decorated ``function``: its original, as the inner graph of one operator."""
+    """Calls the decorated ``function``: its original, as the inner graph of one operator."""
     from jitgen.dynamo.region import region
 
     original = function.__wrapped__
@@ -17,7 +17,7 @@ def call(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def look_up(function: Any, instance: Any, owner: Any = None) -> Any:
-    """``instance.function``."""
+    """Returns ``instance.function``."""
     if instance is None:
         return function
     return lambda *args, **kwargs: call(function, instance, *args, **kwargs)

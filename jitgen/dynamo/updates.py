@@ -1,5 +1,5 @@
-"""Which calls of Dynamo's graphs write to tensors that are there already, and so keep their place among reads; and
-which of their arguments they write to."""
+"""Decides which calls of Dynamo's graphs write to tensors that are there already, and so keep their place among reads;
+and to which of their arguments they write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAYOUT |= {"resize_", "resize_as_", "set_", "__set__", "setattr", "__setattr__"
 
 
 def name_of(node: fx.Node) -> str:
-    """The bare name of the function or method that ``node`` calls."""
+    """Returns the bare name of the function or method that ``node`` calls."""
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
         target = target.overloadpacket
@@ -40,42 +40,44 @@ def name_of(node: fx.Node) -> str:
 
 
 def changes_layout(node: fx.Node) -> bool:
-    """Whether ``node`` changes sizes, strides or the memory of a tensor that is there already."""
+    """Returns whether ``node`` changes sizes, strides or the memory of a tensor that is there already."""
     return name_of(node).rpartition(".")[2] in _LAYOUT
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that ``node``, which updates something, may write to; all of them where its schema does not say.
+    """Returns the arguments to which ``node``, which updates something, may write; all of them if its schema does not
+    say.
 
     The graphs of higher-order operators update nothing, or Dynamo would not make them.
     """
     target, name = node.target, name_of(node)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return []
-    found: list[Any] = []
+    arguments: list[Any] = []
     if isinstance(target, torch._ops.OpOverload):
         values = [*node.args, *[None] * len(target._schema.arguments)]
         for argument, value in zip(target._schema.arguments, values, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                found.append(node.kwargs.get(argument.name, value))
+                arguments.append(node.kwargs.get(argument.name, value))
     elif any(name.endswith(norm) for norm in _NORMS):
         given = {**(_named(target, node.args) if callable(target) else {}), **node.kwargs}
-        found = [given.get(each) for each in _STATISTICS]
+        arguments = [given.get(parameter) for parameter in _STATISTICS]
     elif target in _OPERATORS or name.endswith("_") or node.kwargs.get("inplace"):
-        found = [node.args[0]] if node.args else []
-    nodes = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, fx.Node)]
+        arguments = [node.args[0]] if node.args else []
+    nodes = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node)]
     return nodes or list(node.all_input_nodes)
 
 
 def _may_write(schema: torch.FunctionSchema) -> bool:
-    """Whether a call without ``out=`` writes to an argument."""
+    """Returns whether a call without ``out=`` writes to an argument."""
     return any(
-        each.alias_info is not None and each.alias_info.is_write and not each.is_out for each in schema.arguments
+        argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        for argument in schema.arguments
     )
 
 
 def updates(node: fx.Node) -> bool:
-    """Whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
+    """Returns whether ``node`` writes to a tensor that is there already, or calls a graph that may."""
     target, keywords = node.target, node.kwargs
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
@@ -90,14 +92,14 @@ def updates(node: fx.Node) -> bool:
     if given.get("inplace") or given.get("max_norm") is not None:
         return True
     if name in _NORMS:
-        if name in _BUILT_IN and all(given.get(each) is None for each in _STATISTICS):
+        if name in _BUILT_IN and all(given.get(name_) is None for name_ in _STATISTICS):
             return False
         return bool(given.get("training", given.get("use_input_stats", name != "batch_norm")))
     return "moving_avg" in name  # observers of quantisation-aware training
 
 
 def _named(target: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """The positional arguments by the names of their parameters, as far as these are known."""
+    """Returns the positional arguments by the names of their parameters, as far as these are known."""
     return dict(zip(_parameters(target), arguments, strict=False))
 
 

@@ -74,7 +74,7 @@ class Partition(Protocol):
         own."""
 
     def is_stored(self, node: Node) -> bool:
-        """Whether a temporary holds ``node`` already."""
+        """Returns whether a temporary holds ``node`` already."""
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
         """Materialises several nodes, which are partitioned as one, so that a region may compute all of them."""

@@ -43,7 +43,7 @@ def kernels_of(
 
 
 class _Group:
-    """The regions of one kernel, lowered to bodies.
+    """Holds the regions of one kernel, lowered to bodies.
 
     Attributes:
         bodies: of the regions.
@@ -56,7 +56,7 @@ class _Group:
         self.bodies = [self.family.body(region, numbers, shapes, self.scalars)]
 
     def takes(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> bool:
-        """Whether the kernel may compute ``region`` too; if so, it does from now on."""
+        """Returns whether the kernel may compute ``region`` too; if so, it does from now on."""
         if region.family != self.family.name or len(self.bodies) == MAX_REGIONS:
             return False
         known = len(self.scalars)

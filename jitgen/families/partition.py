@@ -1,4 +1,4 @@
-"""From a traced graph to a program of kernels, whose bodies a dialect can print. The passes are:
+"""Partitions a traced graph into a program of kernels, whose bodies a dialect can print. The passes are:
 
 1. ``_move``: every view is moved to the inputs (``ir/views.py``).
 2. ``_planned``: what several kernels read and would compute again becomes a temporary (``Family.plan``).
@@ -44,7 +44,7 @@ def program_of(
     device: Device,
     out: Sequence[Strided | None] = (),
 ) -> Program:
-    """The program of ``graph``.
+    """Makes the program of ``graph``.
 
     Args:
         decide: decides (and records) symbolic comparisons on which the partition depends.
@@ -58,7 +58,7 @@ def program_of(
 
 
 class Partitioner:
-    """The state of one graph's partition. Families use it as a ``Partition`` (``families/family.py``)."""
+    """Holds the state of one graph's partition. Families use it as a ``Partition`` (``families/family.py``)."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Partitioner:
         results: Sequence[Node],
         outputs: Sequence[int | Alias],
     ) -> dict[int, Alias]:
-        """Results that would be copies of a temporary or of a view of one, with the alias to return instead.
+        """Maps results that would be copies of a temporary, or of a view of one, to the alias to return instead.
 
         An element of a temporary is returned once, because two results share no memory, and only in an order that the
         result asks for.
@@ -203,13 +203,13 @@ class Partitioner:
         changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
         stores = [store for store in stores if store.result not in changed and store.result not in updated]
-        found: dict[int, Alias] = {}
+        aliases_: dict[int, Alias] = {}
         for store in stores:
             alias = _alias(store.value, ())
             memory = self.strides(store.value) if alias is not None else None
             if alias is None or memory is None or alias.input < len(self.graph.inputs):
                 continue
-            returned = [other for other in (*found.values(), *outputs) if isinstance(other, Alias)]
+            returned = [other for other in (*aliases_.values(), *outputs) if isinstance(other, Alias)]
             taken = [other.movements for other in returned if other.input == alias.input]
             if alias.movements in taken or not are_disjoint([*taken, alias.movements]):
                 continue
@@ -217,22 +217,22 @@ class Partitioner:
                 continue
             # torch has no negative strides, and a result of stride 0 would repeat elements, as no new tensor does.
             if min(memory.strides, default=1) > 0:
-                found[store.result] = alias
-        return found
+                aliases_[store.result] = alias
+        return aliases_
 
     def _alone(self, updates: Sequence[tuple[int, Node]], results: Sequence[Node]) -> list[tuple[int, Node]]:
-        """Those of ``updates`` that any kernel may compute beside others: nothing else reads what the argument was, and
-        they read no other argument at their own coordinates that is updated, with which they would be together."""
+        """Returns the ``updates`` that any kernel may compute with others: nothing else reads what the argument was,
+        and they read no other argument at their own coordinates that is updated, with which they would be together."""
         updated = {index for index, _ in updates}
         values = Index([*results, *(node for _, node in updates), *(n for _, chain in self.early for n in chain)])
         inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
-        found = []
+        alone = []
         for index, node in updates:
             others = (value for value in values.roots if value is not node)
             is_read = index in inputs and any(values.depends(value, inputs[index]) for value in others)
             if not is_read and self._reads_in_place(index, node) and reads_of(node).own & updated <= {index}:
-                found.append((index, node))
-        return found
+                alone.append((index, node))
+        return alone
 
     def _in_place(
         self,
@@ -241,14 +241,15 @@ class Partitioner:
         results: list[Node],
         mutated: list[tuple[int, int]],
     ) -> list[list[Region]]:
-        """The regions that compute ``updates`` in place, in lists of which each may run only after the one before.
+        """Makes the regions that compute ``updates`` in place, in lists of which each may run only after the one
+        before.
 
         Args:
             returned: of ``results``, those that are returned, by position.
             results, mutated: to which the updates are added that are computed so.
         """
         candidates = {index: node for index, node in updates.items() if self._has_shape_of(index, node)}
-        found: list[list[Region]] = []
+        stages: list[list[Region]] = []
         for level in in_place(candidates, returned):
             regions: list[Region] = []
             for together in level:
@@ -265,31 +266,32 @@ class Partitioner:
                     regions += made
                 else:
                     self.forget_from(count)
-            found.append(regions)
-        return found
+            stages.append(regions)
+        return stages
 
     def _regions_at(
         self, positions: Sequence[int], results: Sequence[Node], memories: Sequence[Strided] | Mapping[int, Strided]
     ) -> list[Region]:
-        """The regions that compute those of ``results`` at ``positions``, by which their stores name them."""
+        """Makes the regions that compute those of ``results`` at ``positions``, by which their stores name them."""
         regions = self._regions([results[p] for p in positions], [memories[p] for p in positions])
         return renumbered(regions, positions)
 
     def _reads_in_place(self, index: int, node: Node) -> bool:
-        """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
-        computed into that input."""
+        """Returns whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node``
+        can be computed into that input."""
         order = topological([node])
         if any(other.kind.reads_elsewhere for other in order) or not self._has_shape_of(index, node):
             return False
         return not any(other.kind is VIEW and (alias := _alias(other, ())) and alias.input == index for other in order)
 
     def _has_shape_of(self, index: int, node: Node) -> bool:
-        """Whether ``node``, which was moved, has the shape of input ``index``."""
+        """Returns whether ``node``, which was moved, has the shape of input ``index``."""
         return node.shape == tuple(symbols.substitute(size, self.equal) for size in self.graph.inputs[index].shape)
 
     def _views_of_updated(self, graph: Graph) -> dict[int, Alias]:
-        """The outputs, by position, that are views of an updated input; none that needs a copy at these strides."""
-        updated, found = dict(graph.mutated), {}
+        """Maps the positions of outputs that are views of an updated input to aliases; none that needs a copy at these
+        strides."""
+        updated, aliases = dict(graph.mutated), {}
         for position, index in graph.viewed_updates().items():
             alias = Alias(index, _movements(updated[index], graph.outputs[position]))
             sizes = self._sizes(updated[index])
@@ -299,13 +301,15 @@ class Partitioner:
             except NotViewable:
                 self.depends_on_strides()
             else:
-                found[position] = alias
-        return found
+                aliases[position] = alias
+        return aliases
 
     def _moved(self) -> list[Node]:
-        """The graph's results, moved. An argument that is updated in place before others read it is itself then."""
+        """Moves the graph's results. An argument that is updated in place before others read it is itself then."""
         order = self.index.order
-        chains = {index: found for index, node in self.graph.mutated if (found := self._updates_of(index, node, order))}
+        chains = {
+            index: results for index, node in self.graph.mutated if (results := self._updates_of(index, node, order))
+        }
         self.updated = set(chains)
         read = {id(child) for node in order for child in node.inputs}
         early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
@@ -314,12 +318,13 @@ class Partitioner:
         )
         inputs = {node.attrs.number: node for node in order if node.kind is INPUT}
         moved: dict[int, Node] = {}
-        found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
+        results = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
         self.early = [(index, [moved[id(node)] for node in chain]) for index, chain in early.items()]
-        return found
+        return results
 
     def _planned(self, moved: Sequence[Node]) -> list[Node]:
-        """``moved``, the graph's results, and all else that is computed, with what families want in memory there."""
+        """Returns ``moved``, the graph's results, and all else that is computed, with what families want in memory
+        there."""
         values = [*moved, *(node for _, chain in self.early for node in chain), *self.values]
         count = len(self.values)
         planned = list(values)
@@ -332,20 +337,22 @@ class Partitioner:
         return planned[: len(moved)]
 
     def _updates_of(self, index: int, node: Node, order: Sequence[Node]) -> list[Node]:
-        """The scatters, in their order, that make ``node`` of input ``index``; none where anything else of the nodes
-        ``order`` reads a value that the input had before."""
+        """Returns the scatters, in their order, that make ``node`` of input ``index``; none where anything else of the
+        nodes ``order`` reads a value that the input had before."""
         chain = [node]
         while chain[0].kind is SCATTER and chain[0].inputs[0].kind is SCATTER:
             chain.insert(0, chain[0].inputs[0])
         if not _is_scatter_of(chain[0], index):
             return []
-        before = {id(each.inputs[0]) for each in chain} | {id(each) for each in order if _is_input(each, index)}
-        updates = {id(each) for each in chain}
-        read = (child for each in order for child in each.inputs[id(each) in updates :])
+        before = {id(update.inputs[0]) for update in chain} | {
+            id(update) for update in order if _is_input(update, index)
+        }
+        updates = {id(update) for update in chain}
+        read = (child for update in order for child in update.inputs[id(update) in updates :])
         return [] if any(id(child) in before for child in (*read, *self.graph.outputs)) else chain
 
     def _move(self, roots: Sequence[Node], replaced: Mapping[int, Node], moved: dict[int, Node]) -> list[Node]:
-        """``roots`` rebuilt with every view moved to the inputs.
+        """Returns ``roots`` rebuilt with every view moved to the inputs.
 
         Args:
             replaced: by the ids of nodes, what takes their place wherever they are read.
@@ -376,7 +383,8 @@ class Partitioner:
         return [memo[id(root)] for root in roots]
 
     def _same(self, left: Shape, right: Shape) -> bool:
-        """Whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are equal."""
+        """Returns whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are
+        equal."""
         left, right = (tuple(symbols.substitute(size, self.equal) for size in shape) for shape in (left, right))
         return len(left) == len(right) and all(
             a == b or (a, b) in self.guarded_equal or (b, a) in self.guarded_equal
@@ -384,7 +392,7 @@ class Partitioner:
         )
 
     def _narrow(self, node: Node) -> Node:
-        """``node`` with operands replaced by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
+        """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
         reads the most tensors is replaced first."""
         while node.kind.commutes and len(self._reads(node)) > MAX_READS:
             widest = max(node.inputs, key=lambda child: len(self._reads(child)))
@@ -393,7 +401,7 @@ class Partitioner:
         return node
 
     def _reads(self, root: Node) -> frozenset[Node]:
-        """The tensors, or views of them, that one element of ``root`` is computed from."""
+        """Returns the tensors, or views of them, that one element of ``root`` is computed from."""
         stack = [] if root in self.reads else [root]
         while stack:
             node = stack[-1]
@@ -413,7 +421,7 @@ class Partitioner:
         return self.reads[root]
 
     def materialize(self, node: Node) -> Node:
-        """The ``input`` node of a temporary with the value of ``node``; one temporary for each node."""
+        """Stores ``node`` in a temporary and returns its ``input`` node; there is one temporary for each node."""
         if node in self.stored or (node.kind is INPUT and node.attrs.number >= len(self.graph.inputs)):
             return self.stored.get(node, node)
         flat = self.as_matrix(node)
@@ -427,18 +435,19 @@ class Partitioner:
         return temporary
 
     def is_stored(self, node: Node) -> bool:
-        """Whether a temporary holds ``node`` already."""
+        """Returns whether a temporary holds ``node`` already."""
         return node in self.stored
 
     def as_matrix(self, node: Node) -> Node:
-        """``node`` as a matrix, where it is computed from products: one value for all its shapes, and their memory."""
+        """Returns ``node`` as a matrix if it is computed from products: one value for all its shapes, and their
+        memory."""
         if len(node.shape) <= 2 or not any(at_own_coordinates(node, CONTRACT)):
             return node
         return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))
 
     def with_held_products(self, position: int) -> Node | None:
-        """The value of temporary ``position``, with products that other temporaries hold read from these; None where
-        there are none, or one is of a quantised weight."""
+        """Reads products in the value of temporary ``position`` from other temporaries that hold them; None if none
+        does, or one is of a quantised weight."""
         value, own = self.values[position], self.temporaries[position]
         products = [node for node in at_own_coordinates(value, CONTRACT) if self.as_matrix(node) in self.flat]
         held = {id(node): self.flat[self.as_matrix(node)] for node in products}
@@ -449,14 +458,14 @@ class Partitioner:
         return self.mover.substituted(value, memo)
 
     def forget_from(self, count: int) -> None:
-        """Forget the temporaries from number ``count`` on."""
+        """Forgets the temporaries from number ``count`` on."""
         self.stored = dict(zip(self.values[:count], self.temporaries, strict=False))
         del self.values[count:], self.temporaries[count:]
         first = len(self.graph.inputs) + count
         self.flat = {flat: temporary for flat, temporary in self.flat.items() if temporary.attrs.number < first}
 
     def without(self, kind: Kind, root: Node) -> Node:
-        """``root`` with every node of ``kind`` materialized."""
+        """Returns ``root`` with every node of ``kind`` materialized."""
         memo: dict[int, Node] = {}
         for node in topological([root] if kind in root.kinds else []):
             if node.kind is kind and id(node) not in memo:
@@ -464,8 +473,8 @@ class Partitioner:
         return self.mover.substituted(root, memo)
 
     def pointwise(self, root: Node, kept: Collection[int] = ()) -> Node:
-        """``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids are
-        ``kept``."""
+        """Returns ``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids
+        are ``kept``."""
 
         def change(node: Node, rebuilt: Node) -> Node:
             return self.materialize(rebuilt) if node.kind.reads_others and id(node) not in kept else rebuilt
@@ -473,25 +482,25 @@ class Partitioner:
         return rewritten(root, self.mover, change)
 
     def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
-        """The ``input`` nodes of temporaries for ``nodes``, which one step computes, so that a region may hold all."""
-        found = [self.materialize(node) for node in nodes]
-        self.compute_together(found)
-        return found
+        """Stores ``nodes`` in temporaries, which one step computes, so that a region may hold all."""
+        inputs = [self.materialize(node) for node in nodes]
+        self.compute_together(inputs)
+        return inputs
 
     def compute_together(self, temporaries: Sequence[Node]) -> None:
-        """Partition the values of ``temporaries``, ``input`` nodes or views of them, as one."""
+        """Partitions the values of ``temporaries``, ``input`` nodes or views of them, as one."""
         first = len(self.graph.inputs)
         numbers = sorted({temporary.under_views.attrs.number - first for temporary in temporaries})
         self.joined.append(tuple(numbers))
 
     def decide(self, family: str, question: Any) -> Decision:
-        """The answer of ``family.decide`` to ``question`` at this call's sizes, recorded for the program."""
+        """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is recorded for the program."""
         asked = question.at(self.environment)
         self.decisions[family, question] = registry.named(family).decide(asked, self.device)
         return self.decisions[family, question]
 
     def _result_memory(self, position: int, node: Node, updated: Mapping[int, int]) -> Strided:
-        """The memory of result ``position`` in this call.
+        """Returns the memory of result ``position`` in this call.
 
         Args:
             updated: the input in whose memory a result is, by the result's position.
@@ -506,12 +515,13 @@ class Partitioner:
         return Strided(sizes, output_strides(sizes, like))
 
     def is_updated(self, node: Node) -> bool:
-        """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
+        """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
+        that."""
         return any(_is_scatter_of(node, index) for index in self.updated)
 
     def _regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
-        """The regions that compute ``results`` into ``memories``. Each family claims some of those results that the
-        families before it left. A result that its region cannot write in place is copied from a temporary."""
+        """Makes the regions that compute ``results`` into ``memories``. Each family claims some of those results that
+        the families before it left. A result that its region cannot write in place is copied from a temporary."""
         regions: list[Region] = []
         values, positions = list(results), list(range(len(results)))
         for family in registry.FAMILIES:
@@ -535,14 +545,14 @@ class Partitioner:
         return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
 
     def _unwritable(self, regions: Sequence[Region], memories: Sequence[Strided]) -> set[int]:
-        """The results that ``regions`` could not write to contiguous memory either, because of the views behind them: a
-        temporary of the result would not be written in place, and one of what the views are of is."""
+        """Returns the results that ``regions`` could not write to contiguous memory either, because of the views behind
+        them: a temporary of the result would not be written in place, and one of what the views are of is."""
         plain = [Strided(memory.sizes, contiguous_strides(memory.sizes)) for memory in memories]
         stores = [store for region in regions for store in region.stores]
         return {store.result for store in stores if self.written(store, plain[store.result]) is None}
 
     def from_operands(self, value: Node) -> Node:
-        """``value`` computed from temporaries: by its own operation, or by its pointwise operations and the views they
+        """Computes ``value`` from temporaries: by its own operation, or by its pointwise operations and the views they
         read. Each temporary holds strictly less than ``value``, so such values always have an order."""
         memo: dict[int, Node] = {}
         stack, seen = list(value.inputs), set()
@@ -558,12 +568,12 @@ class Partitioner:
         return self.mover.substituted(value, memo)
 
     def regions_in_memory(self, values: Sequence[Node]) -> list[Region]:
-        """The regions that compute ``values`` into contiguous memory."""
+        """Makes the regions that compute ``values`` into contiguous memory."""
         return self._regions(values, [Strided(sizes, contiguous_strides(sizes)) for sizes in map(self._sizes, values)])
 
     def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
-        """``region`` where each view that no strides describe reads a contiguous temporary instead, without the stores
-        that cannot write to the memory of their results."""
+        """Makes each view in ``region`` that no strides describe read a contiguous temporary, and drops the stores that
+        cannot write to the memory of their results."""
         stores = tuple(
             store.with_sources(self._with_viewable_reshapes)
             for store in region.stores
@@ -572,7 +582,8 @@ class Partitioner:
         return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
 
     def written(self, store: Store, memory: Strided) -> Strided | None:
-        """``memory``, that of the result, in the iteration space of ``store``; None where no strides describe it."""
+        """Returns ``memory``, that of the result, in the iteration space of ``store``; None if no strides describe
+        it."""
         try:
             return locate(store.movements, memory, self.environment)
         except NotViewable:
@@ -580,7 +591,7 @@ class Partitioner:
             return None
 
     def _with_viewable_reshapes(self, root: Node) -> Node:
-        """``root`` where reshapes that need a copy read a temporary."""
+        """Makes reshapes under ``root`` that need a copy read a temporary."""
         memo: dict[int, Node] = {}
         for node in topological([root]):
             children = [memo[id(child)] for child in node.inputs]
@@ -593,11 +604,12 @@ class Partitioner:
         return memo[id(root)]
 
     def depends_on_strides(self) -> None:
-        """Record that this partition is valid only for calls with the same strides."""
+        """Records that this partition is valid only for calls with the same strides."""
         self.independent_of_strides = False
 
     def _without_needless_copy(self, node: Node) -> Node:
-        """What ``node`` copies, where torch returns that itself: it is to be in an order and is so in this call."""
+        """Returns what ``node`` copies, if torch returns that itself: it is to be in an order and is so in this
+        call."""
         if node.attrs not in (CONTIGUOUS, CHANNELS_LAST) or not node.inputs[0].is_in_memory:
             return node
         self.depends_on_strides()
@@ -605,7 +617,7 @@ class Partitioner:
         return node.inputs[0] if source is not None and _has_order(source, node) else node
 
     def strides(self, node: Node) -> Strided | None:
-        """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""
+        """Returns the strides in this call of ``node``, an input or views of one; None if no strides describe it."""
         if node.kind is VIEW:
             source = self.strides(node.inputs[0])
             if source is None:
@@ -624,31 +636,31 @@ class Partitioner:
         return Strided(sizes, contiguous_strides(sizes))
 
     def _sizes(self, node: Node) -> tuple[int, ...]:
-        """The sizes of ``node`` in this call."""
+        """Returns the sizes of ``node`` in this call."""
         return tuple(symbols.evaluate(size, self.environment) for size in node.shape)
 
 
 def returned_products(graph: Graph, index: Index) -> frozenset[int]:
-    """The ids of products that ``graph`` returns and reads besides with more than an epilogue between: they are in
-    memory anyway, and whoever reads such a product behind a reduction, a slice or another product would else compute it
-    again. A backward's saved products are such results."""
+    """Returns the ids of products that ``graph`` returns and also reads with more than an epilogue between: they are in
+    memory anyway, and a kernel that reads such a product behind a reduction, a slice or another product would compute
+    it again. A backward's saved products are such results."""
     return frozenset(id(node) for node in graph.outputs if node.kind is CONTRACT and _is_read_elsewhere(node, index))
 
 
 def _is_read_elsewhere(product: Node, index: Index) -> bool:
-    """Whether anything but pointwise operations and views of all elements is computed of ``product``."""
+    """Returns whether anything but pointwise operations and views of all elements is computed of ``product``."""
     epilogue = index.reached([product], lambda node: node is not product and not _keeps_all_elements(node))
     return any(user not in epilogue for node in epilogue for user in index.users[node])
 
 
 def _keeps_all_elements(node: Node) -> bool:
-    """Whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
+    """Returns whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
     whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
     return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
 
 
 def _is_scatter_of(node: Node, index: int) -> bool:
-    """Whether ``node`` is a new value of input ``index``, of which elements are replaced or changed."""
+    """Returns whether ``node`` is a new value of input ``index``, of which elements are replaced or changed."""
     return node.kind is SCATTER and _is_input(node.inputs[0], index)
 
 
@@ -657,21 +669,23 @@ def _is_input(node: Node, index: int) -> bool:
 
 
 def _renumbered_output(output: int | Alias, remaining: Sequence[int], aliases: Mapping[int, Alias]) -> int | Alias:
-    """``output`` after only the results at the positions ``remaining`` are left, and ``aliases`` replace the others."""
+    """Renumbers ``output`` after only the results at the positions ``remaining`` are left, and ``aliases`` replace the
+    others."""
     if isinstance(output, Alias):
         return output
     return aliases[output] if output in aliases else remaining.index(output)
 
 
 def _has_order(memory: Strided, node: Node) -> bool:
-    """Whether ``memory`` is in the order that ``node`` asks for, if it asks for one."""
+    """Returns whether ``memory`` is in the order that ``node`` asks for, if it asks for one."""
     if node.attrs == CHANNELS_LAST:
         return memory.strides == channels_last_memory(memory.sizes).strides
     return node.attrs != CONTIGUOUS or memory.is_row_major
 
 
 def _alias(node: Node, updated: Container[int]) -> Alias | None:
-    """``node`` as an alias, of an input or a view of one; None for others, and for an input that is ``updated``."""
+    """Returns ``node`` as an alias, of an input or a view of one; None for others, and for an input that is
+    ``updated``."""
     source = node.under_views
     if source.kind is not INPUT or source.attrs.number in updated:
         return None
@@ -679,9 +693,9 @@ def _alias(node: Node, updated: Container[int]) -> Alias | None:
 
 
 def _movements(source: Node, view: Node) -> tuple[Any, ...]:
-    """What leads from ``source`` to ``view``, a view of it."""
-    found: list[Any] = []
+    """Returns the movements that lead from ``source`` to ``view``, a view of it."""
+    movements: list[Any] = []
     while view is not source:
-        found.insert(0, (view.attrs, view.shape))
+        movements.insert(0, (view.attrs, view.shape))
         view = view.inputs[0]
-    return tuple(found)
+    return tuple(movements)

@@ -1,4 +1,4 @@
-"""Which values are computed once and stored, because they are read through several views.
+"""Decides which values are computed once and stored, because they are read through several views.
 
 A view is moved to the operands of what it is of (``ir/views.py``), which costs nothing where one view is moved, or
 where several choose disjoint elements, as the queries, keys and values of one product. Where several read the same
@@ -32,8 +32,8 @@ Chain = tuple[Movement, ...]
 
 
 def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
-    """The ids of the nodes to store: scans and sorts, products of which results are several views, and what is computed
-    from reductions and returned in several orders.
+    """Returns the ids of the nodes to store: scans and sorts, products of which results are several views, and what is
+    computed from reductions and returned in several orders.
 
     Args:
         decide: decides whether slices are all of a dimension.
@@ -67,7 +67,7 @@ def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], b
 
 
 def _chains(index: Index, ends: Collection[object], same: Callable[[Shape, Shape], bool]) -> Mapping[Node, set[Chain]]:
-    """The chains of views through which each node is read, across pointwise operations.
+    """Returns the chains of views through which each node is read, across pointwise operations.
 
     Args:
         ends: kinds of nodes whose reading of their operands does not count.
@@ -96,14 +96,15 @@ def _reorders(chain: Chain) -> bool:
 
 
 def _is_weighted_mean(product: Node) -> bool:
-    """Whether ``product`` is one by the softmax of another: attention stores its result through several views."""
+    """Returns whether ``product`` is one by the softmax of another: attention stores its result through several
+    views."""
     weights = product.inputs[0]
     spread = nearest(weights, REDUCE, lambda node: node.kind.is_pointwise or node.under_expand is not node)
     return any(spread) and any(at_own_coordinates(weights, CONTRACT))
 
 
 def _is_in_orders(node: Node, returned: Mapping[Node, set[Chain]]) -> bool:
-    """Whether all elements of ``node``, which is computed from reductions, are returned in several orders."""
+    """Returns whether all elements of ``node``, which is computed from reductions, are returned in several orders."""
     if not node.kind.is_pointwise or REDUCE not in node.kinds:
         return False
     whole = [chain for chain in returned[node] if all(attrs[0] in ("permute", *SAME_ORDER) for attrs, _ in chain)]
@@ -111,7 +112,7 @@ def _is_in_orders(node: Node, returned: Mapping[Node, set[Chain]]) -> bool:
 
 
 def are_disjoint(chains: Collection[Chain], walked: int | None = None) -> bool:
-    """Whether no two of ``chains`` read an element of what they are views of.
+    """Returns whether no two of ``chains`` read an element of what they are views of.
 
     Args:
         walked: the dimension along which a slice is not computed by itself.
@@ -129,7 +130,8 @@ def are_disjoint(chains: Collection[Chain], walked: int | None = None) -> bool:
 
 
 def _are_all(chains: Collection[Chain], shape: Shape, decide: Decide) -> bool:
-    """Whether ``chains``, which are disjoint, are several slices of one dimension that leave nothing of ``shape``."""
+    """Returns whether ``chains``, which are disjoint, are several slices of one dimension that leave nothing of
+    ``shape``."""
     slices = {chain[0] for chain in chains if chain}
     if len(slices) < 2 or any(attrs[0] != "slice" for attrs, _ in slices):
         return False
@@ -141,7 +143,7 @@ def _are_all(chains: Collection[Chain], shape: Shape, decide: Decide) -> bool:
 
 
 def _are_disjoint_slices(movements: Iterable[Movement], walked: int | None) -> bool:
-    """Whether ``movements`` are slices of one dimension that have no index in common."""
+    """Returns whether ``movements`` are slices of one dimension that have no index in common."""
     spans = []
     dims = set()
     for attrs, shape in movements:

@@ -1,4 +1,4 @@
-"""The order in which a program computes what comes before its results: temporaries, and changes of arguments.
+"""Orders what a program computes before its results: temporaries, and changes of arguments.
 
 A *step* is one of these. ``Steps`` asks the partition (``families/partition.py``) for the regions of every temporary,
 computes in another way what waits for itself, and puts all steps in an order.
@@ -23,7 +23,7 @@ MOST_TEMPORARIES = 64
 
 
 class Step(NamedTuple):
-    """What is computed before the results: a temporary, or a change of an argument that is updated in place.
+    """Identifies what is computed before the results: a temporary, or a change of an argument that is updated in place.
 
     Attributes:
         number: of the temporary, or of the result that is the argument's new value.
@@ -35,8 +35,8 @@ class Step(NamedTuple):
 
 
 def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
-    """Steps that wait for one another, the first of which waits for the second and so on around; empty where every step
-    can come after those that ``after`` names for it."""
+    """Returns steps that wait for one another, the first for the second and so on around; empty if every step can come
+    after those that ``after`` names for it."""
     left = {step: before & after.keys() for step, before in after.items()}
     while ready := [step for step, before in left.items() if not before & left.keys()]:
         for step in ready:
@@ -50,7 +50,7 @@ def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
 
 
 class Steps:
-    """The steps of one partition: which regions each has, and what waits for what.
+    """Holds the steps of one partition: which regions each has, and what waits for what.
 
     Attributes:
         waiting: the regions of each step that is not in order yet.
@@ -67,8 +67,8 @@ class Steps:
         self.apart: set[Step] = set()
 
     def stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
-        """(steps, regions) of the temporaries and of early updates, in an order in which each comes after what it
-        reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
+        """Returns (steps, regions) of the temporaries and of early updates, in an order in which each comes after what
+        it reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
         compute beside it.
 
         Args:
@@ -100,7 +100,8 @@ class Steps:
             self._compute_values()
 
     def _ordered(self, after: Mapping[Step, Set[Step]], has_updates: bool) -> list[tuple[list[Step], list[Region]]]:
-        """The steps in order, each after those that ``after`` has for it; steps that may share a kernel are one."""
+        """Returns the steps in order, each after those that ``after`` has for it; steps that may share a kernel are
+        one."""
         waiting = self.waiting
         ordered: list[tuple[list[Step], list[Region]]] = []
         blocked = {step: len(before & waiting.keys()) for step, before in after.items()}
@@ -150,7 +151,7 @@ class Steps:
 
     def _break(self, around: Sequence[Step]) -> None:
         """Changes how one of the steps ``around``, which wait for one another, is computed: each of its temporaries by
-        itself where it has several, else from temporaries of its operands."""
+        itself if it has several, else from temporaries of its operands."""
         joined = next((step for step in around if len(self.together.get(step, ())) > 1), None)
         if joined is not None:
             for step in self.together[joined]:
@@ -166,8 +167,9 @@ class Steps:
         self.waiting[first] = self.partition.regions_in_memory([value])
 
     def _with_known_products(self, position: int, read: Mapping[Step, set[Step]]) -> list[Region] | None:
-        """The regions of temporary ``position`` that read another temporary in place of a product which that holds: a
-        second kernel would compute the product again. None where there is none, or where they need new temporaries.
+        """Returns the regions of temporary ``position`` that read another temporary in place of a product which that
+        holds: a second kernel would compute the product again. None where there is none, or where they need new
+        temporaries.
 
         Args:
             read: the temporaries that each step reads.
@@ -185,7 +187,7 @@ class Steps:
         return None if unread.difference(*(others for other, others in read.items() if other != step)) else regions
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
-        """The error for temporaries that wait for one another, or that need ever more temporaries."""
+        """Returns the error for temporaries that wait for one another, or that need ever more temporaries."""
         where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
         return UnsupportedError(
             f"{self.partition.graph.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
@@ -194,7 +196,8 @@ class Steps:
         )
 
     def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
-        """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
+        """Returns what must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they
+        read."""
         nodes = topological(node for region in regions for store in region.stores for node in store.sources)
         numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
         first = len(self.partition.graph.inputs)
@@ -203,8 +206,8 @@ class Steps:
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
-    """One region that computes what ``left`` and ``right`` do, with the result of ``right`` as number ``result``; None
-    where they are not one region each of a family that merges them."""
+    """Merges ``left`` and ``right``, with the result of ``right`` as number ``result``, into one region; None if they
+    are not one region each of a family that merges them."""
     if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
         return None
     return registry.named(left[0].family).merge(left[0], right[0], result)

@@ -1,4 +1,5 @@
-"""Which arguments that a function updates are computed in place, which of them by one kernel, and in which order.
+"""Decides which arguments that a function updates are computed in place, which of them by one kernel, and in which
+order.
 
 The new value of an argument may be written into it by a kernel that reads it only at the elements it writes, after all
 others have read it. So arguments whose new values read one another at their own coordinates, as the moments and the
@@ -20,7 +21,8 @@ from jitgen.ir.regions import Region
 
 @dataclass(frozen=True)
 class Reads:
-    """The inputs that a value reads by its pointwise operations; what else it is computed from is in memory by then.
+    """Lists the inputs that a value reads by its pointwise operations; what else it is computed from is in memory by
+    then.
 
     Attributes:
         own: by number, those that an element reads at its own coordinates.
@@ -35,7 +37,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Together:
-    """What one region computes.
+    """Describes what one region computes.
 
     Attributes:
         updates: the numbers of the inputs that it writes.
@@ -49,7 +51,7 @@ class Together:
 
 
 def reads_of(value: Node) -> Reads:
-    """See ``Reads``."""
+    """Returns the ``Reads`` of ``value``."""
     own: set[int] = set()
     moved: set[int] = set()
     plain = value.kind.is_pointwise
@@ -70,8 +72,8 @@ def reads_of(value: Node) -> Reads:
 
 
 def in_place(updates: Mapping[int, Node], results: Mapping[int, Node]) -> list[list[Together]]:
-    """What is computed in place of ``updates``, the new values of inputs: lists whose members depend on one another in
-    no way, and each of which comes before the next.
+    """Orders what is computed in place of ``updates``, the new values of inputs: lists whose members are independent,
+    and each of which comes before the next.
 
     Args:
         results: what the function returns, by position; those that only pointwise operations compute of inputs join the
@@ -80,22 +82,22 @@ def in_place(updates: Mapping[int, Node], results: Mapping[int, Node]) -> list[l
     reads = {index: reads_of(node) for index, node in updates.items() if _is_computed_alone(node)}
     joining = {position: reads_of(node) for position, node in results.items()}
     while True:
-        found = _together(reads, joining)
-        refused = {index for each in found for index in each.reads_moved.intersection(each.updates)}
-        order = [] if refused else _in_order(found)
+        groups_ = _together(reads, joining)
+        refused = {index for group in groups_ for index in group.reads_moved.intersection(group.updates)}
+        order = [] if refused else _in_order(groups_)
         if not refused and order is not None:
             return order
-        for index in refused or found[0].updates:
+        for index in refused or groups_[0].updates:
             del reads[index]
 
 
 def _is_computed_alone(value: Node) -> bool:
-    """Whether a region computes ``value`` of what is in memory at its own coordinates, or is a view there."""
+    """Returns whether a region computes ``value`` of what is in memory at its own coordinates, or is a view there."""
     return value.kind.is_pointwise or value.under_views.kind is INPUT
 
 
 def _together(reads: Mapping[int, Reads], results: Mapping[int, Reads]) -> list[Together]:
-    """The inputs that ``reads`` has new values of, divided by which read one another at their own coordinates."""
+    """Groups the inputs of which ``reads`` has new values by which read one another at their own coordinates."""
     groups: dict[int, set[int]] = {index: {index} for index in reads}
 
     def join(indices: Iterable[int]) -> None:
@@ -110,17 +112,17 @@ def _together(reads: Mapping[int, Reads], results: Mapping[int, Reads]) -> list[
         if read.plain and known and not read.moved & reads.keys():
             join(known)
             joined_results[position] = min(known)
-    found = []
+    merged = []
     for members in {id(members): members for members in groups.values()}.values():
         positions = tuple(position for position, index in joined_results.items() if index in members)
         moved = (reads[index].moved for index in members)
-        found.append(Together(tuple(sorted(members)), positions, frozenset().union(*moved)))
-    return found
+        merged.append(Together(tuple(sorted(members)), positions, frozenset().union(*moved)))
+    return merged
 
 
 def _in_order(groups: Sequence[Together]) -> list[list[Together]] | None:
-    """``groups`` in lists, each after those that read at other coordinates what it writes; None where some wait for one
-    another."""
+    """Orders ``groups`` in lists, each after those that read at other coordinates what it writes; None if some wait for
+    one another."""
     left, order = list(groups), []
     while left:
         awaited = frozenset[int]().union(*(group.reads_moved for group in left))
@@ -133,7 +135,7 @@ def _in_order(groups: Sequence[Together]) -> list[list[Together]] | None:
 
 
 def are_safe(regions: Sequence[Region], written: Mapping[int, int]) -> bool:
-    """Whether every region that reads an input which ``regions`` write is the one that writes it.
+    """Returns whether every region that reads an input which ``regions`` write is the one that writes it.
 
     Args:
         written: the input in whose memory a result is, by the result's position.

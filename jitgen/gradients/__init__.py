@@ -1,4 +1,4 @@
-"""Gradients of traced functions: a graph is differentiated, and its backward runs generated kernels as any function.
+"""Differentiates traced functions: the backward of a graph runs generated kernels as any function does.
 
 ::
 

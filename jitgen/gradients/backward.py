@@ -1,4 +1,4 @@
-"""The backward of a graph: rules in torch calls, each of which is a row that makes nodes (``trace/importing.py``).
+"""Runs the backward of a graph: rules in torch calls, each of which is a row that makes nodes (``trace/importing.py``).
 
 It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute
 to its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
@@ -23,7 +23,7 @@ from jitgen.spec import DTYPES
 
 
 def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) -> list[Any]:
-    """The gradients of the inputs ``plan.wanted``; None where one does not depend on what is given.
+    """Computes the gradients of the inputs ``plan.wanted``; None for one that does not depend on what is given.
 
     Args:
         given: values of the forward, each with its gradient.
@@ -55,10 +55,10 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
         for position, contribution in contributions.items():
             _add(total, node.inputs[position], contribution)
     inputs = {node.attrs.number: node for node in topological(roots) if node.kind is INPUT}
-    found = [total.get(id(inputs[index])) if index in inputs else None for index in plan.wanted]
+    results = [total.get(id(inputs[index])) if index in inputs else None for index in plan.wanted]
     return [
         None if g is None else g.to(DTYPES[plan.graph.inputs[index].dtype])
-        for index, g in zip(plan.wanted, found, strict=True)
+        for index, g in zip(plan.wanted, results, strict=True)
     ]
 
 
@@ -72,14 +72,14 @@ def _pointwise(node: Node, g: Any, positions: Sequence[int], forward: Replay) ->
     names = {name for position in positions if rows[position] for name in reads(rows[position])}
     nodes = dict(zip("abc", node.inputs, strict=False)) | {"out": node}
     values = {name: _in_dtype(forward.value(nodes[name]), g.dtype) for name in sorted(names)}
-    found = {}
+    gradients_ = {}
     for position in positions:
         rule = rows[position]
         if rule is not None:
-            found[position] = apply(rule, g, values)
-    return found
+            gradients_[position] = apply(rule, g, values)
+    return gradients_
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """A floating tensor in ``dtype``, in which its gradient is computed; any other value as it is."""
+    """Converts a floating tensor to ``dtype``, in which its gradient is computed; any other value stays as it is."""
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

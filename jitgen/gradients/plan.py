@@ -1,7 +1,7 @@
-"""What a backward reads of its forward: inputs, values that the forward saves, and values that it computes again.
+"""Plans what a backward reads of its forward: inputs, values that the forward saves, and values that it computes again.
 
-The rule: the results of reductions, products, scans, sorts, gathers and random numbers are *saved*, since computing
-one again takes a kernel of its own or is not the same. Everything pointwise is *computed again* from them and from the
+The rule: the results of reductions, products, scans, sorts, gathers and random numbers are *saved*, since computing one
+again takes a kernel of its own or is not the same. Everything pointwise is *computed again* from them and from the
 inputs, which costs arithmetic alone, in the registers of the kernel that needs it, where to save it would cost a write
 and a read (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, recompute likewise). The product of
 queries and keys behind the weights of an attention is computed again too, since it is larger than all that it is
@@ -26,18 +26,18 @@ _OPERANDS = ("a", "b", "c")
 
 
 def is_saved(node: Node) -> bool:
-    """Whether the forward saves the value of ``node`` where the backward reads it."""
+    """Returns whether the forward saves the value of ``node`` where the backward reads it."""
     return node.kind.is_saved or (node.kind is VIEW and node.attrs == SAVED_VIEW)
 
 
 def differentiable(node: Node) -> bool:
-    """Whether values of this dtype have gradients."""
+    """Returns whether values of this dtype have gradients."""
     return DTYPES[node.dtype].is_floating_point
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the backward of a graph reads, for gradients of some of its inputs.
+    """Describes what the backward of a graph reads, for gradients of some of its inputs.
 
     Attributes:
         graph: the forward.
@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan(graph: Graph, wanted: Collection[int]) -> Plan:
-    """The plan for gradients of the inputs with the indices ``wanted``.
+    """Plans the gradients of the inputs with the indices ``wanted``.
 
     Raises:
         UnsupportedError: an operation on the way has no derivative here; the message names it and the user's line.
@@ -67,10 +67,10 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     active = _active(graph, wanted)
     weighted = recognised(graph, active, graph.outputs)
     reached = _reached(graph, active, ())
-    compared = _compared(graph, _reached(graph, active, {id(of.base) for of in weighted if of.cancels}))
-    again = {id(of.product) for of in weighted} - compared
+    compared = _compared(graph, _reached(graph, active, {id(product.base) for product in weighted if product.cancels}))
+    again = {id(product.product) for product in weighted} - compared
     read = [value for node in reached for value in _values_read(node, active)]
-    read += [value for of in weighted for value in of.read()]
+    read += [value for product in weighted for value in product.read()]
     inputs: dict[int, None] = {}
     weights: dict[int, Node] = {}
     saved: dict[int, Node] = {}
@@ -101,7 +101,7 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
 
 
 def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
-    """The ids of nodes that depend differentiably on the inputs ``wanted``."""
+    """Returns the ids of nodes that depend differentiably on the inputs ``wanted``."""
     active: set[int] = set()
     for node in topological(graph.outputs):
         if node.kind is INPUT:
@@ -114,7 +114,8 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
 
 
 def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> list[Node]:
-    """The nodes, each after its operands, whose gradients are asked for; those of ``zero`` are known to be zero."""
+    """Returns the nodes, each after its operands, whose gradients are asked for; those of ``zero`` are known to be
+    zero."""
     met: set[int] = set()
     stack = list(graph.outputs)
     while stack:
@@ -126,7 +127,7 @@ def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> li
 
 
 def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
-    """The ids of products whose elements a backward compares with an extremum of them, to find it again.
+    """Returns the ids of products whose elements a backward compares with an extremum of them, to find it again.
 
     A product that another kernel computes again adds up in another order, and then no element is the extremum.
     """
@@ -136,21 +137,21 @@ def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
 
 
 def _random(graph: Graph) -> frozenset[int]:
-    """The ids of nodes that are computed pointwise from random numbers: to draw them again gives others."""
-    found: set[int] = set()
+    """Returns the ids of nodes that are computed pointwise from random numbers: to draw them again gives others."""
+    ids: set[int] = set()
     for node in topological(graph.outputs):
-        if node.kind is PHILOX or (not node.kind.is_saved and any(id(child) in found for child in node.inputs)):
-            found.add(id(node))
-    return frozenset(found)
+        if node.kind is PHILOX or (not node.kind.is_saved and any(id(child) in ids for child in node.inputs)):
+            ids.add(id(node))
+    return frozenset(ids)
 
 
 def active_operands(node: Node, active: Collection[int]) -> list[int]:
-    """The positions of the operands of ``node`` that a gradient flows to."""
+    """Returns the positions of the operands of ``node`` that a gradient flows to."""
     return [position for position in differentiated(node) if id(node.inputs[position]) in active]
 
 
 def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
-    """The nodes whose values the backward of ``node`` reads."""
+    """Returns the nodes whose values the backward of ``node`` reads."""
     positions = active_operands(node, active)
     if node.kind in DERIVATIVES:
         return DERIVATIVES[node.kind].reads(node, positions)
@@ -167,14 +168,14 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
 
 
 def without_gradient(graph: Graph, wanted: Collection[int]) -> tuple[int, ...]:
-    """The positions of results that do not depend differentiably on the inputs ``wanted``."""
+    """Returns the positions of results that do not depend differentiably on the inputs ``wanted``."""
     active = _active(graph, wanted)
     return tuple(index for index, node in enumerate(graph.outputs) if id(node) not in active)
 
 
 def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
-    """The inputs to which a gradient flows from ``results``; eager torch gives the others none."""
-    found: set[int] = set()
+    """Returns the inputs to which a gradient flows from ``results``; eager torch gives the others none."""
+    inputs: set[int] = set()
     stack, seen = [node for node in results if id(node) in plan.active], set()
     while stack:
         node = stack.pop()
@@ -182,13 +183,13 @@ def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
             continue
         seen.add(id(node))
         if node.kind is INPUT:
-            found.add(node.attrs.number)
+            inputs.add(node.attrs.number)
         stack.extend(node.inputs[position] for position in active_operands(node, plan.active))
-    return frozenset(found)
+    return frozenset(inputs)
 
 
 def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Graph, tuple[int, ...]]:
-    """What is launched for the values of ``results``, and which of its results each of them is.
+    """Returns the graph that is launched for the values of ``results``, and which of its results each of them is.
 
     Nodes that differ in where no gradient flows have one value. The first ``returned`` have memory of their own, since
     the function returns them as tensors of their own; of the others only one has.
@@ -205,7 +206,7 @@ def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Grap
 
 
 def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
-    """``graph`` with ``results`` as its results, and without the marks that are for its gradients."""
+    """Returns ``graph`` with ``results`` as its results, and without the marks for its gradients."""
     builder = Builder()
     replaced: dict[int, Node] = {}
     stack = list(results)

@@ -1,4 +1,4 @@
-"""Nodes of a graph as torch calls: what ``backward.py`` computes again of a forward.
+"""Replays nodes of a graph as torch calls: what ``backward.py`` computes again of a forward.
 
 Only what needs no kernel of its own is here: constants, indices, views, casts and pointwise operations, and products
 that the kernel of an attention's backward computes again. The results of all other operations are saved by the forward
@@ -35,13 +35,13 @@ _NAMED_OTHERWISE: dict[str, Callable[..., Any]] = {
 
 
 def function_of(op: str) -> Callable[..., Any]:
-    """The torch function that is the pointwise operation ``op``."""
-    found = _TAKES_NUMBERS.get(op) or _NAMED_OTHERWISE.get(op)
-    return found or getattr(torch, op)
+    """Returns the torch function that is the pointwise operation ``op``."""
+    function = _TAKES_NUMBERS.get(op) or _NAMED_OTHERWISE.get(op)
+    return function or getattr(torch, op)
 
 
 class Replay:
-    """The values of a forward's nodes, each computed once, where it is first asked for.
+    """Computes the values of a forward's nodes, each once, when it is first asked for.
 
     Args:
         values: the values that are known, by the ids of their nodes: inputs and what was saved.
@@ -64,7 +64,7 @@ class Replay:
         return tuple(map(self.size, node.shape))
 
     def value(self, node: Node) -> Any:
-        """The value of ``node``: a tensor of its dtype and shape; a number where it is a constant."""
+        """Returns the value of ``node``: a tensor of its dtype and shape; a number where it is a constant."""
         stack = [node]
         while stack:  # a loop, as chains of pointwise nodes may be longer than Python's stack is deep
             top = stack[-1]
@@ -80,12 +80,13 @@ class Replay:
         return self._values[id(node)]
 
     def has_other_sums(self, node: Node) -> bool:
-        """Whether the value of ``node``, which was asked for, may differ from the forward's in its last bits: another
-        kernel adds up a product in another order."""
+        """Returns whether the value of ``node``, which was asked for, may differ from the forward's in its last bits:
+        another kernel adds up a product in another order."""
         return id(node) in self._of_products
 
     def is_unrounded(self, node: Node) -> bool:
-        """Whether the value of ``node`` has more bits than its 16-bit dtype: kernels round what they store alone."""
+        """Returns whether the value of ``node`` has more bits than its 16-bit dtype: kernels round what they store
+        alone."""
         return node.dtype in ("bfloat16", "float16") and id(node.under_views) not in self._known
 
     def _computed(self, node: Node, operands: list[Any]) -> Any:
@@ -110,7 +111,7 @@ class Replay:
         return self._pointwise(node, operands)
 
     def _tensor(self, value: Any, dtype: str) -> Any:
-        """``value`` as a tensor; a number as one without dimensions."""
+        """Converts ``value`` to a tensor; a number to one without dimensions."""
         return (
             value
             if isinstance(value, torch.Tensor)
@@ -118,13 +119,13 @@ class Replay:
         )
 
     def _index(self, node: Node) -> Any:
-        """The index along one dimension, for every element."""
+        """Computes the index along one dimension, for every element."""
         (dim,) = node.attrs
         index = torch.arange(self.size(node.shape[dim]), device=self._device)
         return index.reshape([-1 if other == dim else 1 for other in range(len(node.shape))]).expand(self.shape(node))
 
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
-        """``source`` under a movement (``ir/views.py``) whose result has the symbolic ``shape``."""
+        """Applies to ``source`` a movement (``ir/views.py``) whose result has the symbolic ``shape``."""
         kind = attrs[0]
         if kind == "permute":
             return source.permute(attrs[1])
@@ -154,8 +155,8 @@ class Replay:
         return source[tuple([slice(None)] * dim + [whole])]
 
     def _pointwise(self, node: Node, operands: list[Any]) -> Any:
-        """``node`` in its own dtype, or that of wider operands, and rounded once. Comparisons are made in the dtype
-        that their operands have in common."""
+        """Computes ``node`` in its own dtype, or that of wider operands, and rounds once. Comparisons are made in the
+        dtype that their operands have in common."""
         op, dtype = OPS[node.op], DTYPES[node.dtype]
         if op.predicate:
             kinds = [DTYPES[child.dtype] for child in node.inputs]
@@ -172,5 +173,5 @@ class Replay:
         ]
         if node.op not in _TAKES_NUMBERS or not any(isinstance(value, torch.Tensor) for value in values):
             values = [self._tensor(v, c.dtype) for v, c in zip(values, node.inputs, strict=True)]
-        found = function_of(node.op)(*values)
-        return found if op.predicate else found.to(dtype)
+        result = function_of(node.op)(*values)
+        return result if op.predicate else result.to(dtype)

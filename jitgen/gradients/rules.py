@@ -1,4 +1,4 @@
-"""The derivatives of pointwise operations, a row beside each of ``ir/ops.py``.
+"""Lists the derivatives of pointwise operations, a row for each of ``ir/ops.py``.
 
 A row has a function for every operand: the gradient of that operand, given the gradient ``g`` of the result. What else
 it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the result. Only what the wanted gradients name
@@ -6,8 +6,8 @@ is saved or computed again for the backward (``plan.py``). Tensors have one shap
 same number in every call is that number.
 
 Where two operands of a minimum or a maximum are equal, each gets half the gradient, and where one is NaN each gets all
-of it, as in torch. None stands for an
-operand without a gradient: a condition, a comparison, an operation that is constant almost everywhere.
+of it, as in torch. None stands for an operand without a gradient: a condition, a comparison, an operation that is
+constant almost everywhere.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Rule = Callable[..., Any]
 
 
 def _chosen(g: Any, lost: Any, equal: Any) -> Any:
-    """0 where ``lost`` holds, half of ``g`` where ``equal`` holds, and ``g`` elsewhere."""
+    """Computes 0 where ``lost`` holds, half of ``g`` where ``equal`` holds, and ``g`` elsewhere."""
     return torch.where(equal, g * 0.5, torch.where(lost, 0.0, g))
 
 
 def _over_square(g: Any, a: Any, b: Any) -> Any:
-    """``g`` over the squared length of (a, b), and 0 at the origin."""
+    """Divides ``g`` by the squared length of (a, b), and gives 0 at the origin."""
     square = a * a + b * b
     return torch.where(square == 0, 0.0, g / square)
 
 
 def _power(g: Any, a: Any, b: Any) -> Any:
-    """The gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
+    """Computes the gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
     if isinstance(b, torch.Tensor):
         return torch.where(b == 0, 0.0, g * (b * a ** (b - 1)))
     return torch.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
 
 
 def _exponent(g: Any, a: Any, b: Any, out: Any) -> Any:
-    """The gradient of the exponent: out * log(a), and 0 for a = 0 with a non-negative exponent."""
+    """Computes the gradient of the exponent: out * log(a), and 0 for a = 0 with a non-negative exponent."""
     if isinstance(a, (int, float)):
         logarithm = math.log(a) if a > 0 else math.nan
         return torch.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * logarithm
@@ -116,10 +116,10 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
 
 @cache
 def reads(rule: Rule) -> tuple[str, ...]:
-    """The names of what ``rule`` reads besides the gradient of the result: of ``"a"``, ``"b"``, ``"c"``, ``"out"``."""
+    """Returns what ``rule`` reads besides the gradient of the result: of ``"a"``, ``"b"``, ``"c"``, ``"out"``."""
     return tuple(name for name in inspect.signature(rule).parameters if name != "g")
 
 
 def apply(rule: Rule, gradient: Any, values: Mapping[str, Any]) -> Any:
-    """The gradient that ``rule`` gives an operand; ``values`` has all that it reads, by name."""
+    """Returns the gradient that ``rule`` gives an operand; ``values`` has all that it reads, by name."""
     return rule(gradient, **{name: values[name] for name in reads(rule)})

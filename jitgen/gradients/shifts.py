@@ -1,4 +1,4 @@
-"""Whether the values that exponents of rows have subtracted change anything: for a softmax they do not.
+"""Proves that the values subtracted from exponents of rows change nothing, as in a softmax.
 
 A softmax subtracts the largest score b of a row from its scores. The exponentials and their sum are then divided by
 exp(b), their quotient is what it was, and so is b plus the logarithm of the sum: the gradient of b is zero, and its
@@ -21,7 +21,7 @@ _EXPONENTIALS = {"exp": "log", "exp2": "log2"}
 
 @dataclass(frozen=True)
 class _Shift:
-    """How a value of a row depends on b.
+    """Says how a value of a row depends on b.
 
     Attributes:
         times: what b is multiplied with.
@@ -37,7 +37,7 @@ class _Shift:
     guarded: bool = False
 
     def is_like(self, other: _Shift) -> bool:
-        """Whether both depend on b in the same way."""
+        """Returns whether both depend on b in the same way."""
         return (self.times, self.exponential) == (other.times, other.exponential)
 
 
@@ -47,7 +47,8 @@ _NONE = _Shift(0)
 def changes_nothing(
     base: Node, power: Node, users: Mapping[int, Sequence[Node]], active: Collection[int], roots: Collection[int]
 ) -> bool:
-    """Whether no root depends on ``base``, one value for each row of ``power``, along what gradients flow through.
+    """Returns whether no root depends on ``base``, one value for each row of ``power``, along what gradients flow
+    through.
 
     Args:
         base: the value, before it is spread along rows.
@@ -72,24 +73,25 @@ def changes_nothing(
 
 
 def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection[int]) -> list[Node]:
-    """The active nodes that are computed from ``base``, each after its operands."""
-    found: list[Node] = []
+    """Returns the active nodes that are computed from ``base``, each after its operands."""
+    nodes: list[Node] = []
     seen = {id(base)}
     stack = [(base, iter(users.get(id(base), ())))]
     while stack:
         node, remaining = stack[-1]
         following = next(remaining, None)
         if following is None:
-            found.append(node)
+            nodes.append(node)
             stack.pop()
         elif id(following) in active and id(following) not in seen:
             seen.add(id(following))
             stack.append((following, iter(users.get(id(following), ()))))
-    return found[-2::-1]
+    return nodes[-2::-1]
 
 
 def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
-    """The shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not known."""
+    """Returns the shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not
+    known."""
     first, rank = shifts[0], len(power.shape)
     if node.kind is VIEW:
         return first if _keeps_rows(node, rank) else None
@@ -134,7 +136,7 @@ def _product(left: _Shift, right: _Shift, sign: int) -> _Shift | None:
 
 
 def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
-    """The shift of ``where``, of operands with equal shifts.
+    """Returns the shift of ``where``, if its operands have equal shifts.
 
     A constant 0 is every exponential times 0. Any other constant guards a division: it is one where the condition is
     that the sum of the powers of a row is zero.
@@ -160,18 +162,18 @@ def _selected(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | Non
     return replace(shift, vanishes=False, guarded=True) if tests_zero and _is_sum_of(other, power) else None
 
 
-def _is_sum_of(total: Node, power: Node) -> bool:
-    """Whether ``total`` is the sum of each row of ``power``, and of nothing else."""
-    while total.kind in (VIEW, CAST):
-        total = total.inputs[0]
-    source = total.inputs[0] if total.kind is REDUCE else total
+def _is_sum_of(row_sum: Node, power: Node) -> bool:
+    """Returns whether ``row_sum`` is the sum of each row of ``power``, and of nothing else."""
+    while row_sum.kind in (VIEW, CAST):
+        row_sum = row_sum.inputs[0]
+    source = row_sum.inputs[0] if row_sum.kind is REDUCE else row_sum
     while source.kind is CAST:
         source = source.inputs[0]
-    return total.kind is REDUCE and source is power
+    return row_sum.kind is REDUCE and source is power
 
 
 def _keeps_rows(view: Node, rank: int) -> bool:
-    """Whether the elements of ``view`` are of the rows that they were of, of values of ``rank`` dimensions."""
+    """Returns whether the elements of ``view`` are of the rows that they were of, of values of ``rank`` dimensions."""
     (source,) = view.inputs
     kind, last = view.attrs.kind, rank - 1
     if kind == "expand":
@@ -184,7 +186,8 @@ def _keeps_rows(view: Node, rank: int) -> bool:
 
 
 def _keeps_rows_of_left(equation: str, rank: int) -> bool:
-    """Whether a product sums over the last dimension of its left operand, of which it has the others in their order."""
+    """Returns whether a product sums over the last dimension of its left operand, of which it has the others in their
+    order."""
     operands, _, result = equation.partition("->")
     left, _, _ = operands.partition(",")
     return len(left) == len(result) == rank and left[:-1] == result[:-1] and left[-1] not in result

@@ -1,5 +1,5 @@
-"""The derivatives of operations that have attributes (views, reductions, products, gathers, scans), and of values whose
-gradients are stated.
+"""Lists the derivatives of operations that have attributes (views, reductions, products, gathers, scans), and of values
+whose gradients are stated.
 
 ``DERIVATIVES`` has a row for each kind of node (``ir/nodes.py``) that a gradient flows through and that is no operation
 of ``ir/ops.py``; those have rows in ``rules.py``.
@@ -23,25 +23,26 @@ from jitgen.spec import DTYPES
 
 
 class Forward(Protocol):
-    """What a backward knows of the forward."""
+    """Tells a backward what it must know of the forward."""
 
     def value(self, node: Node) -> Any:
-        """The value of a node: a tensor, or a number of a constant."""
+        """Returns the value of a node: a tensor, or a number of a constant."""
 
     def shape(self, node: Node) -> tuple[Any, ...]:
-        """The sizes of a node."""
+        """Returns the sizes of a node."""
 
     def size(self, expr: Any) -> Any:
-        """The value of a symbolic integer."""
+        """Returns the value of a symbolic integer."""
 
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
-        """A tensor under a movement whose result has the symbolic ``shape``."""
+        """Applies to a tensor a movement whose result has the symbolic ``shape``."""
 
     def has_other_sums(self, node: Node) -> bool:
-        """Whether the value of a node that was asked for may differ from the forward's in its last bits."""
+        """Returns whether the value of a node that was asked for may differ from the forward's in its last bits."""
 
     def is_unrounded(self, node: Node) -> bool:
-        """Whether the value of a node that was asked for has more bits than its dtype, and the forward's too."""
+        """Returns whether the value of a node that was asked for has more bits than its dtype, and the forward's
+        too."""
 
 
 Gradients = dict[int, Any]
@@ -49,7 +50,7 @@ Gradients = dict[int, Any]
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of a kind of node.
+    """Describes the derivative of a kind of node.
 
     Attributes:
         reads: takes a node and positions of operands; the nodes whose values the gradients of these operands read.
@@ -106,7 +107,7 @@ def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
 
 
 def _unsliced(node: Node, g: Any, at: Forward) -> Any:
-    """The gradient of what was sliced: ``g`` where the slice is, and 0 elsewhere."""
+    """Computes the gradient of what was sliced: ``g`` where the slice is, and 0 elsewhere."""
     _, dim, start, step = node.attrs
     start, step, length = at.size(start), at.size(step), at.size(node.shape[dim])
     whole = at.size(node.inputs[0].shape[dim])
@@ -126,27 +127,27 @@ def _slopes(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(CUSTOM_GRADIENT, _slopes)
 def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    found = {}
+    gradients_ = {}
     for position in positions:
         slope = at.value(node.inputs[position + 1])
         if isinstance(slope, torch.Tensor):
-            found[position] = g * slope.to(g.dtype)
+            gradients_[position] = g * slope.to(g.dtype)
         else:
-            found[position] = g * slope if slope else torch.zeros_like(g)
+            gradients_[position] = g * slope if slope else torch.zeros_like(g)
         if node.inputs[position].shape != node.shape:
-            found[position] = found[position].expand(at.shape(node.inputs[position]))
-    return found
+            gradients_[position] = gradients_[position].expand(at.shape(node.inputs[position]))
+    return gradients_
 
 
 @_derivative(CAT, _nothing)
 def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    (dim,), begin, found = node.attrs, 0, {}
+    (dim,), begin, gradients_ = node.attrs, 0, {}
     for position, piece in enumerate(node.inputs):
         length = at.size(piece.shape[dim])
         if position in positions:
-            found[position] = g.narrow(dim, begin, length)
+            gradients_[position] = g.narrow(dim, begin, length)
         begin = begin + length
-    return found
+    return gradients_
 
 
 # -------------------------------------------------------------------------------------------------------- reductions
@@ -160,10 +161,10 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(REDUCE, _reduce_reads)
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do, and where it is NaN the
-    whole row has one (``SHARED_EXTREMUM``: the NaNs share it). Where no element may be the extremum that the forward
-    saved, since it was rounded, it is found again. Where products that are computed again may differ even between
-    kernels of the backward, the first element that is one now has the gradient."""
+    """Computes the gradient of a reduction. Equal extrema share it evenly, as those of ``torch.amax`` do; if the
+    extremum is NaN, the whole row has one (``SHARED_EXTREMUM``: the NaNs share it). Where no element may be the
+    extremum that the forward saved, since it was rounded, it is found again. Where products that are computed again may
+    differ even between kernels of the backward, the first element that is one now has the gradient."""
     kind, dims = node.attrs
     if kind == "sum":
         return {0: g.expand(at.shape(node.inputs[0]))}
@@ -176,17 +177,17 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
             others = others.prod(dim, keepdim=True)
         return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
     if at.has_other_sums(node.inputs[0]):
-        found = torch.where(_first_extremum(a, kind, dims), g, 0.0)
+        selected = torch.where(_first_extremum(a, kind, dims), g, 0.0)
     else:
         if at.is_unrounded(node.inputs[0]):
             out = (torch.amax if kind == "max" else torch.amin)(a, dims, keepdim=True)
         chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
-        found = torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
-    return {0: found if node.inputs[0].attrs == SHARED_EXTREMUM else torch.where(torch.isnan(out), out, found)}
+        selected = torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
+    return {0: selected if node.inputs[0].attrs == SHARED_EXTREMUM else torch.where(torch.isnan(out), out, selected)}
 
 
 def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
-    """Whether each element of ``a`` is the first of the greatest (``"max"``) or least ones along ``dims``."""
+    """Returns whether each element of ``a`` is the first of the greatest (``"max"``) or least ones along ``dims``."""
     others = [dim for dim in range(a.dim()) if dim not in dims]
     order = [*others, *dims]
     last = a.permute(order)
@@ -204,13 +205,13 @@ def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(SCAN, _scan_reads)
 def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Of a running extremum, each result's gradient goes to the element that it is, which is found again."""
+    """Gives each result's gradient of a running extremum to the element that the result is, which is located again."""
     kind, dim, reverse = node.attrs
     if kind == "sum":
         return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
     if kind in ("prod", "logsumexp"):
         rule = _cumulative_product if kind == "prod" else _cumulative_logsumexp
-        a, out = (at.value(each).to(g.dtype) for each in (node.inputs[0], node))
+        a, out = (at.value(node_).to(g.dtype) for node_ in (node.inputs[0], node))
         if reverse:
             return {0: rule(g.flip(dim), a.flip(dim), out.flip(dim), dim).flip(dim)}
         return {0: rule(g, a, out, dim)}
@@ -223,8 +224,8 @@ def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
 
 
 def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
-    """Up to the first zero, the sum of ``g * out`` from an element on, divided by the element. The zero has a gradient
-    by the products without it, and the elements behind it have none."""
+    """Computes, up to the first zero, the sum of ``g * out`` from an element on, divided by the element. The zero has a
+    gradient by the products without it, and the elements behind it have none."""
     zero = a == 0
     zeros = zero.long().cumsum(dim)
     first = zero & (zeros == 1)
@@ -234,7 +235,8 @@ def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
 
 
 def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:
-    """The sum of ``g * exp(a - out)`` from an element on, of positive and of negative ``g``, by their logarithms."""
+    """Computes the sum of ``g * exp(a - out)`` from an element on, of positive and of negative ``g``, by their
+    logarithms."""
 
     def total(g: Any) -> Any:
         logarithm = torch.where(g > 0, torch.where(g > 0, g, 1.0).log(), torch.finfo(g.dtype).min)
@@ -249,7 +251,7 @@ def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(SORT, _sort_reads)
 def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """Each rank's gradient goes to the element of that rank; the ranks are found again."""
+    """Gives each rank's gradient to the element of that rank; the ranks are computed again."""
     _, dim, descending, start = node.attrs
     a = at.value(node.inputs[0])
     order = torch.argsort(a, dim=dim, descending=descending, stable=True)
@@ -266,20 +268,20 @@ def _contract_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(CONTRACT, _contract_reads)
 def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """The gradient of either operand is the product of ``g`` and the other one."""
+    """Computes the gradient of either operand as the product of ``g`` and the other one."""
     named = axes(node.attrs.equation)
     x, weight = (names for names in node.attrs.equation.partition("->")[0].split(","))
     result = "".join((*named.batch, *named.rows, *named.columns))
-    dtype, found = DTYPES[node.inputs[0].dtype], {}
+    dtype, gradients_ = DTYPES[node.inputs[0].dtype], {}
     if 0 in positions:
-        found[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
+        gradients_[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
     if 1 in positions:
         value, g = at.value(node.inputs[0]), g.to(dtype)
         if named.batch or len(named.rows) < 2:
-            found[1] = torch.einsum(f"{result},{x}->{weight}", g, value)
+            gradients_[1] = torch.einsum(f"{result},{x}->{weight}", g, value)
         else:  # both as matrices, in the order of their memory
-            found[1] = torch.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
-    return found
+            gradients_[1] = torch.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
+    return gradients_
 
 
 # ------------------------------------------------------------------------------------------------ gathers, scatters
@@ -291,7 +293,7 @@ def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(GATHER, _indices)
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """The gradient of the source: each element of ``g`` is added where it was read from."""
+    """Adds each element of ``g`` to the gradient of the source, where it was read from."""
     source, coordinates = node.inputs[0], node.attrs
     zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
     indices = [at.value(index) for index in node.inputs[1:]]
@@ -304,14 +306,14 @@ def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
 
 
 def _same_behind(index: Node, behind: int) -> bool:
-    """Whether ``index`` is the same along its last ``behind`` dimensions: broadcast there, or of size 1."""
+    """Returns whether ``index`` is the same along its last ``behind`` dimensions: broadcast there, or of size 1."""
     broadcast = index.kind is VIEW and index.attrs.kind == "expand"
     shape = index.inputs[0].shape if broadcast else index.shape
     return all(size == 1 for size in shape[len(shape) - behind :]) and len(shape) == len(index.shape)
 
 
 def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[Any]) -> Any:
-    """``zeros`` with slices of ``g`` added at the rows that ``index`` chooses, which varies along all but the last
+    """Adds slices of ``g`` to ``zeros`` at the rows that ``index`` chooses, which varies along all but the last
     ``behind`` dimensions."""
     for _ in range(behind):
         index = index.select(-1, 0)
@@ -321,15 +323,17 @@ def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[A
 def _everywhere(
     coordinates: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
 ) -> tuple[Any, ...]:
-    """For each dimension of a tensor the index at which an element of ``shape`` is read or written there."""
-    dims, sizes, found = gathered_dims(tuple(coordinates)), tuple(map(at.size, shape)), []
+    """Returns, for each dimension of a tensor, the index at which an element of ``shape`` is read or written there."""
+    dims, sizes, indices_ = gathered_dims(tuple(coordinates)), tuple(map(at.size, shape)), []
     for dim, coordinate in enumerate(coordinates):
         if coordinate < 0:
-            found.append(indices[dims.index(dim)].expand(sizes))
+            indices_.append(indices[dims.index(dim)].expand(sizes))
         else:
             along = torch.arange(sizes[coordinate], device=device)
-            found.append(along.reshape([-1 if other == coordinate else 1 for other in range(len(sizes))]).expand(sizes))
-    return tuple(found)
+            indices_.append(
+                along.reshape([-1 if other == coordinate else 1 for other in range(len(sizes))]).expand(sizes)
+            )
+    return tuple(indices_)
 
 
 def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
@@ -340,9 +344,9 @@ def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 
 @_derivative(SCATTER, _scatter_reads)
 def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    """The gradient of the values is read where they were written. Of values that replace one element, each gets its
+    """Reads the gradient of the values where they were written. Of values that replace one element, each gets its
     gradient, as in torch; the base gets none there."""
-    (kind, coordinates, movements), found = node.attrs, {}
+    (kind, coordinates, movements), gradients_ = node.attrs, {}
     indices = [at.value(index) for index in node.inputs[2:]]
     index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.device)
     if 0 in positions:
@@ -350,10 +354,10 @@ def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradi
         if kind == "set":
             base = g.clone()
             _moved(base, movements, at).index_put_(index, torch.zeros((), dtype=g.dtype, device=g.device))
-        found[0] = base
+        gradients_[0] = base
     if 1 in positions:
-        found[1] = _moved(g, movements, at)[index]
-    return found
+        gradients_[1] = _moved(g, movements, at)[index]
+    return gradients_
 
 
 def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:

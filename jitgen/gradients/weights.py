@@ -1,4 +1,5 @@
-"""Products of the weights of rows with values, as attention has them: a derivative that keeps nothing of M x N.
+"""Differentiates products of the probabilities of rows with values, as attention has them, without keeping anything of
+M x N.
 
 In ``O = P V`` let P be proportional to ``e = exp(S - b)`` along its last dimension: e times, or divided by, values of a
 row, as a softmax is. Two facts make its backward one that walks the keys of a row, as its forward does (Dao et al.,
@@ -35,7 +36,7 @@ _RATES = {"exp": 1.0, "exp2": math.log(2.0)}
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """A product that was recognised.
+    """Describes a product that was recognised.
 
     Attributes:
         result: O.
@@ -63,14 +64,14 @@ class Weighted:
         return self.power.inputs[0]
 
     def read(self) -> Iterator[Node]:
-        """What the backward reads of the forward besides what the rules of its operations read."""
+        """Yields what the backward reads of the forward besides what the rules of its operations read."""
         yield self.result
         yield from self.sums
         yield from self.rows.values()
 
 
 def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> list[Weighted]:
-    """The products of weights and values in ``graph``.
+    """Recognises the products of probabilities and values in ``graph``.
 
     Args:
         active: the ids of nodes that gradients flow through.
@@ -82,12 +83,13 @@ def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> 
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
     roots = set(map(id, given))
     products = (node for node in index.order if node.kind is CONTRACT and id(node) in active)
-    found = (_weighted(node, users, active, roots) for node in products)
-    return [of for of in found if of is not None]
+    candidates = (_weighted(node, users, active, roots) for node in products)
+    return [product for product in candidates if product is not None]
 
 
 def _weighted(result: Node, users: Users, active: Collection[int], roots: Collection[int]) -> Weighted | None:
-    """The weighted product ``result``; None where it is none, or where a value of its rows has another gradient."""
+    """Recognises the weighted product ``result``; None if it is none, or if a value of its rows has another
+    gradient."""
     if len(axes(result.attrs.equation).contracted) != 1 or id(result.inputs[0]) not in active:
         return None
     chain: list[Node] = []
@@ -95,7 +97,7 @@ def _weighted(result: Node, users: Users, active: Collection[int], roots: Collec
     node, user = result.inputs[0], result
     while node.op not in _RATES:
         operand = _next_of(node)
-        if operand is None or any(each is not user for each in users[id(node)]):
+        if operand is None or any(reader is not user for reader in users[id(node)]):
             return None
         others = [child for child in node.inputs if child is not operand and id(child) in active]
         if others:
@@ -125,7 +127,7 @@ def _weighted(result: Node, users: Users, active: Collection[int], roots: Collec
 
 
 def _next_of(node: Node) -> Node | None:
-    """The operand that ``node``, of a chain of weights, is proportional to; None where there is none."""
+    """Returns the operand to which ``node``, of a chain of probabilities, is proportional; None without one."""
     if node.kind is VIEW:
         (kind, *_), (source,) = node.attrs, node.inputs
         last = len(node.shape) - 1
@@ -137,7 +139,8 @@ def _next_of(node: Node) -> Node | None:
 
 
 def _row_of(spread: Node) -> Node | None:
-    """The values of rows that ``spread`` repeats along its last dimension, with one element there; None otherwise."""
+    """Returns the values of rows that ``spread`` repeats along its last dimension, with one element there; None if it
+    is none."""
     if spread.kind is not VIEW or spread.attrs != ("expand",):
         return None
     (row,) = spread.inputs
@@ -145,10 +148,11 @@ def _row_of(spread: Node) -> Node | None:
 
 
 def _is_reciprocal(row: Node) -> bool:
-    """Whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by it."""
+    """Returns whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by
+    it."""
     if row.op == "where":
-        zero = [each for each in row.inputs[1:] if each.kind is CONST and each.attrs.value == 0]
-        others = [each for each in row.inputs[1:] if each not in zero]
+        zero = [input_ for input_ in row.inputs[1:] if input_.kind is CONST and input_.attrs.value == 0]
+        others = [input_ for input_ in row.inputs[1:] if input_ not in zero]
         return len(others) == 1 and _is_reciprocal(others[0])
     if row.op == "div":
         return row.inputs[0].kind is CONST and row.inputs[0].attrs.value != 0
@@ -156,24 +160,24 @@ def _is_reciprocal(row: Node) -> bool:
 
 
 def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:
-    """The sums over rows of ``power``; None where anything but these and ``user`` reads it."""
-    found, stack = [], [power]
+    """Returns the sums over rows of ``power``; None if anything but these and ``user`` reads it."""
+    sums, stack = [], [power]
     while stack:
         node = stack.pop()
-        for each in users[id(node)]:
-            if each is user:
+        for reader in users[id(node)]:
+            if reader is user:
                 continue
-            if each.kind is REDUCE and each.attrs == ("sum", (len(power.shape) - 1,)):
-                found.append(each)
-            elif each.kind is CAST and DTYPES[each.dtype].is_floating_point:
-                stack.append(each)
+            if reader.kind is REDUCE and reader.attrs == ("sum", (len(power.shape) - 1,)):
+                sums.append(reader)
+            elif reader.kind is CAST and DTYPES[reader.dtype].is_floating_point:
+                stack.append(reader)
             else:
                 return None
-    return tuple(found)
+    return tuple(sums)
 
 
 def _product_of(scores: Node) -> Node | None:
-    """The product that ``scores`` are computed from by pointwise operations and views, first met first."""
+    """Returns the product from which ``scores`` are computed by pointwise operations and views, the nearest first."""
     stack, seen = [scores], set()
     while stack:
         node = stack.pop()
@@ -189,7 +193,7 @@ def _product_of(scores: Node) -> Node | None:
 
 
 class RowGradients:
-    """The gradients of the row values of weighted products, as a backward meets their nodes.
+    """Computes the gradients of the row values of weighted products, as a backward meets their nodes.
 
     Args:
         found: the products.
@@ -199,41 +203,41 @@ class RowGradients:
 
     def __init__(
         self,
-        found: Sequence[Weighted],
+        products: Sequence[Weighted],
         value: Callable[[Node], Any],
         shape: Callable[[Node], tuple[Any, ...]],
     ):
         self._value, self._shape = value, shape
-        self._results = {id(of.result): of for of in found}
-        self._steps = {id(node): of for of in found for node in of.chain}
-        self._exponents = {id(of.exponent): of for of in found if of.base is not None}
-        self._zero = {id(of.base) for of in found if of.cancels}
-        self._sums = {id(node) for of in found for node in of.sums}
+        self._results = {id(product.result): product for product in products}
+        self._steps = {id(node): product for product in products for node in product.chain}
+        self._exponents = {id(product.exponent): product for product in products if product.base is not None}
+        self._zero = {id(product.base) for product in products if product.cancels}
+        self._sums = {id(node) for product in products for node in product.sums}
         self._deltas: dict[int, Any] = {}
         self._of_sums: dict[int, Any] = {}
 
     def is_zero(self, node: Node) -> bool:
-        """Whether the gradients of ``node`` are known to add up to zero."""
+        """Returns whether the gradients of ``node`` are known to add up to zero."""
         return id(node) in self._zero
 
     def meet(self, node: Node, g: Any) -> None:
-        """Note the gradient ``g`` of ``node``, before those of its operands are asked for."""
+        """Notes the gradient ``g`` of ``node``, before those of its operands are asked for."""
         if id(node) in self._sums:
             self._of_sums[id(node)] = g
-        of = self._results.get(id(node))
-        if of is None:
+        product = self._results.get(id(node))
+        if product is None:
             return
         named = axes(node.attrs.equation)
         first = len(named.batch) + len(named.rows)
         delta = (g * self._value(node).to(g.dtype)).sum(tuple(range(first, len(node.shape)))).unsqueeze(-1)
-        for step in of.chain:
+        for step in product.chain:
             self._deltas[id(step)] = delta
             if step.kind is VIEW:
                 delta = self._before(step, delta)
-        self._deltas[id(of.power)] = delta
+        self._deltas[id(product.power)] = delta
 
     def _before(self, view: Node, delta: Any) -> Any:
-        """``delta`` of a view of weights, as that of what is viewed."""
+        """Returns ``delta`` of a view of probabilities as that of what is viewed."""
         kind, source = view.attrs.kind, view.inputs[0]
         if kind == "permute":
             return delta.permute([view.attrs.order.index(dim) for dim in range(len(source.shape))])
@@ -242,17 +246,19 @@ class RowGradients:
         return delta.squeeze(view.attrs.dim) if kind == "unsqueeze" else delta.unsqueeze(view.attrs.dim)
 
     def of_operands(self, node: Node) -> dict[int, tuple[Node, Any]]:
-        """For each operand of ``node`` that is a value of its rows: the node before it is spread, and its gradient, or
-        None where that is zero."""
+        """Returns for each operand of ``node`` that is a value of its rows: the node before it is spread, and its
+        gradient, or None where that is zero."""
         if id(node) in self._steps and id(node) in self._deltas:
             return self._of_factor(node, self._steps[id(node)])
         if id(node) in self._exponents:
-            of = self._exponents[id(node)]
-            return {1: (node.inputs[1].under_expand, None if id(of.base) in self._zero else self._of_base(of))}
+            product = self._exponents[id(node)]
+            return {
+                1: (node.inputs[1].under_expand, None if id(product.base) in self._zero else self._of_base(product))
+            }
         return {}
 
-    def _of_factor(self, node: Node, of: Weighted) -> dict[int, tuple[Node, Any]]:
-        row = of.rows.get(id(node))
+    def _of_factor(self, node: Node, product: Weighted) -> dict[int, tuple[Node, Any]]:
+        row = product.rows.get(id(node))
         if row is None:
             return {}
         (position,) = (number for number, child in enumerate(node.inputs) if child.under_expand is row)
@@ -260,8 +266,8 @@ class RowGradients:
         quotient = delta / self._value(row).to(delta.dtype)
         return {position: (row, quotient if node.op == "mul" else -quotient)}
 
-    def _of_base(self, of: Weighted) -> Any:
-        shares = [self._deltas[id(of.power)]] if id(of.power) in self._deltas else []
-        given = [(node, self._of_sums[id(node)]) for node in of.sums if id(node) in self._of_sums]
+    def _of_base(self, product: Weighted) -> Any:
+        shares = [self._deltas[id(product.power)]] if id(product.power) in self._deltas else []
+        given = [(node, self._of_sums[id(node)]) for node in product.sums if id(node) in self._of_sums]
         shares += [g * self._value(node).to(g.dtype) for node, g in given]
-        return sum(shares) * -_RATES[of.power.op]
+        return sum(shares) * -_RATES[product.power.op]

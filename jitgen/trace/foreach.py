@@ -1,4 +1,4 @@
-"""Rows of ``torch._foreach_*``, functions of lists of tensors: the torch function of every tensor, in the lists' order.
+"""Defines the rows of ``torch._foreach_*``: the torch function of every tensor, in the lists' order.
 
 The function of a tensor checks its arguments. The overloads of torch's functions of lists differ in what an argument
 is: a number or a tensor, which belongs to every tensor, or a list with one of them for each.
@@ -52,8 +52,8 @@ def _of_number(of_tensor: Each, of_number: Each) -> Each:
     return lambda tensor, other: (of_number if isinstance(other, (int, float)) else of_tensor)(tensor, other)
 
 
-def _with_value(each: Each) -> Each:
-    return lambda tensor, left, right, value=1: each(tensor, left, right, value=value)
+def _with_value(function: Each) -> Each:
+    return lambda tensor, left, right, value=1: function(tensor, left, right, value=value)
 
 
 def _norm(tensor: Any, ord: Any = 2, dtype: Any = None) -> Any:
@@ -79,15 +79,15 @@ def rows_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list
     return list(zip(*columns, strict=True)), rest
 
 
-def _register(name: str, each: Each) -> None:
-    """Registers ``each`` for ``torch._foreach_<name>``, which returns None where it updates the tensors."""
+def _register(name: str, single: Each) -> None:
+    """Registers ``single`` for ``torch._foreach_<name>``, which returns None where it updates the tensors."""
 
     def function(*arguments: Any, **keywords: Any) -> tuple[Any, ...] | None:
         rows, common = rows_of(arguments, keywords)
-        results = tuple(each(*row, **common) for row in rows)
+        results = tuple(single(*row, **common) for row in rows)
         return None if name.endswith("_") else results
 
-    EACH[f"_foreach_{name}"] = each
+    EACH[f"_foreach_{name}"] = single
     of_lists(f"_foreach_{name}")(function)
 
 
