@@ -201,6 +201,15 @@ def select_functions(header_text: str, used_in: str) -> str:
     return "\n\n\n".join(text for name, text in texts.items() if name in wanted)
 
 
+_COMMENT = re.compile(r"(^| {2,})#.*", re.MULTILINE)
+
+
+def _triton_headers(folder: Path) -> str:
+    """Returns the text of the static headers in Triton: the common one, and those of a family's ``folder``."""
+    names = ["jitgen_triton.py", *sorted(path.name for path in (folder / "include").glob("*.py"))]
+    return "\n".join(header(name, folder) for name in names)
+
+
 def _is_static_header(name: str, folder: Path) -> bool:
     return any((directory / "include" / name).is_file() for directory in (folder, _common_folder()))
 
@@ -248,9 +257,13 @@ def kernel_source(
         kernel: its name, which messages say and the source does not.
         folder: the directory with the family's templates and headers.
         compiler: the compiler of the route (``compilers/routes.py``).
-        values: what the template reads; ``ENTRY_MARK`` stands for the entry symbol, here and in ``options``.
+        values: what the template reads; ``ENTRY_MARK`` stands for the entry symbol, here and in ``options``. Templates
+            in Triton, whose kernels are one file, also read ``include``: the functions of static headers they call.
         options: the ``KernelSource`` options: what changes the binary besides the text.
     """
+    if language == "triton":
+        called = render(language, folder, template, values | {"include": ""}).text
+        values = values | {"include": select_functions(_triton_headers(folder), _COMMENT.sub("", called))}
     marked = render(language, folder, template, values)
     name = entry_name(family, [marked.text, sorted(options.items())])
     rendered = Rendered(_named(marked.text, name), marked.origins)

@@ -5,14 +5,14 @@ Neither a template nor a compiler nor a device is needed for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.ir.body import Body
+from jitgen.ir.program import Kernel
 from jitgen.kernel.entry import Member, places
-from jitgen.kernel.geometry import Geometry
-from jitgen.kernel.operands import item_size
+from jitgen.kernel.operands import item_size, pointwise_flops
 
 Dim3 = tuple[int, int, int]
 
@@ -127,14 +127,17 @@ class Work:
     flops: int
 
 
-def traffic(body: Body, geometry: Geometry) -> tuple[int, int]:
-    """Counts the bytes that a launch moves, and those that it writes."""
+def work(kernel: Kernel, geometries: Sequence[Any], schedule: Any, *, flops: int = 0) -> Work:
+    """Counts what one launch amounts to: the elements of all regions, of which each takes the operations of its
+    instructions; ``flops`` is what it takes besides."""
     moved = written = 0
-    for operand, elements in zip(body.operands, geometry.touched, strict=True):
-        if operand.buffer is not None:
-            moved += elements * item_size(operand.dtype)
-            written += elements * item_size(operand.dtype) * (operand.kind == "store")
-    return moved, written
+    for body, geometry in zip(kernel.bodies, geometries, strict=True):
+        flops += pointwise_flops(body.instructions, geometry.elements)
+        for operand, elements in zip(body.operands, geometry.touched, strict=True):
+            if operand.buffer is not None:
+                moved += elements * item_size(operand.dtype)
+                written += elements * item_size(operand.dtype) * (operand.kind == "store")
+    return Work(sum(geometry.elements for geometry in geometries), written, moved, flops)
 
 
 def blocks_of(blocks: int, threads: int, device: Device, **others: Any) -> LaunchShape:

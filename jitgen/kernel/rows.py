@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
@@ -19,9 +19,9 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import NotViewable
 from jitgen.kernel.geometry import Geometry, touched_of
-from jitgen.kernel.launch import LaunchShape, Work, blocks_of, traffic
+from jitgen.kernel.launch import LaunchShape, Work, blocks_of, work
 from jitgen.kernel.layout import reaches_wide, stride_kind, unit_of, views_of
-from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
+from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 
@@ -192,10 +192,9 @@ def row_parameters(
 def row_work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: Any) -> Work:
     """Counts what one launch amounts to. Empty rows are no work, unless they are reduced: a sum of nothing is 0."""
     (geometry,), (body,) = geometries, kernel.bodies
-    moved, written = traffic(body, geometry)
-    reduces = any(instruction.op == "reduce" for instruction in body.instructions)
-    elements = geometry.rows * max(geometry.length, int(reduces))
-    return Work(elements, written, moved, pointwise_flops(body.instructions, elements))
+    counted = work(kernel, geometries, schedule)
+    reduces_nothing = not geometry.length and any(instruction.op == "reduce" for instruction in body.instructions)
+    return replace(counted, elements=geometry.rows) if reduces_nothing else counted
 
 
 def row_launch(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,15 +15,24 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 from jitgen.families import registry
-from jitgen.ir.body import Operand
-from jitgen.kernel.geometry import Geometry
+from jitgen.families.family import Question
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, Operand
+from jitgen.ir.program import Kernel
+from jitgen.kernel.geometry import Geometry, touched_of
+from jitgen.kernel.launch import work
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
+from jitgen.kernel.printed_entry import map_names
 from jitgen.spec import KernelSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Geometry):
     sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -140,3 +150,37 @@ def kernels(lowered: Any) -> Iterator[Case]:
         assert (len(passed.pointers), len(passed.integers)) == (len(pointers), len(parameters.names))
         scalars = tuple(f"a{index}" for index in range(len(kernel.scalars)))
         yield Case(family.name, program.render(number)[0], pointers, parameters.names, scalars)
+
+
+def test_memory_that_a_walk_meets_again_is_touched_once() -> None:
+    body = Body((), (), (TENSOR, INDEX, CHOSEN, replace(CHOSEN, gathered=0)), ())
+    walked = [((4, 0), (5, 1)), ((4, 0), (5, 0)), ((4, 0), (5, 1)), ((4, 0), (5, 1))]
+    # A row that all rows read is one; what an index chooses, and what is written, is another element each time.
+    assert touched_of(body, walked) == (5, 1, 20, 20)
+
+
+def test_work_counts_tensors_and_no_indices() -> None:
+    body = Body((), (), (TENSOR, INDEX, CHOSEN), ())
+    geometry = replace(FIRST, touched=(5, 1, 20))
+    kernel = Kernel("name", "family", (body, body), ())
+    counted = work(kernel, (geometry, geometry), None, flops=3)
+    assert (counted.moved, counted.written, counted.flops) == (2 * (5 * 4 + 20 * 2), 2 * 20 * 2, 3)
+
+
+def test_a_tensor_map_is_called_after_its_operand() -> None:
+    pointers = ["params.x.pointer", "params.weight_2.pointer", "params.x.pointer"]
+    assert map_names(pointers) == ["x_map", "weight_2_map", "x_map_2"]
+
+
+def test_a_question_has_numbers_for_all_of_its_sizes() -> None:
+    @dataclass(frozen=True)
+    class Asked(Question):
+        placements = ("here", "there")
+        rows: Any
+        widths: tuple[Any, ...]
+        dtype: str
+
+    rows = symbols.symbol("n")
+    asked = Asked(rows, (symbols.mul(rows, 2), 3), "float32").at({"n": 5})
+    assert asked == Asked(5, (10, 3), "float32")
+    assert [asked.placement(fused) for fused in (True, False)] == ["here", "there"]

@@ -33,7 +33,7 @@ FAMILY = Family(
     settle=deferred(__name__, "schedule.settle"),
     render=deferred(__name__, "context.render"),
     launch=deferred(__name__, "schedule.launch"),
-    work=deferred(__name__, "layout.work"),
+    work=deferred("jitgen.kernel", "launch.work"),
     explain=deferred(__name__, "schedule.explain"),
     buckets=_buckets,
 )

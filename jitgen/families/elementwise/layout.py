@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir import symbols
@@ -22,9 +21,8 @@ from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory
 from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
-from jitgen.kernel.launch import Work, traffic
 from jitgen.kernel.layout import constant_in_row, reaches_wide, stride_kind, unit_of, views_of
-from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size, pointwise_flops
+from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
 
 
@@ -160,15 +158,3 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
         ends = (Integer(f"end{region}", "ends", dim=region, region=LAUNCH),) if shares else ()
         regions.append(RegionParameters(sizes, tuple(operands), ends))
     return KernelParameters(tuple(regions), any(layout.wide for layout in layouts))
-
-
-def work(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Any) -> Work:
-    """Counts the work of one launch."""
-    elements = written = moved = flops = 0
-    for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        read_and_written, stored = traffic(body, geometry)
-        moved += read_and_written
-        written += stored
-        elements += geometry.elements
-        flops += pointwise_flops(body.instructions, geometry.elements)
-    return Work(elements, written, moved, flops)

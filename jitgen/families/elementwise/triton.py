@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitgen.codegen import environment, triton
+from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
 from jitgen.families.elementwise.context import (
@@ -28,7 +28,6 @@ def build(
     regions = pointwise.regions
     contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
-        "include": _used(contexts),
         "parameters": pointwise.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": contexts,
@@ -37,15 +36,6 @@ def build(
     units = {name: _unit(name, regions) for name in pointwise.integers}
     limit = {"maxnreg": GPU_REGISTERS // (schedule.threads * schedule.blocks)} if schedule.blocks else {}
     return context, pointwise.triton_options(schedule.wide, schedule.threads // WARP, alignments, units, **limit)
-
-
-def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """Returns the functions of the static header that the regions call. They are copied into the source, because Triton
-    reads a kernel from one file."""
-    lines = [line.text for region in regions for line in region["lines"]]
-    lines += [operand["expression"] for region in regions for operand in region["loads"]]
-    lines += [operand["stored"] for region in regions for operand in region["stores"]]
-    return environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(lines))
 
 
 def _unit(name: str, regions: Sequence[RegionContext]) -> int:

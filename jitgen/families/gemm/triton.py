@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitgen.codegen import environment, triton
+from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.errors import UnsupportedError
@@ -46,7 +46,6 @@ def build(
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": regions,
         "tiles": [f"tiles{index}" for index in range(len(regions))],
-        "include": _used(regions),
         "matrices": " * ".join(products.batch),
         "matrix_lines": _matrix_lines(products),
     }
@@ -201,17 +200,3 @@ def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, 
     if operand.kind != "scalar":
         loaded = f"tl.load({operand.pointer} + {at}, mask={mask})"
     return described | {"expression": triton.load_cast(loaded, operand.dtype)}
-
-
-def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """Returns the functions of the static header that the regions call. They are copied into the source, because Triton
-    reads a kernel from one file."""
-    lines: list[str] = []
-    for region in regions:
-        lines += [line.text for line in region["lines"]]
-        lines += [operand["expression"] for operand in region["loads"]]
-        lines += [operand["stored"] for operand in region["stores"]]
-        lines += [line for product in region["contractions"] for line in product["lines"]]
-        lines += [*region["before_lines"], *region["head_lines"], *region["tail_lines"], *region["after_lines"]]
-        lines.append(region["x"])
-    return environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(lines))

@@ -82,9 +82,6 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
         return context | {"parameters": scatter.host_parameters}, {"interleaved": True}
     if dialect.name == "cuda":
         return context, {}
-    used = [line.text for line in text.lines.values()] + [o["expression"] for o in operands]
-    used += [context["old"], context["new"], context["stored"]]
-    context["include"] = environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(used))
     context["parameters"] = scatter.triton_parameters
     return context, scatter.triton_options(True, schedule.threads // WARP)
 

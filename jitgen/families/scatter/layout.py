@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
+from jitgen.kernel import launch
 from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
-from jitgen.kernel.launch import Work, traffic
+from jitgen.kernel.launch import Work
 from jitgen.kernel.layout import views_of
-from jitgen.kernel.operands import Call, merged_dimensions, pointwise_flops
+from jitgen.kernel.operands import Call, merged_dimensions
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 
@@ -104,7 +105,6 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
 
 def work(kernel: Kernel, geometries: Sequence[ScatterGeometry], schedule: Any) -> Work:
     """Counts what one launch amounts to: an element of the result is read and written for each value."""
-    (geometry,), (body,) = geometries, kernel.bodies
-    moved, written = traffic(body, geometry)
-    flops = pointwise_flops(body.instructions, geometry.elements) + geometry.elements
-    return Work(geometry.elements, written, moved + written, flops)
+    (geometry,) = geometries
+    counted = launch.work(kernel, geometries, schedule, flops=geometry.elements)
+    return replace(counted, moved=counted.moved + counted.written)

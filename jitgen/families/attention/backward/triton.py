@@ -14,7 +14,6 @@ from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.triton import (
     WORDS,
     access_unit,
-    functions_in,
     inner,
     options,
     phases,
@@ -64,7 +63,6 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Ba
         ],
         "phases": phases(_phase(backward.rule), _phase(backward.unmasked), backward.masked),
     }
-    context["include"] = _used(context, backward)
     return context, options(backward, schedule, layout.unit, _units(backward, layout))
 
 
@@ -104,15 +102,3 @@ def _at_result(operand: Operand, result: Result) -> str:
 
 def _live(result: Result, schedule: TritonSchedule) -> str:
     return "live[:, None]" if schedule.even else f"live[:, None] & (e{result.number} < {result.width})"
-
-
-def _used(context: dict[str, Any], backward: Backward) -> str:
-    """Returns the common header's functions that the kernel calls."""
-    lines = [line.text for line in (*backward.rule.lines, *backward.unmasked.lines)]
-    lines += [*context["tasks_of"], *context["rows_of"]]
-    for phase in context["phases"]:
-        lines += phase["loads"]
-    for result in context["results"]:
-        lines += [*(line.text for line in result["lines"]), *result["loads"]]
-        lines += [store["stored"] for store in result["stores"]]
-    return functions_in(lines)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built, Line, Source, printed
+from jitgen.codegen.printing import Built, Source, printed
 from jitgen.families.attention.forward.context import Attention, Computed, bounds
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.schedule import TritonSchedule
@@ -15,7 +15,6 @@ from jitgen.families.attention.rule.context import Operand
 from jitgen.families.attention.rule.triton import (
     WORDS,
     access_unit,
-    functions_in,
     inner,
     options,
     phases,
@@ -57,7 +56,6 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: A
         "row_maxima": attention.row_maxima,
         "row_sums": attention.row_sums,
     }
-    context["include"] = _used(context, attention)
     return context, options(attention, schedule, layout.unit, _units(attention, layout))
 
 
@@ -169,22 +167,3 @@ def _result_store(operand: Operand, schedule: TritonSchedule) -> dict[str, str]:
 def _range_elements(operand: Operand) -> str:
     """Returns the elements of the temporary with one range's values."""
     return "(tasks * packed_rows)" if operand.kind == "row" else "(tasks * packed_rows * width)"
-
-
-def _used(context: dict[str, Any], attention: Attention) -> str:
-    """Returns the common header's functions that the kernel calls."""
-    every: list[Line] = [
-        *attention.query_lines,
-        *attention.rule.lines,
-        *attention.unmasked.lines,
-        *attention.row_lines,
-        *attention.lines,
-    ]
-    lines = [line.text for line in every]
-    for name in ("query", "tasks_of", "rows_of", "row_loads", "loads"):
-        lines += context[name]
-    for phase in context["phases"]:
-        lines += [*phase["loads"], *phase["key_lines"], *phase["value_lines"], phase["key"], phase["value"]]
-    lines += [store["stored"] for store in (*context["row_stores"], *context["stores"])]
-    lines.append(context["query_value"])
-    return functions_in(lines)

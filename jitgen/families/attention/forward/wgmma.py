@@ -179,7 +179,7 @@ def tensor_maps(
     """Yields the kernel's tensor maps in the order of its parameters: query, keys and values, as far as they are
     copied."""
     (body,), (geometry,) = kernel.bodies, geometries
-    if device.dialect != "cuda" or not geometry.tasks * geometry.task_rows * geometry.width:
+    if device.dialect != "cuda" or not geometry.elements:
         return iter(())
     columns = (geometry.depth, geometry.depth, geometry.width)
     boxes = (schedule.block_m, schedule.block_n, schedule.block_n)

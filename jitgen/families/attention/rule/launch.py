@@ -9,7 +9,8 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention.rule.layout import TileGeometry, TileLayout, results_of
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import LaunchShape, Persistence, Work, blocks_of, traffic
+from jitgen.kernel.launch import LaunchShape, Persistence, Work, blocks_of
+from jitgen.kernel.launch import work as pointwise_work
 from jitgen.kernel.operands import pointwise_flops
 
 
@@ -18,11 +19,9 @@ def work(kernel: Kernel, geometries: Sequence[TileGeometry], schedule: Any) -> W
     counted."""
     (geometry,), (body,) = geometries, kernel.bodies
     scores = geometry.tasks * math.prod(geometry.groups) * geometry.rows * geometry.keys
-    elements = geometry.tasks * geometry.task_rows * sum(geometry.widths)
-    moved, written = traffic(body, geometry)
-    flops = 2 * scores * (sum(geometry.depths) + sum(geometry.widths)) + pointwise_flops(body.instructions, elements)
+    flops = 2 * scores * (sum(geometry.depths) + sum(geometry.widths))
     flops += sum(pointwise_flops(body.contractions[number].x, scores) for number in results_of(body))
-    return Work(elements, written, moved, flops)
+    return pointwise_work(kernel, geometries, schedule, flops=flops)
 
 
 def launch(

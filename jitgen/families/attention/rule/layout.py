@@ -75,6 +75,11 @@ class TileGeometry(Geometry):
         return self.rows
 
     @property
+    def elements(self) -> int:
+        """Counts the elements of the results."""
+        return self.tasks * self.task_rows * sum(self.widths)
+
+    @property
     def matrices(self) -> tuple[int, ...]:
         """Returns the sizes of the dimensions that number the matrices of an operand."""
         return (*self.batch, *self.groups)

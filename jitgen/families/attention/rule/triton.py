@@ -8,10 +8,10 @@ tiles in three loops, of which the middle one has no mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jitgen.codegen import environment, triton
+from jitgen.codegen import triton
 from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import Frame, Operand, Rule
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
@@ -133,8 +133,3 @@ def options(frame: Frame, schedule: Any, unit: int, units: Mapping[str, int]) ->
     an access."""
     alignments = [min(unit * item_size(o.dtype), ACCESS_BYTES) if o.kind == "contiguous" else 1 for o in frame.memory]
     return frame.triton_options(schedule.wide, schedule.warps, alignments, units, num_stages=schedule.stages)
-
-
-def functions_in(lines: Iterable[str]) -> str:
-    """Returns the common header's functions that ``lines`` call."""
-    return environment.select_functions(environment.header("jitgen_triton.py", None), "\n".join(lines))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from jitgen.codegen import environment
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
 from jitgen.families.rows.reduction.context import Pass, Reduction, ReductionContext, identity
@@ -33,7 +32,6 @@ STAGES = 4
 """Tiles in flight at once, in shared memory, where passes loop over a row that lies in memory."""
 STAGED_BYTES = 208 * 1024
 """Bytes of shared memory for those tiles: what a Hopper block can have, less what reductions take."""
-HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
     "sum": "{0} + {1}",
@@ -113,7 +111,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: TritonRows, rows: Reducti
         "row_stores": row_stores,
         "passes": passes,
     }
-    context["include"] = _used(context, rows.after)
     return context, rows.triton_row_options(schedule.wide, schedule.block_threads // WARP)
 
 
@@ -258,17 +255,3 @@ def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
 def _index(r: Reduction) -> list[str]:
     """Writes the line that makes an index 64-bit, as torch's are."""
     return [f"{r.result} = {r.result}.to(tl.int64)"] if r.kind.startswith("arg") else []
-
-
-def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
-    """Returns the functions of the static headers that the kernel calls: a source has no more than its kernel needs."""
-    lines = [operand["expression"] for operand in context["row_loads"]]
-    lines += [operand["stored"] for operand in context["row_stores"]]
-    lines += [line.text for line in after]
-    for p in context["passes"]:
-        lines += [line.text for line in (*p["before"], *p["lines"])]
-        lines += [operand["expression"] for operand in p["loads"]]
-        lines += [operand["stored"] for operand in p["stores"]]
-        lines += [text for r in p["reductions"] for text in (*r["start"], r["step"], *r["end"])]
-    headers = "\n".join(environment.header(name, environment.family_folder("reduction")) for name in HEADERS)
-    return environment.select_functions(headers, "\n".join(lines))

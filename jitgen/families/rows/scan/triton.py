@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.codegen import environment
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.rows.scan.claim import NAME
 from jitgen.families.rows.scan.context import Rows, Scan
 from jitgen.families.rows.scan.schedule import CHUNK_UNIT, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import PLACES, identity
 from jitgen.kernel.operands import WARP
 from jitgen.kernel.rows import RowLayout
-
-HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_scan.py", NAME))
 
 _COMBINE = {
     "sum": "added",
@@ -55,7 +51,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "stores": [o.triton_access(live, layout.columns) for o in rows.stores],
         "scans": [_scan(scan, layout, schedule, row_live, dialect) for scan in rows.scans],
     }
-    context["include"] = _used(context, rows)
     return context, rows.triton_row_options(schedule.wide, schedule.threads // WARP)
 
 
@@ -148,16 +143,3 @@ def _broadcast(value: str, shape: str) -> str:
 def _dtype(kind: str, dialect: Dialect) -> str:
     """Returns the compute dtype of Triton's type ``kind``."""
     return next(dtype for dtype, name in dialect.types.items() if name == kind)
-
-
-def _used(context: dict[str, Any], rows: Rows) -> str:
-    """Returns the static headers' functions that the kernel calls: one file is one kernel, and holds no more than it
-    needs."""
-    lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
-    lines += [operand["stored"] for operand in context["stores"]]
-    lines += [line.text for line in (*rows.row_lines, *rows.lines_before, *rows.lines_after)]
-    lines += [text for scan in context["scans"] for component in ("start", "step", "end") for text in scan[component]]
-    texts = [
-        environment.header(name, environment.family_folder(folder) if folder else None) for name, folder in HEADERS
-    ]
-    return environment.select_functions("\n".join(texts), "\n".join(lines))

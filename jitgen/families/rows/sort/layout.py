@@ -11,9 +11,10 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
+from jitgen.kernel import launch
 from jitgen.kernel.geometry import touched_of
-from jitgen.kernel.launch import Work, traffic
-from jitgen.kernel.operands import Call, pointwise_flops
+from jitgen.kernel.launch import Work
+from jitgen.kernel.operands import Call
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.rows import RowGeometry, RowLayout, is_wide, row_geometry, row_layout, row_parameters
 
@@ -69,7 +70,6 @@ def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
     """Counts what one launch amounts to; a launch that stores nothing is none."""
-    (geometry,), (body,) = geometries, kernel.bodies
-    moved, written = traffic(body, geometry)
-    flops = pointwise_flops(body.instructions, geometry.elements)
-    return Work(geometry.elements if geometry.count else 0, written, moved, flops)
+    (geometry,) = geometries
+    counted = launch.work(kernel, geometries, schedule)
+    return counted if geometry.count else replace(counted, elements=0)

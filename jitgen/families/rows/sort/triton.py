@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.codegen import environment, triton
+from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
-from jitgen.families.rows.sort.claim import NAME
 from jitgen.families.rows.sort.context import Rows
 from jitgen.families.rows.sort.schedule import Schedule
 from jitgen.ir.program import Kernel
@@ -16,7 +15,6 @@ from jitgen.kernel.operands import WARP
 from jitgen.kernel.printed_rows import RowOperand
 from jitgen.kernel.rows import RowLayout
 
-HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_sort.py", NAME))
 _COMPARED = {"float32": "tl.float32", "float64": "tl.float64", "float16": "tl.float32", "bfloat16": "tl.float32"}
 """The Triton type that elements of a dtype are compared as; integers are, as int32 or int64, by ``_INTEGERS``."""
 _INTEGERS = {"int64": "tl.int64"}
@@ -43,7 +41,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "listed": triton.load_cast("found", rows.order.dtype),
         "stores": [_store(o, what, rows.order.dtype) for o, what in rows.stores],
     }
-    context["include"] = _used(context, rows)
     return context, rows.triton_options(schedule.wide, max(1, schedule.threads // WARP))
 
 
@@ -75,16 +72,3 @@ def _store(operand: RowOperand, what: str, dtype: str) -> dict[str, Any]:
         value = f"place.to({triton.TYPES[operand.dtype]})"
     base = operand.base([f"i{dim}" for dim in range(len(operand.outer_strides))])
     return fields(operand) | {"at": f"{base} + to * {operand.inner}", "stored": value}
-
-
-def _used(context: dict[str, Any], rows: Rows) -> str:
-    """Returns the static headers' functions that the kernel calls: one file is one kernel, and holds no more than it
-    needs."""
-    lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
-    lines += [operand["stored"] for operand in context["stores"]]
-    lines += [line.text for line in (*rows.row_lines, *rows.lines)]
-    lines += [context["element"], context["listed"], "precedes(" if rows.merges else "sorted_rows("]
-    texts = [
-        environment.header(name, environment.family_folder(folder) if folder else None) for name, folder in HEADERS
-    ]
-    return environment.select_functions("\n".join(texts), "\n".join(lines))
