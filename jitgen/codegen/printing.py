@@ -19,7 +19,7 @@ from jitgen.ir.body import Instruction
 Built = tuple[dict[str, Any], dict[str, Any]]
 """What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
-_FOUND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", "scalar", "contract")
+_AT_HAND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", "scalar", "contract")
 """Operations whose value exists before the first line."""
 
 
@@ -114,7 +114,7 @@ def printed(
             result.scalars[name] = type_name
         elif op == "gather":
             result.values[instruction.attr] = name
-        if op not in _FOUND:
+        if op not in _AT_HAND:
             if op == "gather":
                 indices = [result.names[argument] for argument in instruction.args]
                 expression = _gathered((sources or {})[instruction.attr], indices, dialect)

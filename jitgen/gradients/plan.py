@@ -46,7 +46,7 @@ class Plan:
         inputs: the inputs whose values the backward reads.
         weights: the quantised weights (``dequantize`` nodes) whose values it reads.
         saved: the nodes whose values it reads and cannot compute again from the inputs.
-        weighted: products of weights of rows and values, of which the scores are computed again.
+        weighted: products of probabilities and values, of which the scores are computed again.
     """
 
     graph: Graph

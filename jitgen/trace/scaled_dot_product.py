@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
     if dropout_p != 0:
         raise UnsupportedError(
             "scaled_dot_product_attention with dropout_p has no row; pass dropout_p=0.0 (if not self.training), or "
-            "write the formula with F.dropout on the weights"
+            "write the formula with F.dropout on the probabilities"
         )
     shape = query.shape
     query, key, value, mask = _grouped(trace, query, key, value, attn_mask, enable_gqa)

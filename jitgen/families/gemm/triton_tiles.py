@@ -6,10 +6,14 @@ The constants were fitted to 1,636 timings of 174 random shapes on an H200 with 
 and K from 64 to 60000; quantised weights are W4A16 with groups of 128). Of what was timed for a shape, that which the
 model chooses takes longer than the best, by the geometric mean, and at worst; beside it the rule that there was before:
 
-============ ================== ================== ================ rows of x quantised dense the rule before
-============ ================== ================== ================ 1 to 8 2.7 %, 26 % 2.0 %, 10 % 7 % and 66 % 9 to 64
-2.6 %, 27 % 3.8 %, 25 % 11 % and 9 % 65 to 512 3.9 %, 65 % 5.5 %, 33 % 98 % and 115 % 513 to 8192 1.8 %, 22 % 7.5 %, 45
-% 35 % and 48 % ============ ================== ================== ================
+============  ==================  ==================  ================
+rows of x     quantised           dense               the rule before
+============  ==================  ==================  ================
+1 to 8        2.7 %, 26 %         2.0 %, 10 %         7 % and 66 %
+9 to 64       2.6 %, 27 %         3.8 %, 25 %         11 % and 9 %
+65 to 512     3.9 %, 65 %         5.5 %, 33 %         98 % and 115 %
+513 to 8192   1.8 %, 22 %         7.5 %, 45 %         35 % and 48 %
+============  ==================  ==================  ================
 
 A candidate has constants of its own, because what Triton's compiler makes of a tile follows no rule. Where K is split,
 a second kernel reads the sums of all ranges (``split_k.py``).

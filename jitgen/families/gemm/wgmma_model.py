@@ -8,9 +8,12 @@ promising; quantised weights are W4A16 with groups of 128. Products of more than
 all others. Of what was timed for a shape, that which a model chooses takes longer than the best, by the geometric mean
 and at the 95th percentile:
 
-===================== ============== ============== products quantised dense ===================== ==============
-============== of more than 20 GFLOP 0.4 %, 3 % 0.4 %, 2 % others 1.0 %, 6 % 3.1 %, 14 % =====================
-============== ==============
+=====================  ==============  ==============
+products               quantised       dense
+=====================  ==============  ==============
+of more than 20 GFLOP  0.4 %, 3 %      0.4 %, 2 %
+others                 1.0 %, 6 %      3.1 %, 14 %
+=====================  ==============  ==============
 
 Fitted to 60 % of the shapes at random, twice, the model of quantised weights loses 0.8 % and 0.0 % for the larger ones
 of the remaining shapes, and 2.5 % and 1.2 % for the others. ``docs/measured/h200-sweep.json`` has shapes to which it

@@ -1,15 +1,17 @@
 """Chooses the mainloops and tiles of the cuda dialect.
 
-====================== ======================================== ============================================ path for
-weights are read ====================== ========================================
-============================================ ``wgmma_quantized`` quantised weights, many rows, sm_90a by tensor copies,
-decoded in registers ``wgmma_dense`` 16-bit weights, many rows, sm_90a by tensor copies, into shared memory ``mma``
-quantised weights otherwise from global memory into mma.sync's fragments ``rows``, ``columns`` 16-bit weights, few rows
-of x the same; contiguous along K, or along N ``dense`` 16-bit weights otherwise through shared memory
-(``gemm_dense.cuh``) ``stream``, float32 and float64, few rows of x from global memory into registers; contiguous
-``stream_outer`` along K, or along N ``simt`` float32 and float64 otherwise, integers through shared memory
-(``gemm_simt.cuh``) ====================== ========================================
-============================================
+======================  ========================================  ============================================
+path                    for                                       weights are read
+======================  ========================================  ============================================
+``wgmma_quantized``     quantised weights, many rows, sm_90a      by tensor copies, decoded in registers
+``wgmma_dense``         16-bit weights, many rows, sm_90a         by tensor copies, into shared memory
+``mma``                 quantised weights otherwise               from global memory into mma.sync's fragments
+``rows``, ``columns``   16-bit weights, few rows of x             the same; contiguous along K, or along N
+``dense``               16-bit weights otherwise                  through shared memory (``gemm_dense.cuh``)
+``stream``,             float32 and float64, few rows of x        from global memory into registers; contiguous
+``stream_outer``                                                  along K, or along N
+``simt``                float32 and float64 otherwise, integers   through shared memory (``gemm_simt.cuh``)
+======================  ========================================  ============================================
 
 The rules for few rows of x are in ``cuda_streams``. The numbers of this module were measured on an H200, and other
 devices use the same ones.
