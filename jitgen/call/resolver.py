@@ -66,7 +66,8 @@ class Captures:
         captured: tensors that the function closes over.
         guards: values that the function closes over, which must be what they were at the trace.
         captured_extents: the bytes that each captured tensor spans.
-        depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice.
+        depends_on_arguments_alone: whether equal arguments suffice: nothing is captured or guarded, and autocast is
+            off.
     """
 
     __slots__ = (
@@ -123,7 +124,7 @@ class Captures:
         except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
             return None
         for value, now in zip(self._values, objects, strict=False):
-            if now is value or (type(now) is type(value) is str and now == value):  # without entering a function
+            if now is value or (type(now) is type(value) is str and now == value):  # cheap: runs no Python function
                 continue
             if not same_value(now, value):
                 return None
@@ -175,7 +176,7 @@ class BoundLaunch(Captures):
 
         ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
         """
-        if self.specialization.traced.follows_arguments:  # the caller asks, who has them
+        if self.specialization.traced.follows_arguments:  # only a cold call has them, and checks them there
             return lambda: None
         if needs_grad:
             return lambda: None if torch.is_grad_enabled() else self._read()
@@ -344,13 +345,13 @@ class Resolver:
             return known
         traced = self._trace(call, route, runs, differentiable)
         captured = [capture.value for capture in traced.captured]
-        # What is remembered keeps no tensors alive.
+        # A specialisation outlives the call, and must not keep its captured tensors alive.
         traced = dataclasses.replace(
             traced, captured=tuple(dataclasses.replace(capture, value=None) for capture in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
         if not specialization.static_numbers <= self.static_numbers:
-            self._note_static_numbers(specialization)  # before another thread finds it
+            self._note_static_numbers(specialization)  # before another thread can use it
         if traced.changes is not None and len(alike) >= MANY_TRACES:  # it is for this call alone
             return specialization, captured, environment | size_symbols([*tensors, *captured])
         while True:
@@ -361,7 +362,7 @@ class Resolver:
                     alike = (*alike, specialization)[-MOST_TRACES:]
                     self._specializations.put(key, alike)
                     break
-            # Other threads have added theirs since, and one trace is for all sizes.
+            # Another thread has added a trace meanwhile, which may fit this call: a trace serves all sizes.
             known = _fitting(others, tensors, environment)
             if known is not None:
                 return known
@@ -413,7 +414,7 @@ class Resolver:
 
 
 class ResolverOfGraph(Resolver):
-    """Resolves calls with one graph, which exists already. Its sizes may be 1 as well: then it is another."""
+    """Resolves calls with one graph, which exists already. Sizes of 1 at a call are fixed in a graph of their own."""
 
     def __init__(self, traced: Traced, routing: Routing):
         super().__init__(_called_as_a_graph, routing)

@@ -62,14 +62,14 @@ class QTensor(torch.Tensor):
     Attributes:
         tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
         token: everything else about it; equal facts are the same object.
-        stored: the two of them. Who needs both reads this once, and the two from what was read.
+        stored: the pair of them. Whoever needs both reads this once: another thread may convert the weight meanwhile.
     """
 
     stored: Stored
     _copies: Copies
     _is_param: bool
     _flattened: list[str] | None = None
-    """The names of the tensors of which torch made this weight; it knows them by these names."""
+    """The names by which torch knows the tensors of this weight, if torch made it (``__tensor_unflatten__``)."""
 
     @staticmethod
     def __new__(

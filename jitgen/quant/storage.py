@@ -42,16 +42,16 @@ pytree.register_pytree_node(
 
 
 class Copies:
-    """Holds what tensors that are the same weight share: detached, transposed, of another nominal dtype or in another
-    layout.
+    """Holds what the ``QTensor``s of one weight share: views that are detached, transposed, of another nominal dtype or
+    in another layout.
 
     Attributes:
         converted: tensors by layout, remembered for the next request.
         experts: the matrices of a weight of three dimensions that were asked for, by index and token.
-        living: what these tensors refer to, as long as they live. Only these objects are referred to weakly:
-            ``Module.to`` swaps tensors, and torch swaps none that have weak references.
-        parts: by index, what the tensors of such a matrix share, as long as it lives.
-        is_part: whether these tensors are such a matrix.
+        living: the ``Stored`` of each of these ``QTensor``s, as long as it lives. It is referred to weakly in place of
+            the ``QTensor``: ``Module.to`` swaps tensors, and torch swaps none that have weak references.
+        parts: the ``Copies`` of such a matrix by its index, as long as it lives.
+        is_part: whether these are the ``Copies`` of such a matrix.
         is_checked: whether the numbers are known to be finite; otherwise they are checked when they are converted.
     """
 

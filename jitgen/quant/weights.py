@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jitgen.quant.token import Token
 
 LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
-"""Backend -> the layout that its kernels read."""
+"""The layout that the kernels of each backend read."""
 
 
 def exist() -> bool:
