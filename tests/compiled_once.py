@@ -11,7 +11,8 @@ What a kernel includes is compiled beforehand, once for all kernels that begin w
 without the compiler's driver, and without the C library where the kernel uses none of its versioned symbols: reading
 the symbols of libm and libc takes 0.02 s, which is four fifths of linking a kernel.
 
-The program is a Python without site packages that imports little, so that it starts in 0.02 s.
+The program is a Python without site packages that imports little, so that it starts in 0.02 s. The process that runs
+the tests saves that too: ``tests/conftest.py`` has it call ``compiled`` itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import sys
 from _blake2 import blake2b  # hashlib would load OpenSSL, in a fifth of this program's time
+from _thread import get_ident
 
 PROGRAM = "g++"
 """The compiler that it stands in for, by name: the first that jitgen looks for."""
@@ -43,7 +45,7 @@ def on_path(program: str, kept: str, directory: str) -> str:
 
     os.makedirs(kept, exist_ok=True)
     path = os.path.join(directory, PROGRAM)
-    call = f"compiled_once.compile({program!r}, {kept!r}, sys.argv[1:])"
+    call = f"compiled_once.run({program!r}, {kept!r}, sys.argv[1:])"
     code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import compiled_once; {call}"
     with open(path, "w") as file:
         file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -ISc {shlex.quote(code)} "$@"\n')
@@ -63,13 +65,19 @@ def prune(kept: str) -> None:
         size -= own
 
 
-def compile(program: str, kept: str, arguments: list[str]) -> None:
+def run(program: str, kept: str, arguments: list[str]) -> None:
     """Does what ``program`` does with ``arguments``, from a kept object file where there is one; does not return."""
+    if not compiled(program, kept, arguments, ""):
+        os.execv(program, [program, *arguments])
+
+
+def compiled(program: str, kept: str, arguments: list[str], directory: str) -> bool:
+    """Compiles and links a kernel in ``directory``, which ends in "/"; False if it is none, or does not compile."""
     names = [argument.partition("=")[2] for argument in arguments if argument.startswith("-frandom-seed=jitgen_")]
     if len(names) != 1 or "-shared" not in arguments or "kernel.cpp" not in arguments:
-        os.execv(program, [program, *arguments])
+        return False
     (name,) = names
-    with open("kernel.cpp") as file:  # whose comments name the function too
+    with open(f"{directory}kernel.cpp") as file:  # whose comments name the function too
         lines = ["" if line.startswith("//") else line for line in file.read().replace(name, ONE).split("\n")]
     start = next((number for number, line in enumerate(lines) if line and line[0] != "#"), len(lines))
     prefix, rest = "\n".join(lines[:start]), "\n".join(lines[start:])
@@ -78,11 +86,11 @@ def compile(program: str, kept: str, arguments: list[str]) -> None:
     flags.append(f"-frandom-seed={ONE}")
     facts = os.stat(program)
     key = blake2b(repr((program, facts.st_size, facts.st_mtime_ns, flags, prefix)).encode(), digest_size=20)
-    for folder, folders, files in os.walk("include"):
+    for folder, folders, files in os.walk(f"{directory}include"):
         folders.sort()
         for header in sorted(files):
-            with open(os.path.join(folder, header), "rb") as opened:
-                key.update(f"\n{folder}/{header}\n".encode() + opened.read())
+            path = os.path.join(folder, header)
+            key.update(f"\n{path[len(directory) :]}\n".encode() + _read(path))
     included = os.path.join(kept, f"{key.hexdigest()}.hpp")
     key.update(rest.encode())
     path = os.path.join(kept, f"{key.hexdigest()}.o")
@@ -90,21 +98,20 @@ def compile(program: str, kept: str, arguments: list[str]) -> None:
         code = _read(path)
         os.utime(path)
     except FileNotFoundError:
-        if not _precompile(program, flags, prefix, included):
-            os.execv(program, [program, *arguments])
-        _write("one.cpp", f'#include "{included}"\n{rest}'.encode())
-        if _run(program, [*flags, "-c", "one.cpp", "-o", "one.o"]):  # it does not compile
-            os.execv(program, [program, *arguments])
-        code = _read("one.o")
+        if not _precompile(program, flags, prefix, included, directory):
+            return False
+        _write(f"{directory}one.cpp", f'#include "{included}"\n{rest}'.encode())
+        if not _done(program, [*flags, "-c", "one.cpp", "-o", "one.o"], directory):
+            return False
+        code = _read(f"{directory}one.o")
         _write(path, code)
     defined, undefined = symbols_of(code)
     aliases = [f"--defsym={name}{symbol[len(ONE) :]}={symbol}" for symbol in defined if symbol.startswith(ONE)]
     linking = [path if argument == "kernel.cpp" else argument for argument in arguments[split:]]
     linker = os.path.join(os.path.dirname(program), "ld")
     if undefined - RUNTIME or not os.path.exists(linker):
-        os.execv(program, [program, *linking, *(f"-Wl,{alias}" for alias in aliases)])
-    options = [word for argument in linking for word in _for_linker(argument)]
-    os.execv(linker, [linker, *options, *aliases])
+        return _done(program, [*linking, *(f"-Wl,{alias}" for alias in aliases)], directory)
+    return _done(linker, [*(word for argument in linking for word in _for_linker(argument)), *aliases], directory)
 
 
 def symbols_of(code: bytes) -> tuple[set[str], set[str]]:
@@ -131,25 +138,32 @@ def _for_linker(argument: str) -> list[str]:
     return [] if argument == "-nostdlib" or argument.startswith("-l") else [argument]
 
 
-def _precompile(program: str, flags: list[str], prefix: str, included: str) -> bool:
+def _precompile(program: str, flags: list[str], prefix: str, included: str, directory: str) -> bool:
     """Compiles the first lines of a kernel to ``<included>.gch``, if it is not there; whether they compile."""
     precompiled = f"{included}.gch"
     try:
         os.utime(included)
         os.utime(precompiled)
     except FileNotFoundError:
-        _write("pre.hpp", prefix.encode())
-        if _run(program, [*flags, "-x", "c++-header", "pre.hpp", "-o", "pre.hpp.gch"]):
+        _write(f"{directory}pre.hpp", prefix.encode())
+        if not _done(program, [*flags, "-x", "c++-header", "pre.hpp", "-o", "pre.hpp.gch"], directory):
             return False
-        _write(precompiled, _read("pre.hpp.gch"))
+        _write(precompiled, _read(f"{directory}pre.hpp.gch"))
         _write(included, prefix.encode())
     return True
 
 
-def _run(program: str, arguments: list[str]) -> int:
+def _done(program: str, arguments: list[str], directory: str) -> bool:
+    """Runs a program in ``directory``; whether it succeeds."""
+    if directory:
+        import subprocess  # not in the program itself, which is in the directory
+
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": directory}
+        done = subprocess.run([program, *arguments], cwd=directory, env=environment, capture_output=True, check=False)
+        return done.returncode == 0
     silent = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
     process = os.posix_spawn(program, [program, *arguments], os.environ, file_actions=silent)
-    return os.waitpid(process, 0)[1]
+    return os.waitpid(process, 0)[1] == 0
 
 
 def _read(path: str) -> bytes:
@@ -159,7 +173,7 @@ def _read(path: str) -> bytes:
 
 def _write(path: str, data: bytes) -> None:
     """Writes a file that other processes see whole or not at all."""
-    own = f"{path}.{os.getpid()}"
+    own = f"{path}.{os.getpid()}.{get_ident()}"
     with open(own, "wb") as file:
         file.write(data)
     os.replace(own, path)

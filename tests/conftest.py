@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,29 @@ def session_store() -> Iterator[Path]:
         except OSError:  # a checkout that cannot be written
             store = Path(temporary)
         patched.setenv("JITGEN_CACHE_DIR", str(store))
+        # No test cuts the power. The disk is waited for nine times a kernel, in 0.03 s.
+        patched.setattr(os, "fsync", lambda descriptor: None)
         compiler = shutil.which(compiled_once.PROGRAM)
         objects = store.parent / "objects"
         if compiler is not None:
             patched.setenv("PATH", compiled_once.on_path(compiler, str(objects), temporary))
+            _compile_within(patched, str(Path(temporary, compiled_once.PROGRAM)), compiler, str(objects))
         yield store
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
         _prune(store, objects)
+
+
+def _compile_within(patched: pytest.MonkeyPatch, stand_in: str, compiler: str, objects: str) -> None:
+    """Has this process do what the program ``stand_in`` would, where that is the compiler: it need not be started."""
+    from jitgen.compilers import host
+
+    run = host._run
+
+    def run_or_compile(source: Any, directory: Path, arguments: list[str]) -> None:
+        if arguments[0] != stand_in or not compiled_once.compiled(compiler, objects, arguments[1:], f"{directory}/"):
+            run(source, directory, arguments)
+
+    patched.setattr(host, "_run", run_or_compile)
 
 
 def _kept_store() -> Path:

@@ -145,6 +145,7 @@ def rows(length: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("length", [600, 2048, 40008])
+@pytest.mark.covering(2)
 def test_sums_of_exponentials(library: Library, dtype: torch.dtype, length: int, width: int) -> None:
     some = rows(length, dtype)
     most, alone = some["normal"].clone(), some["normal"].clone()

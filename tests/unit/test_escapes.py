@@ -205,6 +205,7 @@ def kept() -> Any:
 
 @pytest.mark.parametrize("route", ["plain", "gradients", "no grad", "bind"])
 @pytest.mark.parametrize("name", STORED)
+@pytest.mark.covering(1)
 def test_what_is_kept(name: str, route: str) -> None:
     """The tensors that eager torch keeps, after each of several calls of other sizes; and what is one with what."""
     function = STORED[name]

@@ -13,6 +13,7 @@ import pytest
 
 from jitgen.families import registry
 from jitgen.ir.regions import STAGES
+from tests.modules import nodes
 
 JITGEN = Path(__file__).parents[2] / "jitgen"
 NAMES = sorted(family.name for family in registry.FAMILIES)
@@ -27,15 +28,10 @@ def outside(name: str) -> Iterator[Path]:
 
 
 @cache
-def parsed(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text())))
-
-
-@cache
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, for type checking too."""
     found: set[str] = set()
-    for node in parsed(path):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
@@ -64,10 +60,10 @@ def test_every_function_of_a_family_exists(name: str) -> None:
 @cache
 def literals(path: Path) -> set[str]:
     """The strings of a file, keys of dicts aside."""
-    keys = {id(key) for node in parsed(path) if isinstance(node, ast.Dict) for key in node.keys}
+    keys = {id(key) for node in nodes(path) if isinstance(node, ast.Dict) for key in node.keys}
     return {
         node.value
-        for node in parsed(path)
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys
     }
 

@@ -228,6 +228,7 @@ UNTRACKED += [unrelated_buffer]
 
 @pytest.mark.parametrize("is_leaf", [True, False])
 @pytest.mark.parametrize("function", UNTRACKED)
+@pytest.mark.covering(1)
 def test_an_update_that_autograd_does_not_know_of_keeps_the_gradient_of_what_it_updates(
     function: Callable[..., Any], is_leaf: bool
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from jitgen.ir.views import Memory, NotViewable, Strided, apply, contiguous_stri
 from jitgen.kernel.operands import Call, output_strides
 from jitgen.runtime.overlap import share
 from jitgen.spec import Target, host_target
+from tests.modules import run_time_nodes
 
 ROOT = Path(jitgen.__file__).parents[1]
 
@@ -351,19 +353,11 @@ ALLOWED: dict[str, set[str]] = {
 OUTERMOST = {"api", "cli", "tune", "__main__"}
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """The parts of jitgen that a module imports, within functions too (but not for type checking alone)."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-        for node in ast.walk(block)
-    }
     found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in run_time_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "jitgen":
             parts = node.module.split(".")
             found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}

@@ -50,6 +50,7 @@ READ: dict[str, tuple[Callable[[Any], Any], tuple[dict[str, Any], ...]]] = {
 
 @pytest.mark.parametrize("needs_grad", [True, False])
 @pytest.mark.parametrize("name", READ)
+@pytest.mark.covering(1)
 def test_of_an_argument(name: str, needs_grad: bool) -> None:
     function, calls = READ[name]
     jitted = jitgen.jit(function)

@@ -594,6 +594,7 @@ def test_torch_compile() -> None:
 
 
 @pytest.mark.parametrize("format", [*FORMATS, "fp8_e4m3.rows128", "nf4", "int5"])
+@pytest.mark.quick(where=lambda format: format in ("int4", "uint4", "nvfp4", "int5", "fp8_e4m3.rows128"))
 def test_an_embedding_looks_up_rows(format: str) -> None:
     group = None if format == "nvfp4" else 32
     weight = jitgen.quantize(torch.randn(200, 96).bfloat16(), format, group)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jitgen
 from jitgen.families import registry
+from tests.modules import nodes, run_time_nodes
 
 PACKAGE = Path(jitgen.__file__).parent
 
@@ -23,12 +24,7 @@ def modules() -> dict[str, Path]:
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """The modules of jitgen that one imports, within functions too, but not for type checking alone."""
-    tree = ast.parse(path.read_text())
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    skipped = {id(node) for block in blocks for statement in block.body for node in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in run_time_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
@@ -46,10 +42,10 @@ def test_no_import_cycles() -> None:
         raise AssertionError(" -> ".join(reversed(error.args[1]))) from None
 
 
-def _private_attributes(tree: ast.Module) -> tuple[set[str], list[ast.Attribute]]:
+def _private_attributes(path: Path) -> tuple[set[str], list[ast.Attribute]]:
     """The private names that a module defines, and its accesses to private attributes of objects besides ``self``."""
     defined, read = set(), []
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -81,7 +77,7 @@ def test_modules_do_not_reach_into_each_other() -> None:
     found, allowed = [], TORCHS_PRIVATE | OF_NAMED_TUPLES
     for name, path in modules().items():
         if name.startswith(PRIVATE_IN):
-            defined, read = _private_attributes(ast.parse(path.read_text()))
+            defined, read = _private_attributes(path)
             found += [f"{name}:{at.lineno} {ast.unparse(at)}" for at in read if at.attr not in defined | allowed]
     assert not found
 

@@ -124,6 +124,7 @@ def gradients(function: Callable[..., Any], arguments: Any) -> Any:
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("function", RIGHT)
+@pytest.mark.covering(1)
 def test_flags_values_and_gradients_are_eager_torchs(function: Callable[..., Any], enabled: bool) -> None:
     jitted = jitgen.jit(function)
     for x_needs, x_is_leaf in ((True, True), (True, False), (False, True)):
