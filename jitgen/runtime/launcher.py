@@ -76,6 +76,11 @@ class Step:
     checked: tuple[tuple[str, ...], ...] = ()
 
 
+MOST_PAIRS = 64
+"""Pairs of an updated argument and another whose address ranges a launcher compares one by one; those of more are
+compared in their order in memory."""
+
+
 @dataclass(frozen=True)
 class View:
     """Describes an output that is an input, or a view of one.
@@ -198,15 +203,24 @@ class _Writer:
 
     def _refuse_updates(self) -> None:
         extents, lines = self.spec.extents, dict(self.spec.lines)
-        for updated in (result for result in self.spec.results if isinstance(result, int)):
+        updated = [result for result in self.spec.results if isinstance(result, int)]
+        for index in updated:
             self.names |= {"refuse_inference": inference.refuse, "name": self.spec.name}
-            refused = f"refuse_inference(name, t{updated}, {lines.get(updated)!r})"
-            self.lines.append(f"if t{updated}.is_inference(): {refused}")
-            for other in range(self.spec.inputs):
-                if other != updated and extents[updated] and extents[other]:
+            refused = f"refuse_inference(name, t{index}, {lines.get(index)!r})"
+            self.lines.append(f"if t{index}.is_inference(): {refused}")
+        others = [index for index in range(self.spec.inputs) if extents[index]]
+        if len(updated) * len(others) > MOST_PAIRS:
+            ranges = overlap.Ranges(self.spec.name, tuple((i, extents[i], i in updated) for i in others), lines)
+            self.names["refuse_shared"] = ranges.refuse
+            addresses, tensors = (", ".join(f"{letter}{index}" for index in others) for letter in "pt")
+            self.lines.append(f"refuse_shared(({addresses},), ({tensors},))")
+            return
+        for index in updated:
+            for other in others if extents[index] else ():
+                if other != index:
                     self.names |= {"refuse": overlap.refuse, "name": self.spec.name}
-                    near = f"p{updated} < p{other} + {extents[other]} and p{other} < p{updated} + {extents[updated]}"
-                    self.lines.append(f"if {near}: refuse(name, t{updated}, t{other}, {lines.get(updated)!r})")
+                    near = f"p{index} < p{other} + {extents[other]} and p{other} < p{index} + {extents[index]}"
+                    self.lines.append(f"if {near}: refuse(name, t{index}, t{other}, {lines.get(index)!r})")
 
     def _allocate(self, name: str, allocation: Allocation) -> None:
         buffer = len(self.buffers)

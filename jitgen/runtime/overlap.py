@@ -10,7 +10,7 @@ call, and call ``refuse`` only where the ranges of two arguments intersect; ``ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,41 @@ def message(name: str, line: str | None) -> str:
         f"{name}: an argument that is updated in place shares memory with another argument; clone one of them before "
         f"the call{where}"
     )
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Many arguments of a function that updates some of them.
+
+    Attributes:
+        name: the function's.
+        arguments: for each its number, its extent in bytes, and whether it is updated.
+        lines: of the user's, where an argument is updated, by its number.
+    """
+
+    name: str
+    arguments: tuple[tuple[int, int, bool], ...]
+    lines: Mapping[int, str | None]
+
+    def refuse(self, addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """SharedMemoryError if an updated argument shares an element with another one.
+
+        Args:
+            addresses, tensors: of ``arguments``.
+        """
+        open_ranges: list[tuple[int, int]] = []  # those before that end behind the start of this one, with their ends
+        for position in sorted(range(len(addresses)), key=addresses.__getitem__):
+            start = addresses[position]
+            number, extent, updated = self.arguments[position]
+            if open_ranges:
+                open_ranges = [each for each in open_ranges if each[0] > start]
+                for _, other in open_ranges:
+                    if updated:
+                        refuse(self.name, tensors[position], tensors[other], self.lines.get(number))
+                    elif self.arguments[other][2]:
+                        line = self.lines.get(self.arguments[other][0])
+                        refuse(self.name, tensors[other], tensors[position], line)
+            open_ranges.append((start + extent, position))
 
 
 def refuse_repeated(name: str, index: int, sizes: Sequence[int], strides: Sequence[int]) -> None:

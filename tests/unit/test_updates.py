@@ -60,6 +60,23 @@ def test_arguments_that_share_memory_are_refused() -> None:
     jitted(p[:2], p[2:], m[:2])  # neighbours in one memory share no element
 
 
+def test_many_arguments_that_share_memory_are_refused() -> None:
+    """Address ranges of many arguments are compared in their order in memory."""
+    memory = torch.rand(3, 20, 4)
+    lists = [list(each) for each in memory]  # neighbours in one memory
+    jitted = jitgen.jit(of_each(momentum))
+    jitted(*lists)
+    shared = torch.rand(20, 4)
+    jitted(lists[0], [shared[0]] * 20, lists[2])  # what is only read may be the same
+    for place, number in ((1, 0), (1, 19), (2, 7)):
+        given = [list(each) for each in lists]
+        given[place][number] = memory[0].view(-1)[number * 4 + 1 :][:4] if number < 19 else memory[2, 3]
+        wanted = memory.clone()
+        with pytest.raises(UnsupportedError, match="shares memory"):
+            jitted(*given)
+        torch.testing.assert_close(memory, wanted)
+
+
 def test_new_sizes_and_strides() -> None:
     jitted = jitgen.jit(of_each(momentum))
     for made in (torch.clone, lambda x: x.t(), lambda x: x[::2]):
