@@ -106,6 +106,8 @@ class Partitioner:
         returned = {id(node): index for index, node in self.graph.mutated}
         for output, node in zip(self.graph.outputs, moved, strict=False):
             alias = _alias(self._without_needless_copy(node), dict(updates))
+            if output.under_views.kind is CAT and alias is not None and alias.input < len(self.graph.inputs):
+                alias = None  # a slice of a concatenation is none of what was joined
             if id(output) in returned:
                 alias = Alias(returned[id(output)], ())
             if alias is not None and alias.movements and self.strides(node) is None:

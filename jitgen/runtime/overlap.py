@@ -47,7 +47,7 @@ def message(name: str, line: str | None) -> str:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Many arguments of a function that updates some of them.
+    """Compares many arguments of a function that updates some of them, in their order in memory.
 
     Attributes:
         name: the function's.
@@ -60,7 +60,7 @@ class Ranges:
     lines: Mapping[int, str | None]
 
     def refuse(self, addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
-        """SharedMemoryError if an updated argument shares an element with another one.
+        """Raises SharedMemoryError if an updated argument shares an element with another one.
 
         Args:
             addresses, tensors: of ``arguments``.
@@ -70,7 +70,7 @@ class Ranges:
             start = addresses[position]
             number, extent, updated = self.arguments[position]
             if open_ranges:
-                open_ranges = [each for each in open_ranges if each[0] > start]
+                open_ranges = [(end, other) for end, other in open_ranges if end > start]
                 for _, other in open_ranges:
                     if updated:
                         refuse(self.name, tensors[position], tensors[other], self.lines.get(number))

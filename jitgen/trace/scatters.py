@@ -28,6 +28,7 @@ from jitgen.trace.gathers import (
 )
 from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
+from jitgen.trace.pieces import placed
 from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
@@ -45,7 +46,7 @@ from jitgen.trace.typing import (
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-Movements = tuple[Any, ...]
+Movements = Sequence[tuple[Any, Shape]]
 _REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "sum", "prod": "prod", "multiply": "prod", "amax": "max"}
 _REDUCTIONS |= {"amin": "min"}
 """torch's names of reductions, and the kind of scatter that each takes."""
@@ -68,9 +69,17 @@ def scattered(
     """
     dtype = base.dtype if kind == "set" else compute_dtype(base.dtype)
     value = filled(trace, value, value.shape) if value.kind.is_number else value
+    if kind == "set" and not indices and tuple(coordinates) == tuple(range(len(value.shape))):
+
+        def write(node: Node, part: Node, path: Movements) -> Node:
+            return scattered(trace, node, part, (), range(len(part.shape)), movements=path)
+
+        joined = placed(trace, base, trace.cast(value, dtype), movements, write)
+        if joined is not None:
+            return joined
     operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
     operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
-    attrs = (kind, tuple(coordinates), movements)
+    attrs = (kind, tuple(coordinates), tuple(movements))
     return trace.cast(trace.make("scatter", operands, dtype, base.shape, attrs), base.dtype)
 
 

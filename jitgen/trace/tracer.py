@@ -492,7 +492,8 @@ class Trace:
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
             )
         own_facts.refuse_stored(self, proxy)
-        if proxy.input is not None or memory_of(proxy.value).kind is INPUT:
+        filled = proxy.memory.updates and proxy.memory.input is None  # a tensor of its own, whatever was copied into it
+        if proxy.input is not None or (memory_of(proxy.value).kind is INPUT and not filled):
             return proxy.value
         for earlier, node in self._returned:
             if earlier is proxy:
@@ -505,7 +506,7 @@ class Trace:
                 node = self.make("view", (node,), node.dtype, node.shape, ("permute", tuple(range(len(node.shape)))))
             return node
         updated = [value for value in self.mutated.values() if value is node or value is node.under_views]
-        if updated or any(node is earlier for _, earlier in self._returned):
+        if updated or memory_of(node).kind is INPUT or any(node is earlier for _, earlier in self._returned):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned.append((proxy, node))
         return node

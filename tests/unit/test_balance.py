@@ -107,6 +107,13 @@ def qkv_of_one_activation(x, q, k, v):  # type: ignore[no-untyped-def]
     return F.linear(x, q), F.linear(x, k), F.linear(x, v)
 
 
+def two_slices(a, b):  # type: ignore[no-untyped-def]
+    k = a.new_empty(*a.shape[:-1], a.shape[-1] + b.shape[-1])
+    k[..., : a.shape[-1]].copy_(a)
+    k[..., a.shape[-1] :].copy_(b)
+    return k
+
+
 def append(cache, k):  # type: ignore[no-untyped-def]
     cache[:, 100:101].copy_(k * 2)
 
@@ -182,6 +189,7 @@ ROWS = {
     "three views of a product": Row(three_views_of_a_product, (square, square), 3, 2.0, 2.0),
     "embedding": Row(F.embedding, (spec(64, dtype=torch.int64), spec(32000, 1024)), 1, 1.0, 1.0),
     "cat": Row(lambda x, y: torch.cat([x, y * 2], 1), (square, square), 1, 1.0, 1.0),
+    "keys of two slices": Row(two_slices, (spec(2, 512, 8, 128), spec(2, 512, 1, 64)), 1, 1.0, 1.0),
     "appending to a cache": Row(append, (spec(2, 4096, 128), spec(2, 1, 128)), 1, 1.0, 1.0),
     "eight steps of a recurrence": Row(
         scan_steps, (spec(4096, 8, dtype=single), spec(4096, 8, dtype=single)), 1, 1.0, 1.0
