@@ -57,7 +57,7 @@ def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], b
     if any(node.kind in (CONTRACT, REDUCE) for node in index.order):
         returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT}, same)
         products = (node for node in index.order if node.kind is CONTRACT and not _is_weighted_mean(node))
-        stored |= {node for node in products if not are_disjoint(returned[node])}
+        stored |= {_end_of_epilogue(node, index) for node in products if not are_disjoint(returned[node])}
         stored |= {
             node.inputs[0]
             for node in index.order
@@ -89,6 +89,18 @@ def _chains(index: Index, ends: Collection[object], same: Callable[[Shape, Shape
             if len(chains[child]) < MOST_CHAINS:
                 chains[child].update(chain if _reorders(chain) else () for chain in read)
     return chains
+
+
+def _end_of_epilogue(product: Node, index: Index) -> Node:
+    """Returns the last value that all readers of ``product`` read, by pointwise operations alone: its kernel computes
+    that before anything is rounded."""
+    node = product
+    while node not in index.roots and len(users := set(index.users[node])) == 1:
+        (user,) = users
+        if not user.kind.is_pointwise or user.shape != node.shape:
+            break
+        node = user
+    return node
 
 
 def _reorders(chain: Chain) -> bool:
