@@ -206,7 +206,12 @@ def projections(x: torch.Tensor, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, 
 def operands(x: torch.Tensor, w: Any, bias: Any, scale: Any, one: Any, skip: Any) -> tuple[torch.Tensor, ...]:
     """A row, a column, a single element and a whole matrix, and results of two dtypes."""
     y = F.linear(x, w, bias) * scale * one + skip
-    return y, (y + torch.arange(y.shape[-1])).float(), y.t()
+    return y, (y + torch.arange(y.shape[-1])).float()
+
+
+def in_two_orders(x: torch.Tensor, w: Any, bias: Any, scale: Any, one: Any, skip: Any) -> tuple[torch.Tensor, ...]:
+    y = F.linear(x, w, bias) * scale * one + skip
+    return y, y.t()
 
 
 EPILOGUES: dict[str, tuple[Function, int]] = {
@@ -235,7 +240,8 @@ def operands_of_epilogues(form: str, tile: TritonSchedule) -> Iterator[str | Non
         x = torch.randn(m, k).half() / 4
         rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
         for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
-            yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
+            for function in (operands, in_two_orders):
+                yield _said(compare(function, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
 
 
 def shares_one_kernel(function: Function, *arguments: Any) -> bool:

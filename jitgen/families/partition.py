@@ -387,11 +387,10 @@ class Partitioner:
     def _same(self, left: Shape, right: Shape) -> bool:
         """Returns whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are
         equal."""
-        left, right = (tuple(symbols.substitute(size, self.equal) for size in shape) for shape in (left, right))
-        return len(left) == len(right) and all(
-            a == b or (a, b) in self.guarded_equal or (b, a) in self.guarded_equal
-            for a, b in zip(left, right, strict=True)
-        )
+        if len(left) != len(right):
+            return False
+        sizes = [tuple(symbols.substitute(size, self.equal) for size in pair) for pair in zip(left, right, strict=True)]
+        return all(a == b or (a, b) in self.guarded_equal or (b, a) in self.guarded_equal for a, b in sizes)
 
     def _narrow(self, node: Node) -> Node:
         """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
