@@ -230,7 +230,7 @@ def _require(source: KernelSource) -> tuple[Toolchain, tuple[str, ...]]:
         return tools, words
     asked = settings.host_compiler_name()
     raise CompileError(
-        f"no C++ compiler for kernel {source.name}: "
+        "no C++ compiler: "
         + (
             f"{asked!r}, named by JITGEN_CXX or CXX, does not run"
             if asked
