@@ -110,8 +110,9 @@ class Partitioner:
                 alias = None  # a slice of a concatenation is none of what was joined
             if id(output) in returned:
                 alias = Alias(returned[id(output)], ())
-            if alias is not None and alias.movements and self.strides(node) is None:
-                alias = None
+            memory = self.strides(node) if alias is not None and alias.movements else None
+            if alias is not None and alias.movements and (memory is None or min(memory.strides, default=0) < 0):
+                alias = None  # torch has no negative strides: its flip is a copy
             if alias is not None and alias.input >= len(self.graph.inputs):  # a temporary, of which one result is made
                 owner = owners.setdefault(alias.input, node)
                 alias = alias if owner is node and not any(self.out) else None

@@ -262,7 +262,8 @@ def apply(memory: Strided, attrs: Sequence[Any], sizes: tuple[int, ...]) -> Stri
     if kind == "slice":
         _, dim, start, step = attrs
         moved = (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
-        return Strided(sizes, moved, offset + start * strides[dim])
+        first = start if memory.sizes[dim] else 0  # a flip of nothing starts at -1, before the memory
+        return Strided(sizes, moved, offset + first * strides[dim])
     if kind == "unsqueeze":
         return Strided(sizes, (*strides[: attrs[1]], 0, *strides[attrs[1] :]), offset)
     if kind == "squeeze":

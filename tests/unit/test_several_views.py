@@ -160,3 +160,28 @@ def test_results_that_share_elements_share_no_memory() -> None:
     for function in (a_scan_and_its_end, softmax_in_orders):
         results = jitgen.jit(function)(x)
         assert len({result.untyped_storage().data_ptr() for result in results}) == len(results)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.cummax(1).values.flip(1), x.cummax(1).values.tanh()),
+        lambda x: (x.sort(1).values, x.sort(1).values.flip(0, 1)),
+        lambda x: tuple(x.cumsum(0)[:, start:].flip(1) for start in (0, 2)),
+    ],
+)
+def test_a_stored_value_that_is_returned_flipped_is_copied(function: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(4, 6)
+    for result, wanted in zip(jitgen.jit(function)(x), function(x), strict=True):
+        torch.testing.assert_close(result, wanted)
+        assert result.stride() == wanted.stride()
+
+
+def test_a_flip_of_nothing_starts_in_its_memory() -> None:
+    def flipped(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, y.flip(1) * 2
+
+    low = jitgen.jit(flipped).lower(torch.randn(3, 3), torch.randn(3, 0), target="sm_90a").lowered
+    offsets = [offset for number in range(len(low.program.kernels)) for _, offset in low.arguments(number).pointers]
+    assert len(offsets) >= 2
+    assert min(offsets) == 0
