@@ -125,7 +125,8 @@ class Partitioner:
         # An update is computed into its argument directly where nothing else reads what the argument was. Others are
         # computed in place at the end, those that read one another together, or else into temporaries that are copied.
         late = [update for update in updates if update[0] in self.updated and _is_scatter_of(update[1], update[0])]
-        late += self._alone([update for update in updates if update[0] not in self.updated], results)
+        readers = [*results, *(node for _, node in late)]
+        late += self._alone([update for update in updates if update[0] not in self.updated], readers)
         mutated = [(index, len(results) + number) for number, (index, _) in enumerate(late)]
         returned_results = dict(enumerate(results))
         results += [node for _, node in late]
@@ -223,15 +224,20 @@ class Partitioner:
                 aliases_[store.result] = alias
         return aliases_
 
-    def _alone(self, updates: Sequence[tuple[int, Node]], results: Sequence[Node]) -> list[tuple[int, Node]]:
+    def _alone(self, updates: Sequence[tuple[int, Node]], readers: Sequence[Node]) -> list[tuple[int, Node]]:
         """Returns the ``updates`` that any kernel may compute with others: nothing else reads what the argument was,
-        and they read no other argument at their own coordinates that is updated, with which they would be together."""
+        and they read no other argument at their own coordinates that is updated, with which they would be together.
+
+        Args:
+            readers: what is computed beside: results, and new values of arguments of which elements are replaced.
+        """
         updated = {index for index, _ in updates}
-        values = Index([*results, *(node for _, node in updates), *(n for _, chain in self.early for n in chain)])
+        values = Index([*readers, *(node for _, node in updates), *(n for _, chain in self.early for n in chain)])
         inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
         alone = []
         for index, node in updates:
-            others = (value for value in values.roots if value is not node)
+            others = [*readers, *(value for other, value in updates if other != index)]  # which may be one node
+            others += [value for _, chain in self.early for value in chain]
             is_read = index in inputs and any(values.depends(value, inputs[index]) for value in others)
             if not is_read and self._reads_in_place(index, node) and reads_of(node).own & updated <= {index}:
                 alone.append((index, node))
@@ -351,6 +357,9 @@ class Partitioner:
             id(update) for update in order if _is_input(update, index)
         }
         updates = {id(update) for update in chain}
+        bases = {id(other.inputs[0]) for other in order if other.kind is SCATTER and id(other) not in updates}
+        if bases & updates:  # another tensor that begins as this one would be taken for a change of it
+            return []
         read = (child for update in order for child in update.inputs[id(update) in updates :])
         return [] if any(id(child) in before for child in (*read, *self.graph.outputs)) else chain
 

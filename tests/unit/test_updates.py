@@ -86,3 +86,55 @@ def test_new_sizes_and_strides() -> None:
             jitted(*arguments)
             of_each(momentum)(*wanted)
             torch.testing.assert_close(arguments, wanted)
+
+
+def _slice_then_update(q: Any, p: Any) -> None:
+    q[1:3] = p[:2]
+    p.mul_(2)
+
+
+def _update_then_slice(q: Any, p: Any) -> None:
+    p.mul_(2)
+    q[1:3] = p[:2]
+
+
+def _steps_beside_an_update(q: Any, p: Any) -> None:
+    q[:, ::2] = p[:, ::2] * 3
+    p.zero_()
+
+
+def _rows_by_index_beside_an_update(q: Any, p: Any) -> None:
+    p.add_(1)
+    q[p[:, 0].long() % 4] = p
+
+
+def _two_of_one_value(q: Any, p: Any) -> None:
+    p.add_(1)
+    q.copy_(p)
+
+
+def _a_copy_of_which_elements_are_replaced(q: Any, p: Any) -> None:
+    p[:, ::2] *= 3
+    q.copy_(p)
+    q[:2].mul_(5)
+
+
+@pytest.mark.parametrize("function", [_two_of_one_value, _a_copy_of_which_elements_are_replaced])
+def test_values_that_arguments_share(function: Any) -> None:
+    arguments = torch.rand(4, 6), torch.rand(4, 6) + 1
+    expected = [argument.clone() for argument in arguments]
+    function(*expected)
+    jitgen.jit(function)(*arguments)
+    assert all(map(torch.equal, arguments, expected))
+
+
+@pytest.mark.parametrize(
+    "function", [_slice_then_update, _update_then_slice, _steps_beside_an_update, _rows_by_index_beside_an_update]
+)
+def test_elements_are_replaced_before_what_they_are_read_from_is_updated(function: Any) -> None:
+    for rows in (4, 9):
+        arguments = torch.rand(rows, 6), torch.rand(rows, 6) + 1
+        expected = [argument.clone() for argument in arguments]
+        function(*expected)
+        jitgen.jit(function)(*arguments)
+        assert all(map(torch.equal, arguments, expected))
