@@ -357,7 +357,8 @@ class Partitioner:
             id(update) for update in order if _is_input(update, index)
         }
         updates = {id(update) for update in chain}
-        bases = {id(other.inputs[0]) for other in order if other.kind is SCATTER and id(other) not in updates}
+        others = (other.inputs[0] for other in order if other.kind is SCATTER and id(other) not in updates)
+        bases = {id(base) for other in others for base in (other, other.under_views, other.under_expand)}
         if bases & updates:  # another tensor that begins as this one would be taken for a change of it
             return []
         read = (child for update in order for child in update.inputs[id(update) in updates :])

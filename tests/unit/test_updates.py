@@ -114,7 +114,7 @@ def _two_of_one_value(q: Any, p: Any) -> None:
 
 
 def _a_copy_of_which_elements_are_replaced(q: Any, p: Any) -> None:
-    p[:, ::2] *= 3
+    p[:, ::2] = q[:, ::2] * 3
     q.copy_(p)
     q[:2].mul_(5)
 
