@@ -68,6 +68,9 @@ def rows_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list
     Raises:
         ValueError: the lists are of several lengths, or there are no tensors, which torch refuses too.
     """
+    named = [key for key in keywords if key in _ARGUMENTS]
+    if len(named) > 1 or (arguments and "self" in named):
+        raise ValueError(f"the keywords {', '.join(named)}: pass lists and tensors by position")
     own = [*arguments, *(value for key, value in keywords.items() if key in _ARGUMENTS)]
     lengths = {len(argument) for argument in own if isinstance(argument, (list, tuple))}
     if len(lengths) != 1 or 0 in lengths:
