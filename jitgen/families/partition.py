@@ -110,9 +110,10 @@ class Partitioner:
                 alias = None  # a slice of a concatenation is none of what was joined
             if id(output) in returned:
                 alias = Alias(returned[id(output)], ())
-            memory = self.strides(node) if alias is not None and alias.movements else None
-            if alias is not None and alias.movements and (memory is None or min(memory.strides, default=0) < 0):
-                alias = None  # torch has no negative strides: its flip is a copy
+            if alias is not None and alias.movements:
+                memory = self.strides(node)
+                if memory is None or min(memory.strides, default=0) < 0:
+                    alias = None  # torch has no negative strides: its flip is a copy
             if alias is not None and alias.input >= len(self.graph.inputs):  # a temporary, of which one result is made
                 owner = owners.setdefault(alias.input, node)
                 alias = alias if owner is node and not any(self.out) else None
@@ -229,15 +230,15 @@ class Partitioner:
         and they read no other argument at their own coordinates that is updated, with which they would be together.
 
         Args:
-            readers: what is computed beside: results, and new values of arguments of which elements are replaced.
+            readers: what else is computed: results, and new values of arguments of which elements are replaced.
         """
         updated = {index for index, _ in updates}
-        values = Index([*readers, *(node for _, node in updates), *(n for _, chain in self.early for n in chain)])
+        readers = [*readers, *(value for _, chain in self.early for value in chain)]
+        values = Index([*readers, *(node for _, node in updates)])
         inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
         alone = []
         for index, node in updates:
             others = [*readers, *(value for other, value in updates if other != index)]  # which may be one node
-            others += [value for _, chain in self.early for value in chain]
             is_read = index in inputs and any(values.depends(value, inputs[index]) for value in others)
             if not is_read and self._reads_in_place(index, node) and reads_of(node).own & updated <= {index}:
                 alone.append((index, node))
@@ -357,8 +358,8 @@ class Partitioner:
             id(update) for update in order if _is_input(update, index)
         }
         updates = {id(update) for update in chain}
-        others = (other.inputs[0] for other in order if other.kind is SCATTER and id(other) not in updates)
-        bases = {id(base) for other in others for base in (other, other.under_views, other.under_expand)}
+        others = (other for other in order if other.kind is SCATTER and id(other) not in updates)
+        bases = {id(other.inputs[0].under_views) for other in others}
         if bases & updates:  # another tensor that begins as this one would be taken for a change of it
             return []
         read = (child for update in order for child in update.inputs[id(update) in updates :])

@@ -204,11 +204,13 @@ class _Writer:
     def _refuse_updates(self) -> None:
         extents, lines = self.spec.extents, dict(self.spec.lines)
         updated = [result for result in self.spec.results if isinstance(result, int)]
+        if not updated:
+            return
         for index in updated:
             self.names |= {"refuse_inference": inference.refuse, "name": self.spec.name}
             refused = f"refuse_inference(name, t{index}, {lines.get(index)!r})"
             self.lines.append(f"if t{index}.is_inference(): {refused}")
-        others = [index for index in range(self.spec.inputs) if extents[index]] if updated else []
+        others = [index for index in range(self.spec.inputs) if extents[index]]
         if len(updated) * len(others) > MOST_PAIRS:
             ranges = overlap.Ranges(self.spec.name, tuple((i, extents[i], i in updated) for i in others), lines)
             self.names["refuse_shared"] = ranges.refuse

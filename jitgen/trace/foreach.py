@@ -19,23 +19,8 @@ _NAMES = (
 _NAMES += " rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_max clamp_min lerp"
 
 _ARGUMENTS = frozenset(
-    [
-        "self",
-        "other",
-        "tensor",
-        "scalar",
-        "scalars",
-        "tensor1",
-        "tensor2",
-        "tensors1",
-        "exponent",
-        "weight",
-        "weights",
-        "src",
-        "ord",
-        "dtype",
-        "value",
-    ]
+    ["self", "other", "tensor", "scalar", "scalars", "tensor1", "tensor2", "tensors1", "exponent", "weight"]
+    + ["weights", "src", "ord", "dtype", "value"]
 )
 """Parameters of which there may be one for each tensor; others (``alpha``) are for all."""
 
@@ -66,12 +51,13 @@ def rows_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list
     An argument that is no list belongs to every tensor.
 
     Raises:
-        ValueError: the lists are of several lengths, or there are no tensors, which torch refuses too.
+        ValueError: the lists are of several lengths, or there are no tensors, which torch refuses too; or several of
+            the arguments for each tensor are keywords, whose order is not torch's.
     """
     named = [key for key in keywords if key in _ARGUMENTS]
     if len(named) > 1 or (arguments and "self" in named):
         raise ValueError(f"the keywords {', '.join(named)}: pass lists and tensors by position")
-    own = [*arguments, *(value for key, value in keywords.items() if key in _ARGUMENTS)]
+    own = [*arguments, *(keywords[key] for key in named)]
     lengths = {len(argument) for argument in own if isinstance(argument, (list, tuple))}
     if len(lengths) != 1 or 0 in lengths:
         counts = " and ".join(map(str, sorted(lengths))) or "no"
@@ -85,7 +71,7 @@ def rows_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list
 def _register(name: str, single: Each) -> None:
     """Registers ``single`` for ``torch._foreach_<name>``, which returns None where it updates the tensors."""
 
-    def function(*arguments: Any, **keywords: Any) -> tuple[Any, ...] | None:
+    def function(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...] | None:
         rows, common = rows_of(arguments, keywords)
         results = tuple(single(*row, **common) for row in rows)
         return None if name.endswith("_") else results

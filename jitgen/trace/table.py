@@ -40,7 +40,7 @@ class Row:
         composed: whether it is a composition: a function of tensors, without the trace.
         python: whether it is the body of one of torch's Python functions, which rounds the result of each call.
         of_lists: whether it is torch functions of every tensor of lists, which it may update: a function of the
-            arguments as they are.
+            positional arguments and the keywords as they are.
     """
 
     function: Callable[..., Any]

@@ -265,7 +265,7 @@ class Trace:
         """Calls the row of a function of lists, of which each call of a torch function is traced."""
         try:
             with torch._C._EnableTorchFunction(), InterceptFunctions(self):
-                return row.function(*args, **kwargs)
+                return row.function(args, kwargs)
         except JitgenError:
             raise
         except Exception as error:
