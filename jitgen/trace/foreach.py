@@ -19,8 +19,10 @@ _NAMES = (
 _NAMES += " rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_max clamp_min lerp"
 
 _ARGUMENTS = frozenset(
-    ["self", "other", "tensor", "scalar", "scalars", "tensor1", "tensor2", "tensors1", "exponent", "weight"]
-    + ["weights", "src", "ord", "dtype", "value"]
+    (
+        *("self", "other", "tensor", "scalar", "scalars", "tensor1", "tensor2", "tensors1", "exponent", "weight"),
+        *("weights", "src", "ord", "dtype", "value"),
+    )
 )
 """Parameters of which there may be one for each tensor; others (``alpha``) are for all."""
 
