@@ -52,6 +52,17 @@ class Pattern:
         """Returns the operations of nodes that may match; None for any."""
         return None
 
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        """Returns the patterns that this one is made of."""
+        return ()
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Returns the names of nodes that a match may bind."""
+        own = frozenset((self.name,)) if self.name else frozenset()
+        return own.union(*(part.names for part in self.parts))
+
     def named(self, name: str) -> Pattern:
         """Returns this pattern with its node called ``name``."""
         return replace(self, name=name)
@@ -113,6 +124,10 @@ class Operation(Pattern):
     def operations(self) -> frozenset[str]:
         return frozenset((self.op,))
 
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return self.operands or ()
+
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
         if self.operands is None:
             yield bindings
@@ -138,6 +153,10 @@ class Either(Pattern):
 
     alternatives: tuple[Pattern, ...] = ()
 
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return self.alternatives
+
     @functools.cached_property
     def operations(self) -> frozenset[str] | None:
         operations = [alternative.operations for alternative in self.alternatives]
@@ -159,6 +178,10 @@ class Through(Pattern):
     inner: Pattern = Pattern()
     skip: Callable[[Node], bool] = bool
     most: int | None = None
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return (self.inner,)
 
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
         taken = 0
@@ -248,6 +271,14 @@ class Rewrite:
     pattern: Pattern
     result: Pattern | Callable[..., Node | None]
     given: Callable[..., bool] | None = None
+
+    def __post_init__(self) -> None:
+        functions = [function for function in (self.result, self.given) if inspect.isroutine(function)]
+        wanted = {name for function in functions for name in _parameters(function)}
+        if isinstance(self.result, Pattern):
+            wanted.add(self.result.name)
+        if unbound := wanted - self.pattern.names - {"node"}:
+            raise AssertionError(f"{self.name!r} asks for nodes that its pattern does not name: {sorted(unbound)}")
 
     def apply(self, node: Node, context: Any) -> Node | None:
         """Returns the replacement of ``node``, by the first match that has one; None without one."""

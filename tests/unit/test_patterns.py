@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -488,3 +489,13 @@ def test_a_pattern_that_no_node_can_match_is_refused(
 ) -> None:
     with pytest.raises(error):
         operation(op, *operands)
+
+
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [(lambda _, y: y, None), (wildcards("y")[0], None), (wildcards("x")[0], lambda _, x, y: True)],
+    ids=["result", "wildcard", "condition"],
+)
+def test_a_rewrite_asks_for_named_nodes_alone(result: Any, given: Any) -> None:
+    with pytest.raises(AssertionError, match=r"does not name: \['y'\]"):
+        Rewrite("a sum", operation("exp", wildcards("x")[0]), result, given)

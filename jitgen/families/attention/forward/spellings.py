@@ -82,9 +82,9 @@ def _zeros(rewriter: Rewriter, node: Node) -> Node:
     return rewriter.make("view", (rewriter.number(0.0, node.dtype),), node.dtype, node.shape, ("expand",))
 
 
-def _quotient(rewriter: Rewriter, node: Node, exponent: Node, total: Node) -> Node:
+def _quotient(rewriter: Rewriter, node: Node, exponent: Node, row_sum: Node) -> Node:
     power = rewriter.like(node, (exponent,))
-    return rewriter.make("div", (power, total), node.dtype, node.shape, (), node.location)
+    return rewriter.make("div", (power, row_sum), node.dtype, node.shape, (), node.location)
 
 
 def _exponential(rewriter: Rewriter, node: Node, difference: Node, scores: Node, maximum: Node) -> Node:
@@ -181,8 +181,11 @@ x, y, scores, keys, power, probabilities, values = wildcards("x y scores keys po
 maximum = row_max(scores).named("maximum")
 maximum_of_keys = row_max(keys).named("maximum")
 zero = ZERO.named("zero")
-total = spread(row_sum(power)).named("total")
-softmax = operation("mul", exp(scores - spread(maximum)).named("power"), reciprocal(total)).named("probabilities")
+softmax = operation(
+    "mul",
+    exp(scores - spread(maximum)).named("power"),
+    reciprocal(spread(row_sum(power)).named("row_sum")),
+).named("probabilities")
 
 KEY_FACTORS = Rewrites(
     Rewrite(
@@ -226,7 +229,7 @@ SPELLINGS = Rewrites(
         "exp(x - log(sum(exp(x)))) is exp(x) / sum(exp(x))",
         exp(
             (scores - maybe_view(maximum_of_keys)).named("exponent")
-            - log(spread(row_sum(exp(keys - spread(maximum_of_keys)))).named("total")).named("logarithm")
+            - log(spread(row_sum(exp(keys - spread(maximum_of_keys)))).named("row_sum")).named("logarithm")
         ),
         _quotient,
         _sums_its_powers,
