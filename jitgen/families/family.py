@@ -25,19 +25,20 @@ are frozen values, and with the graph and the route they are the request key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from jitgen.device import Device
+from jitgen.families.call_memory import CallMemory
+from jitgen.families.temporaries import Temporaries
 from jitgen.fingerprint import folders_digest
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
-from jitgen.ir.nodes import Kind
 from jitgen.ir.program import Buffer, Decision, Kernel
-from jitgen.ir.regions import Region, Store
+from jitgen.ir.regions import Region
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Mover, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
@@ -64,49 +65,26 @@ class Partition(Protocol):
         mover: moves views towards inputs, builds nodes (``mover.builder``) and decides symbolic comparisons, which
             become guards (``mover.decide``).
         device: what the kernels are for.
+        memory: where the tensors of this call lie.
+        temporaries: what is computed before the results, and values rebuilt to read from there.
     """
 
     mover: Mover
     device: Device
+    memory: CallMemory
+    temporaries: Temporaries
 
     def materialize(self, node: Node) -> Node:
         """Returns the ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its
         own."""
 
-    def is_stored(self, node: Node) -> bool:
-        """Returns whether a temporary holds ``node`` already."""
-
-    def materialize_together(self, nodes: Sequence[Node]) -> list[Node]:
-        """Materialises several nodes, which are partitioned as one, so that a region may compute all of them."""
-
-    def compute_together(self, temporaries: Sequence[Node]) -> None:
-        """Partitions the values of ``temporaries``, ``input`` nodes or views of them, as one."""
-
-    def without(self, kind: Kind, root: Node) -> Node:
-        """Returns ``root`` with every node of ``kind`` materialized."""
-
-    def pointwise(self, root: Node, kept: Collection[int] = ()) -> Node:
-        """Returns ``root`` with all that reads other elements of its operands materialized, but for the nodes whose ids
-        are ``kept``."""
-
     def decide(self, family: str, question: Any) -> Decision:
         """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is remembered, and explained to
         users."""
 
-    def strides(self, node: Node) -> Strided | None:
-        """Returns the memory that ``node``, an input or views of one, is in this call; None where no strides describe
-        it."""
-
-    def written(self, store: Store, memory: Strided) -> Strided | None:
-        """Returns ``memory``, that of the result, in the iteration space of ``store``; None where no strides describe
-        it."""
-
     def is_updated(self, node: Node) -> bool:
         """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
         that."""
-
-    def depends_on_strides(self) -> None:
-        """Records that this partition is valid only for calls with these strides."""
 
 
 Q = TypeVar("Q", bound="Question")

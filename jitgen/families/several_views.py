@@ -5,7 +5,7 @@ where several choose disjoint elements, as the queries, keys and values of one p
 elements, each would have a scan, a sort or a product of its own. These are stored instead, and the views are of the
 memory; so is a scan or sort of which disjoint slices are all, in place of many short ones.
 
-Neighbours: ``families/partition.py`` asks before it moves views.
+Neighbours: ``families/moved.py`` asks before it moves views.
 """
 
 from __future__ import annotations

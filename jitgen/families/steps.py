@@ -1,22 +1,20 @@
 """Orders what a program computes before its results: temporaries, and changes of arguments.
 
-A *step* is one of these. ``Steps`` asks the partition (``families/partition.py``) for the regions of every temporary,
-computes in another way what waits for itself, and puts all steps in an order.
+A *step* is one of these. ``Steps`` asks for the regions of every temporary (``families/claims.py``), computes in
+another way what waits for itself, and puts all steps in an order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
+from jitgen.families.claims import Claims
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT
 from jitgen.ir.regions import Region, renumbered
-
-if TYPE_CHECKING:
-    from jitgen.families.partition import Partitioner
 
 MOST_TEMPORARIES = 64
 """Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
@@ -53,37 +51,42 @@ class Steps:
     """Holds the steps of one partition: which regions each has, and what waits for what.
 
     Attributes:
+        name: the function's name, for errors.
+        most: more temporaries than these mean that the partition does not end.
         waiting: the regions of each step that is not in order yet.
         together: for each step of temporaries, those that its regions compute.
         leader: for each temporary, the step that computes it.
         apart: the steps that are computed from temporaries of their operands.
     """
 
-    def __init__(self, partition: Partitioner) -> None:
-        self.partition = partition
+    def __init__(self, claims: Claims, name: str, nodes: int) -> None:
+        self.claims, self.temporaries = claims, claims.temporaries
+        self.name, self.most = name, MOST_TEMPORARIES + 4 * nodes
         self.waiting: dict[Step, list[Region]] = {}
         self.together: dict[Step, list[Step]] = {}
         self.leader: dict[Step, Step] = {}
         self.apart: set[Step] = set()
 
-    def stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
+    def stages(
+        self, updates: Mapping[int, Sequence[tuple[int, list[Region]]]]
+    ) -> list[tuple[list[Step], list[Region]]]:
         """Returns (steps, regions) of the temporaries and of early updates, in an order in which each comes after what
         it reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
         compute beside it.
 
         Args:
-            updates: of each argument, in their order: (number of the result, regions).
+            updates: by the argument's number, its changes in their order: (number of the result, regions).
         """
         after: dict[Step, set[Step]] = {}
         changes: dict[int, set[Step]] = {}
-        for (index, _), chain in zip(self.partition.early, updates, strict=True):
+        for index, chain in updates.items():
             steps = [Step(result, number) for number, (result, _) in enumerate(chain)]
             self.waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
             after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
             changes[index] = set(steps)
         self._compute_values()
         read = {step: self._read_by(regions, {}) for step, regions in self.waiting.items()}
-        for position in range(len(self.partition.values)):
+        for position in range(len(self.temporaries.values)):
             step = Step(position)
             if self.together.get(step) == [step] and (regions := self._with_known_products(position, read)):
                 self.waiting[step], read[step] = regions, self._read_by(regions, {})
@@ -136,18 +139,17 @@ class Steps:
 
     def _compute_values(self) -> None:
         """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""
-        most = MOST_TEMPORARIES + 4 * len(self.partition.index.order)
-        for position, value in enumerate(self.partition.values):  # which grow meanwhile
-            if position == most:
+        for position, value in enumerate(self.temporaries.values):  # which grow meanwhile
+            if position == self.most:
                 raise self._endless([value])
             if Step(position) in self.leader:
                 continue
-            numbers = next((joined for joined in self.partition.joined if joined[0] == position), (position,))
+            numbers = next((joined for joined in self.temporaries.joined if joined[0] == position), (position,))
             numbers = tuple(number for number in numbers if Step(number) not in self.leader)
             self.together[Step(position)] = list(map(Step, numbers))
             self.leader |= dict.fromkeys(self.together[Step(position)], Step(position))
-            values = [self.partition.values[number] for number in numbers]
-            self.waiting[Step(position)] = self.partition.regions_in_memory(values)
+            values = [self.temporaries.values[number] for number in numbers]
+            self.waiting[Step(position)] = self.claims.regions_in_memory(values)
 
     def _break(self, around: Sequence[Step]) -> None:
         """Changes how one of the steps ``around``, which wait for one another, is computed: each of its temporaries by
@@ -156,15 +158,15 @@ class Steps:
         if joined is not None:
             for step in self.together[joined]:
                 self.together[step], self.leader[step] = [step], step
-                self.waiting[step] = self.partition.regions_in_memory([self.partition.values[step.number]])
+                self.waiting[step] = self.claims.regions_in_memory([self.temporaries.values[step.number]])
             return
         temporaries = [step for step in around if step.change is None]
         first = next((step for step in temporaries if step not in self.apart), None)
         if first is None:
-            raise self._endless([self.partition.values[step.number] for step in temporaries])
+            raise self._endless([self.temporaries.values[step.number] for step in temporaries])
         self.apart.add(first)
-        value = self.partition.from_operands(self.partition.values[first.number])
-        self.waiting[first] = self.partition.regions_in_memory([value])
+        value = self.temporaries.from_operands(self.temporaries.values[first.number])
+        self.waiting[first] = self.claims.regions_in_memory([value])
 
     def _with_known_products(self, position: int, read: Mapping[Step, set[Step]]) -> list[Region] | None:
         """Returns the regions of temporary ``position`` that read another temporary in place of a product which that
@@ -174,13 +176,13 @@ class Steps:
         Args:
             read: the temporaries that each step reads.
         """
-        value = self.partition.with_held_products(position)
+        value = self.temporaries.with_stored_products(position)
         if value is None:
             return None
-        count = len(self.partition.values)
-        regions = self.partition.regions_in_memory([value])
-        if len(self.partition.values) > count:
-            self.partition.forget_from(count)
+        count = len(self.temporaries.values)
+        regions = self.claims.regions_in_memory([value])
+        if len(self.temporaries.values) > count:
+            self.temporaries.forget_from(count)
             return None
         step = Step(position)
         unread = read[step] - self._read_by(regions, {})
@@ -190,7 +192,7 @@ class Steps:
         """Returns the error for temporaries that wait for one another, or that need ever more temporaries."""
         where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
         return UnsupportedError(
-            f"{self.partition.graph.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
+            f"{self.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
             "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this expression in "
             "another decorated function"
         )
@@ -200,7 +202,7 @@ class Steps:
         read."""
         nodes = topological(node for region in regions for store in region.stores for node in store.sources)
         numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
-        first = len(self.partition.graph.inputs)
+        first = self.temporaries.first
         changed = (changes[number] for number in numbers & changes.keys())
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
 

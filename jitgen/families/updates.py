@@ -6,6 +6,8 @@ others have read it. So arguments whose new values read one another at their own
 parameter of an optimiser's step do, are *together*: one region reads all of them, and then writes them. One whose value
 reads another at other coordinates is written before that one.
 
+An argument of which only elements are replaced, by scatters, is *changed* where it is: ``changes_of``.
+
 Neighbours: ``families/partition.py`` asks, and computes every other update into a temporary that it copies at the end.
 """
 
@@ -14,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import INPUT, VIEW
+from jitgen.ir.graph import Graph, Node, Shape, topological
+from jitgen.ir.index import Index
+from jitgen.ir.nodes import INPUT, SCATTER, VIEW
 from jitgen.ir.regions import Region
 
 
@@ -148,3 +151,73 @@ def are_safe(regions: Sequence[Region], written: Mapping[int, int]) -> bool:
 
 def _inputs_of(region: Region) -> set[Node]:
     return {node for node in topological(s for store in region.stores for s in store.sources) if node.kind is INPUT}
+
+
+# ----------------------------------------------------------------------------------- computed with other values
+
+
+def independent_updates(
+    updates: Mapping[int, Node], readers: Sequence[Node], shapes: Sequence[Shape]
+) -> dict[int, Node]:
+    """Returns the ``updates`` that any kernel may compute with others: nothing else reads what the argument was, and
+    they read no other argument at their own coordinates that is updated, with which they would be together.
+
+    Args:
+        readers: what else is computed: results, and new values of arguments of which elements are replaced.
+        shapes: of the inputs.
+    """
+    values = Index([*readers, *updates.values()])
+    inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
+    independent = {}
+    for number, node in updates.items():
+        others = [*readers, *(value for other, value in updates.items() if other != number)]  # which may be one node
+        is_read = number in inputs and any(values.depends(value, inputs[number]) for value in others)
+        is_own = node.shape == shapes[number] and _reads_at_own_coordinates(node, number)
+        if not is_read and is_own and reads_of(node).own & updates.keys() <= {number}:
+            independent[number] = node
+    return independent
+
+
+def _reads_at_own_coordinates(value: Node, number: int) -> bool:
+    """Returns whether every element of ``value`` reads input ``number`` only at its own coordinates, so that ``value``
+    can be computed into that input."""
+    order = topological([value])
+    if any(node.kind.reads_elsewhere for node in order):
+        return False
+    return not any(node.kind is VIEW and is_input(node.under_views, number) for node in order)
+
+
+# ----------------------------------------------------------------------------------- changed where an argument is
+
+
+def changes_of(graph: Graph, number: int, value: Node, index: Index) -> list[Node]:
+    """Returns the scatters, in their order, that make ``value`` of input ``number``; none where anything else in
+    ``graph`` reads a value that the input had before.
+
+    Args:
+        index: of the graph's results.
+    """
+    changes = [value]
+    while changes[0].kind is SCATTER and changes[0].inputs[0].kind is SCATTER:
+        changes.insert(0, changes[0].inputs[0])
+    if not is_scatter_into(changes[0], number):
+        return []
+    before = {id(change.inputs[0]) for change in changes}
+    before |= {id(node) for node in index.order if is_input(node, number)}
+    own = {id(change) for change in changes}
+    others = (other for other in index.order if other.kind is SCATTER and id(other) not in own)
+    bases = {id(other.inputs[0].under_views) for other in others}
+    if bases & own:  # another tensor that begins as this one would be taken for a change of it
+        return []
+    read = (child for node in index.order for child in node.inputs[id(node) in own :])
+    return [] if any(id(child) in before for child in (*read, *graph.outputs)) else changes
+
+
+def is_scatter_into(node: Node, number: int) -> bool:
+    """Returns whether ``node`` is a new value of input ``number``, of which elements are replaced or changed."""
+    return node.kind is SCATTER and is_input(node.inputs[0], number)
+
+
+def is_input(node: Node, number: int) -> bool:
+    """Returns whether ``node`` is input ``number``."""
+    return node.kind is INPUT and node.attrs.number == number

@@ -14,7 +14,7 @@ Pointwise nodes commute with every movement, and most other kinds have a rule fo
 whose strides absorb the movement, or a node that does not commute with it; that node is then computed into a temporary.
 tinygrad's movement operations work this way.
 
-Neighbours: ``families/partition.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into strides.
+Neighbours: ``families/moved.py`` moves every view of a graph, ``kernel/operands.py`` turns movements into strides.
 """
 
 from __future__ import annotations

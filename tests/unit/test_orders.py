@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families import steps
+from jitgen.families.claims import Claims
 from jitgen.families.partition import Partitioner
 from jitgen.families.steps import Step, Steps, cycle
 
@@ -124,7 +125,7 @@ def test_a_temporary_that_reads_itself_is_computed_from_others(monkeypatch: pyte
         broken.append(around)
         original(self, around)
 
-    monkeypatch.setattr(Partitioner, "_unwritable", lambda *_: set())
+    monkeypatch.setattr(Claims, "_unwritable", lambda *_: set())
     monkeypatch.setattr(Steps, "_break", _break)
     check(of_windows)
     assert broken

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
-from jitgen.families import partition
+from jitgen.families.claims import Claims
 
 X = torch.randn(3, 4)
 
@@ -187,19 +187,19 @@ def test_out_of_a_function_without_tensor_arguments() -> None:
 
 
 def test_a_partition_that_would_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    regions = partition.Partitioner._regions
+    regions = Claims.regions
 
     def asks_for_itself(self: Any, results: Any, memories: Any) -> Any:
         return regions(self, [self.materialize(node) for node in results], memories)
 
     def asks_for_ever_more(self: Any, results: Any, memories: Any) -> Any:
         def negative(node: Any) -> Any:
-            return self.builder.make("neg", (node,), node.dtype, node.shape, (), node.location or f"{__file__}:1")
+            return self.mover.builder.make("neg", (node,), node.dtype, node.shape, (), node.location or f"{__file__}:1")
 
         return regions(self, [self.materialize(negative(node)) for node in results], memories)
 
     for ask in (asks_for_itself, asks_for_ever_more):
-        monkeypatch.setattr(partition.Partitioner, "_regions", ask)
+        monkeypatch.setattr(Claims, "regions", ask)
         with pytest.raises(UnsupportedError, match=f"(?s)no order.*{__file__}"):
             jitgen.jit(lambda x: F.relu(x) + 1)(X)
 

@@ -210,7 +210,7 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
         return materialize(node)
     leaves = [leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in (INPUT, CONTRACT)]
     leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
-    strides = [memory.strides for leaf in leaves if (memory := partition.strides(leaf)) is not None]
+    strides = [memory.strides for leaf in leaves if (memory := partition.memory.strides(leaf)) is not None]
     strides = [stride for stride in strides if 0 not in stride[-2:]]
     if sum(stride[last - 1] == 1 for stride in strides) <= sum(stride[last] == 1 for stride in strides):
         return materialize(node)

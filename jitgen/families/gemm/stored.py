@@ -68,7 +68,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
     if not groups:
         return values
     kept = {node for group in groups for node in group}
-    temporaries = {node for node in kept.union(values) if partition.is_stored(node)}
+    temporaries = {node for node in kept.union(values) if partition.temporaries.holds(node)}
     inside: dict[Node, Node] = {}  # what a node becomes for its own kernel, and for what else reads it
     read: dict[Node, Node] = {}
     for node in index.order:
@@ -85,7 +85,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
             read[node] = _in_memory(inside[node], partition)
     for group in groups:
         if len(group) > 1:
-            partition.compute_together([read[node] for node in group])
+            partition.temporaries.compute_together([read[node] for node in group])
     return [(inside if value in temporaries else read)[value] for value in values]
 
 

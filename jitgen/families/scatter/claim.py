@@ -30,12 +30,12 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if update is not None:
             rest.append(update)
         elif node.kind is SCATTER and not partition.decide(NAME, question(node)).fused:
-            rest.append(partition.without(SCATTER, by_element(node, partition.mover)))
+            rest.append(partition.temporaries.without(SCATTER, by_element(node, partition.mover)))
         elif node.kind is SCATTER:
             regions.append(_region(position, node, partition))
-            rest.append(None if partition.is_updated(node) else partition.without(SCATTER, node.inputs[0]))
+            rest.append(None if partition.is_updated(node) else partition.temporaries.without(SCATTER, node.inputs[0]))
         else:
-            rest.append(partition.without(SCATTER, node))
+            rest.append(partition.temporaries.without(SCATTER, node))
     return Claim(regions, rest)
 
 
@@ -57,7 +57,7 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     base, *sources = distinct.inputs
     materialized = []
     for source in sources:
-        source = partition.without(SCATTER, source)
+        source = partition.temporaries.without(SCATTER, source)
         is_pointwise = source.kinds.isdisjoint((REDUCE, SCAN, SORT))
         materialized.append(source if is_pointwise else partition.materialize(source))
     return partition.mover.builder.like(node, (base, *materialized))
@@ -66,7 +66,7 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
 def _region(position: int, node: Node, partition: Partition) -> Region:
     base, *sources = node.inputs
     kind, coordinates, movements = node.attrs
-    sources = [partition.pointwise(source) for source in sources]
+    sources = [partition.temporaries.pointwise(source) for source in sources]
     walked = sum(dim not in coordinates for dim in range(len(sources[0].shape)))
     shape, coordinates, sources = in_order(sources, coordinates, partition.mover)
     target = movements[-1][1] if movements else base.shape

@@ -106,7 +106,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if not hidden:
             break
         ends = [end_of(gradient, index) for gradient in _over_same_tiles(hidden, index)]
-        memo = dict(zip(map(id, ends), partition.materialize_together(ends), strict=True))
+        memo = dict(zip(map(id, ends), partition.temporaries.materialize_together(ends), strict=True))
         index = Index([partition.mover.substituted(node, memo) for node in index.roots])
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)

@@ -158,7 +158,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
     """Materialises ``nodes``: what follows an attention, and values of its rows that its kernel stores too."""
-    return partition.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
+    return partition.temporaries.materialize_together(nodes) if len(nodes) > 1 else [partition.materialize(nodes[0])]
 
 
 def _hidden_in_memory(

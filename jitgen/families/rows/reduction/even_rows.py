@@ -32,18 +32,18 @@ def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) 
     if region.row_rank < 2:
         return region
     written = {
-        id(store): partition.written(store, memories[store.result])
+        id(store): partition.memory.located(store.movements, memories[store.result])
         for store in region.stores
         if any(size != 1 for size in store.value.shape[-region.row_rank :])
     }
-    read = {id(node): partition.strides(node) for store in region.stores for node in _leaves(store.value)}
+    read = {id(node): partition.memory.strides(node) for store in region.stores for node in _leaves(store.value)}
     orders = (_common_order(by_id.values(), region.row_rank) for by_id in (written, read))
     natural = tuple(range(len(region.shape)))[-region.row_rank :]
     order = next((order for order in orders if order is not None), natural)
     stores = [s for s in region.stores if id(s) not in written or _is_even(written[id(s)], order, region.row_rank)]
     uneven = {key for key, memory in read.items() if not _is_even(memory, order, region.row_rank)}
     if uneven or len(stores) < len(region.stores):
-        partition.depends_on_strides()
+        partition.memory.depends_on_strides()
     if uneven:
         stores = [_with_copies(store, uneven, order, partition) for store in stores]
     return replace(region, stores=tuple(stores))

@@ -51,7 +51,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             rows = _rows_of(scan)
             value = _fitted(node, rows, partition)
         if scan is None or value is None:
-            rest[position] = partition.without(SCAN, node)
+            rest[position] = partition.temporaries.without(SCAN, node)
         else:
             gathered.setdefault(rows, []).append(Store(position, value))
             rest[position] = None
@@ -110,7 +110,7 @@ def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     own = {id(scan) for scan in at_own_coordinates(root, SCAN) if id(scan) in own and _states([scan])[0] in selected}
     if not own:
         return None
-    return partition.pointwise(root, own)
+    return partition.temporaries.pointwise(root, own)
 
 
 def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

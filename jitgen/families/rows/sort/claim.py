@@ -28,7 +28,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             regions.append(_region(node, position, partition))
             rest[position] = None
         elif SORT in node.kinds:
-            rest[position] = partition.without(SORT, node)
+            rest[position] = partition.temporaries.without(SORT, node)
     return Claim(_joined(regions), rest)
 
 
@@ -68,6 +68,6 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
         attrs: tuple[Any, ...] = ("permute", order)
         movements = ((attrs, shape),)
         node = partition.mover.move(node, attrs, shape)
-    operand = partition.pointwise(node.inputs[0])
+    operand = partition.temporaries.pointwise(node.inputs[0])
     node = partition.mover.builder.like(node, [operand])
     return Region(NAME, row_axes(operand.shape, 1), (Store(position, node, movements),))

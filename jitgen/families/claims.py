@@ -1,0 +1,140 @@
+"""Asks the families, in the order of the registry, which regions compute some values, and answers what they ask.
+
+A value that no strides let a region write is computed into a temporary, and copied from there.
+
+Neighbours: ``families/family.py`` says what a family is asked, and what it may ask (``Partition``, which ``Claims``
+is); ``families/partition.py`` and ``families/steps.py`` ask for regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families import registry
+from jitgen.families.call_memory import CallMemory
+from jitgen.families.temporaries import Temporaries
+from jitgen.families.updates import is_scatter_into
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import VIEW
+from jitgen.ir.program import Decision
+from jitgen.ir.regions import Region, Store, renumbered, stores_of, without_results
+from jitgen.ir.views import Strided, contiguous_strides
+
+
+class Claims:
+    """Makes regions of values.
+
+    Attributes:
+        mover, device, memory, temporaries: see ``Partition``.
+        decisions: what families have decided, by family and question.
+        in_place: the arguments of which elements are replaced where they are; those that no region can write are taken
+            out.
+    """
+
+    def __init__(
+        self, device: Device, memory: CallMemory, temporaries: Temporaries, in_place: frozenset[int] = frozenset()
+    ) -> None:
+        self.mover, self.device, self.memory, self.temporaries = temporaries.mover, device, memory, temporaries
+        self.decisions: dict[tuple[str, Any], Decision] = {}
+        self.in_place = set(in_place)
+
+    # ------------------------------------------------------------------------------------------ what families ask
+
+    def materialize(self, node: Node) -> Node:
+        """Returns the ``input`` node of a temporary that holds ``node``."""
+        return self.temporaries.materialize(node)
+
+    def decide(self, family: str, question: Any) -> Decision:
+        """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is recorded for the program."""
+        asked = question.at(self.memory.environment)
+        self.decisions[family, question] = registry.named(family).decide(asked, self.device)
+        return self.decisions[family, question]
+
+    def is_updated(self, node: Node) -> bool:
+        """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
+        that."""
+        return any(is_scatter_into(node, number) for number in self.in_place)
+
+    # ---------------------------------------------------------------------------------------------------- regions
+
+    def regions_in_memory(self, values: Sequence[Node]) -> list[Region]:
+        """Makes the regions that compute ``values`` into contiguous memory."""
+        return self.regions(values, [self.memory.contiguous(value.shape) for value in values])
+
+    def regions_at(
+        self, positions: Sequence[int], results: Sequence[Node], memories: Sequence[Strided] | Mapping[int, Strided]
+    ) -> list[Region]:
+        """Makes the regions that compute those of ``results`` at ``positions``, by which their stores name them."""
+        regions = self.regions([results[p] for p in positions], [memories[p] for p in positions])
+        return renumbered(regions, positions)
+
+    def regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
+        """Makes the regions that compute ``results`` into ``memories``. Each family claims some of those results that
+        the families before it left. A result that its region cannot write in place is copied from a temporary."""
+        claimed = self._claimed(results)
+        legal = [self._legal(region, memories) for region in claimed]
+        left = sorted(stores_of(claimed) - stores_of(legal))
+        if left:
+            self.memory.depends_on_strides()
+            lost = {number for number in self.in_place if any(is_scatter_into(results[p], number) for p in left)}
+            self.in_place -= lost
+            unwritable = self._unwritable(claimed, memories)
+            values = [
+                self.temporaries.from_operands(results[p]) if p in unwritable else self.materialize(results[p])
+                for p in left
+            ]
+            copies = self.regions(values, [memories[p] for p in left])
+            legal = without_results(legal, left) + renumbered(copies, left)
+        return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
+
+    def _claimed(self, results: Sequence[Node]) -> list[Region]:
+        """Returns the regions that families claim of ``results``."""
+        regions: list[Region] = []
+        values, positions = list(results), list(range(len(results)))
+        for family in registry.FAMILIES:
+            if values:
+                values = list(family.rewrite_values(values, self))
+                claim = family.claim(values, self)
+                regions += renumbered(claim.regions, positions)
+                positions = [position for position, node in zip(positions, claim.rest, strict=True) if node is not None]
+                values = [node for node in claim.rest if node is not None]
+        if values:
+            raise AssertionError(f"no family computes {', '.join(sorted({node.op for node in values}))}")
+        return regions
+
+    def _unwritable(self, regions: Sequence[Region], memories: Sequence[Strided]) -> set[int]:
+        """Returns the results that ``regions`` could not write to contiguous memory either, because of the views behind
+        them: a temporary of the result would not be written in place, and one of what the views are of is."""
+        plain = [Strided(memory.sizes, contiguous_strides(memory.sizes)) for memory in memories]
+        stores = [store for region in regions for store in region.stores]
+        return {store.result for store in stores if not self._is_writable(store, plain)}
+
+    def _is_writable(self, store: Store, memories: Sequence[Strided]) -> bool:
+        return self.memory.located(store.movements, memories[store.result]) is not None
+
+    def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
+        """Makes each view in ``region`` that no strides describe read a contiguous temporary, and drops the stores that
+        cannot write to the memory of their results."""
+        stores = tuple(
+            store.with_sources(self._with_viewable_reshapes)
+            for store in region.stores
+            if self._is_writable(store, memories)
+        )
+        return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
+
+    def _with_viewable_reshapes(self, root: Node) -> Node:
+        """Makes reshapes under ``root`` that need a copy read a temporary."""
+        builder = self.mover.builder
+        memo: dict[int, Node] = {}
+        for node in topological([root]):
+            children = [memo[id(child)] for child in node.inputs]
+            rebuilt = node
+            if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
+                rebuilt = builder.like(node, children)
+            if node.kind is VIEW and node.attrs.kind == "reshape" and self.memory.strides(rebuilt) is None:
+                rebuilt = builder.like(node, [self.materialize(children[0])])
+            memo[id(node)] = rebuilt
+        return memo[id(root)]

@@ -1,0 +1,191 @@
+"""Moves every view of a graph to its inputs, which is where a kernel can read it by strides.
+
+What several views read, and what a graph both returns and reads, is stored first (``several_views.py``). An expression
+that reads more tensors than a kernel may is divided. An argument whose elements are replaced before anyone reads them
+again is itself what later nodes read.
+
+Neighbours: ``ir/views.py`` moves one view; ``families/partition.py`` partitions what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.families.several_views import stored_values
+from jitgen.families.temporaries import Temporaries
+from jitgen.families.updates import changes_of
+from jitgen.ir import symbols
+from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, kinds_of, topological
+from jitgen.ir.index import Index
+from jitgen.ir.nodes import CAT, CONTRACT, GATHER, INPUT, SCALAR, VIEW
+from jitgen.ir.regions import MAX_READS
+from jitgen.ir.symbols import Scalar
+
+
+class EqualSizes:
+    """Knows which sizes of a graph its guards state to be equal.
+
+    A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and what
+    is computed from products is one value in all places that have the same shape so. So there one size represents all
+    that are equal to it.
+    """
+
+    def __init__(self, graph: Graph, index: Index) -> None:
+        self._pairs = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
+        are_unified = CONTRACT in kinds_of(graph.results) or len(graph.mutated) > 1
+        shapes = [node.shape for node in index.order] if are_unified else []
+        sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
+        self._representatives: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
+
+    def substituted(self, value: Any) -> Any:
+        """Returns ``value``, an expression of sizes or what holds some, with each size represented."""
+        return symbols.substitute(value, self._representatives)
+
+    def shape(self, shape: Shape) -> Shape:
+        """Returns ``shape`` with each size represented."""
+        return tuple(map(self.substituted, shape))
+
+    def same(self, left: Shape, right: Shape) -> bool:
+        """Returns whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are
+        equal."""
+        if len(left) != len(right):
+            return False
+        pairs = zip(self.shape(left), self.shape(right), strict=True)
+        return all(a == b or (a, b) in self._pairs or (b, a) in self._pairs for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Holds what a graph computes, with every view moved to the inputs.
+
+    Attributes:
+        outputs: in the graph's order.
+        updates: the new value of each argument that is updated, by the input's number.
+        changes: for arguments of which elements are replaced before others read them: each change, in order. Others
+            read the argument itself.
+        in_place: the arguments of which elements are replaced where they are, those of ``changes`` and others.
+    """
+
+    outputs: Sequence[Node]
+    updates: Mapping[int, Node]
+    changes: Mapping[int, Sequence[Node]]
+    in_place: frozenset[int]
+
+
+def move_views(graph: Graph, index: Index, sizes: EqualSizes, temporaries: Temporaries) -> Moved:
+    """Moves the views of ``graph``.
+
+    Args:
+        index: of the graph's results.
+    """
+    chains = {number: changes_of(graph, number, node, index) for number, node in graph.mutated}
+    chains = {number: chain for number, chain in chains.items() if chain}
+    read = {id(child) for node in index.order for child in node.inputs}
+    early = {number: chain for number, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
+    inputs = {node.attrs.number: node for node in index.order if node.kind is INPUT}
+    replaced = {id(node): inputs[number] for number, chain in early.items() for node in chain}
+    mover = temporaries.mover
+    stored = returned_products(graph, index) | stored_values(index, mover.decide, sizes.same)
+    rebuilt = _Rebuilt(sizes, temporaries, stored, replaced)
+    values = rebuilt.roots(graph.results)
+    numbers = (number for number, _ in graph.mutated)
+    updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
+    changes = {number: [rebuilt.replaced[id(node)] for node in chain] for number, chain in early.items()}
+    return Moved(values[: len(graph.outputs)], updates, changes, frozenset(chains))
+
+
+class _Rebuilt:
+    """Rebuilds nodes with every view moved to the inputs.
+
+    Attributes:
+        stored: the ids of nodes that become temporaries.
+        replacements: by the ids of nodes, what others read in their place.
+        replaced: those nodes themselves, rebuilt.
+    """
+
+    def __init__(
+        self, sizes: EqualSizes, temporaries: Temporaries, stored: frozenset[int], replacements: Mapping[int, Node]
+    ) -> None:
+        self.sizes, self.temporaries = sizes, temporaries
+        self.mover = temporaries.mover
+        self.stored, self.replacements = stored, replacements
+        self.replaced: dict[int, Node] = {}
+        self._reads: dict[Node, frozenset[Node]] = {}
+
+    def roots(self, roots: Sequence[Node]) -> list[Node]:
+        """Returns ``roots``, rebuilt."""
+        memo: dict[int, Node] = {}
+        for node in topological(roots):
+            rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+            if id(node) in self.stored:
+                rebuilt = self.temporaries.materialize(rebuilt)
+            if id(node) in self.replacements:
+                self.replaced[id(node)], rebuilt = rebuilt, self.replacements[id(node)]
+            memo[id(node)] = rebuilt
+        return [memo[id(root)] for root in roots]
+
+    def _node(self, node: Node, children: Sequence[Node]) -> Node:
+        """Returns ``node`` over ``children``, its rebuilt inputs."""
+        builder, shape = self.mover.builder, self.sizes.shape(node.shape)
+        if node.kind is SCALAR:
+            return builder.scalar(self.sizes.substituted(node.attrs.value), node.dtype)
+        if node.kind is VIEW:
+            if node.attrs == ("expand",) and self.sizes.same(children[0].shape, shape):
+                return children[0]
+            return self.mover.move(children[0], tuple(map(self.sizes.substituted, node.attrs)), shape)
+        if node.kind is GATHER:
+            source, *indices = children
+            source = source if source.is_in_memory else self.temporaries.materialize(source)
+            return builder.like(node, (source, *indices), shape)
+        return self._narrowed(builder.like(node, children, shape))
+
+    def _narrowed(self, node: Node) -> Node:
+        """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
+        reads the most tensors is replaced first."""
+        while node.kind.commutes and len(self._read_by(node)) > MAX_READS:
+            widest = max(node.inputs, key=lambda child: len(self._read_by(child)))
+            temporary = self.temporaries.materialize(widest)
+            children = [temporary if child is widest else child for child in node.inputs]
+            node = self.mover.builder.like(node, children)
+        return node
+
+    def _read_by(self, root: Node) -> frozenset[Node]:
+        """Returns the tensors, or views of them, that one element of ``root`` is computed from."""
+        stack = [] if root in self._reads else [root]
+        while stack:
+            node = stack[-1]
+            waiting = [] if node.kind.read_whole else [child for child in node.inputs if child not in self._reads]
+            if waiting and node not in self._reads:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if node in self._reads:
+                continue
+            if node.kind.read_whole:
+                self._reads[node] = frozenset([node])
+            elif node.kind is CAT:
+                self._reads[node] = max(map(self._read_by, node.inputs), key=len)
+            else:
+                self._reads[node] = frozenset().union(*map(self._read_by, node.inputs))
+        return self._reads[root]
+
+
+def returned_products(graph: Graph, index: Index) -> frozenset[int]:
+    """Returns the ids of products that ``graph`` returns and also reads with more than an epilogue between: they are in
+    memory anyway, and a kernel that reads such a product behind a reduction, a slice or another product would compute
+    it again. A backward's saved products are such results."""
+    return frozenset(id(node) for node in graph.outputs if node.kind is CONTRACT and _is_read_elsewhere(node, index))
+
+
+def _is_read_elsewhere(product: Node, index: Index) -> bool:
+    """Returns whether anything but pointwise operations and views of all elements is computed of ``product``."""
+    epilogue = index.reached([product], lambda node: node is not product and not _keeps_all_elements(node))
+    return any(user not in epilogue for node in epilogue for user in index.users[node])
+
+
+def _keeps_all_elements(node: Node) -> bool:
+    """Returns whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
+    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
+    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
