@@ -24,12 +24,14 @@ FLAGS = ["-O2"]
 """The mainloops are written with vector types, and loops over neighbours are marked ``omp simd``: -O3 takes a quarter
 more time to compile than -O2 and gains nothing."""
 GENERIC_TILE_ROWS = 12
-"""Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
-bfloat16, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile
+"""Rows of the tallest tile in the second copy of a mainloop, which is for processors without dot products of bfloat16
+or bytes, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile
 time."""
 
 _COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": "WideWhole"}
 """By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
+_NARROW = ("uint8", "int8", "int16")
+"""Dtypes of which two neighbours in k are multiplied at once."""
 _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
 
@@ -40,6 +42,8 @@ def build(
     contractions = [product for region in products.regions for product in region.contractions]
     dtype = contractions[0].contraction.dtype
     pairs = dtype == "bfloat16" and all(_in_pairs(product) for product in contractions)
+    quads = _quads(contractions)
+    copies = pairs or quads is not None
     planes = any(_in_planes(product) for product in contractions)
     decoded = isinstance(schedule, CppDecoded)
     return {
@@ -51,10 +55,11 @@ def build(
         "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
-        "compute": _COMPUTE[accumulator_dtype(dtype)],
+        "compute": "Shorts" if dtype in _NARROW else _COMPUTE[accumulator_dtype(dtype)],
         "pairs": pairs,
+        "quads": quads,
         "tile_rows": schedule.block_m,
-        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs or planes else schedule.block_m,
+        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if copies or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
         "invariant": "jitgen::gemm::Invariant<" if schedule.invariant else "",
         "matrices": " * ".join(products.batch),
@@ -71,6 +76,16 @@ def _in_pairs(product: ContractionContext) -> bool:
     if product.contraction.format is not None:
         return not _in_planes(product)
     return product.weight[0].dtype == "bfloat16"
+
+
+def _quads(products: Sequence[ContractionContext]) -> str | None:
+    """Returns the arithmetic of products of bytes, four neighbours in k at once; None where an operand is no byte, or
+    all are unsigned."""
+    pairs = {(product.contraction.dtype, product.weight[0].dtype) for product in products}
+    signed = [tuple(dtype == "int8" for dtype in pair) for pair in pairs if set(pair) <= {"int8", "uint8"}]
+    if len(pairs) != 1 or not signed or not any(signed[0]):
+        return None
+    return f"Quads<{', '.join(str(operand).lower() for operand in signed[0])}>"
 
 
 def _in_planes(product: ContractionContext) -> bool:

@@ -26,6 +26,8 @@ typedef int32_t Ints __attribute__((vector_size(vector_bytes), may_alias));
 typedef int64_t Longs __attribute__((vector_size(vector_bytes), may_alias));
 typedef uint32_t Words __attribute__((vector_size(vector_bytes), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(vector_bytes), may_alias));
+typedef uint8_t Octets __attribute__((vector_size(vector_bytes), may_alias));
+typedef int8_t SignedOctets __attribute__((vector_size(vector_bytes), may_alias));
 typedef int32_t FloatOrder __attribute__((vector_size(vector_bytes)));
 typedef int64_t DoubleOrder __attribute__((vector_size(vector_bytes)));
 
@@ -45,6 +47,14 @@ JITGEN_INLINE Doubles splat(double x) { return x - Doubles{}; }
 JITGEN_INLINE Ints splat(int32_t x) { return x - Ints{}; }
 JITGEN_INLINE Longs splat(int64_t x) { return x - Longs{}; }
 JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
+
+// Neighbours of integers, the first in the lowest bits.
+enum class ShortPair : uint32_t {};
+enum class ByteQuad : uint32_t {};
+enum class SignedByteQuad : uint32_t {};
+JITGEN_INLINE Halves splat(ShortPair x) { return (Halves)splat(uint32_t(x)); }
+JITGEN_INLINE Octets splat(ByteQuad x) { return (Octets)splat(uint32_t(x)); }
+JITGEN_INLINE SignedOctets splat(SignedByteQuad x) { return (SignedOctets)splat(uint32_t(x)); }
 
 // Vectors that are converted to a vector of floats: with as many lanes, and a half or a quarter of the bytes.
 typedef float NarrowFloats __attribute__((vector_size(vector_bytes / 2)));
@@ -128,6 +138,34 @@ JITGEN_INLINE void accumulate(Doubles& acc, Doubles w, Doubles x) {
 JITGEN_INLINE void accumulate(Ints& acc, Ints w, Ints x) { acc += w * x; }
 JITGEN_INLINE void accumulate(Longs& acc, Longs w, Longs x) { acc += w * x; }
 
+// Adds the products of both signed halves of a lane to the lane.
+JITGEN_INLINE void accumulate(Ints& acc, Halves w, Halves x) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  Ints products;
+  asm("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(w), "v"(x));
+  acc += products;
+#else
+  const Ints of_w = (Ints)w, of_x = (Ints)x;
+  acc += (of_w << 16 >> 16) * (of_x << 16 >> 16) + (of_w >> 16) * (of_x >> 16);
+#endif
+}
+
+// Adds the products of the four bytes of a lane to the lane.
+JITGEN_INLINE void accumulate_bytes(Ints& acc, Octets unsigned_, SignedOctets signed_) {
+#if defined(JITGEN_AVX512)
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(unsigned_), "v"(signed_));
+#elif defined(JITGEN_AVX2)
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(unsigned_), "x"(signed_));
+#else
+#pragma GCC unroll 4
+  for (int byte = 0; byte < 4; ++byte) {
+    acc += (Ints)((Words)unsigned_ >> (8 * byte) & 255u) * ((Ints)signed_ << (24 - 8 * byte) >> 24);
+  }
+#endif
+}
+JITGEN_INLINE void accumulate(Ints& acc, Octets w, SignedOctets x) { accumulate_bytes(acc, w, x); }
+JITGEN_INLINE void accumulate(Ints& acc, SignedOctets w, Octets x) { accumulate_bytes(acc, x, w); }
+
 #if defined(JITGEN_AVX512)
 // Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
 JITGEN_INLINE void accumulate(Floats& acc, Words w, Words x) {
@@ -153,6 +191,15 @@ JITGEN_INLINE void accumulate_one(Vector& acc, Weights w, const Element* x) {
 
 JITGEN_INLINE void accumulate_one(Ints& acc, Ints w, const int32_t* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Longs& acc, Longs w, const int64_t* x) { accumulate(acc, w, splat(*x)); }
+JITGEN_INLINE void accumulate_one(Ints& acc, Halves w, const ShortPair* x) { accumulate(acc, w, splat(*x)); }
+JITGEN_INLINE void accumulate_one(Ints& acc, SignedOctets w, const ByteQuad* x) { accumulate(acc, w, splat(*x)); }
+JITGEN_INLINE void accumulate_one(Ints& acc, Octets w, const SignedByteQuad* x) {
+#if defined(JITGEN_AVX512)
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+#else
+  accumulate(acc, w, splat(*x));
+#endif
+}
 
 // The same for a whole block.
 template <class Vector, class Weights, class Element, int count>
@@ -160,35 +207,10 @@ JITGEN_INLINE void accumulate_block(Vector (&acc)[count], const Weights (&w)[cou
 #if defined(JITGEN_AVX512)
   for (int v = 0; v < count; ++v) accumulate_one(acc[v], w[v], x);
 #else
-  const Vector all = splat(*x);
+  const auto all = splat(*x);
   for (int v = 0; v < count; ++v) accumulate(acc[v], w[v], all);
 #endif
 }
-
-#if defined(JITGEN_AVX512)
-// Whether the processor has AVX512_BF16, which no level of x86-64 includes. CPUID costs an exit from a virtual machine,
-// so it is executed once. Support by the operating system (vector registers) is implied by that of AVX-512.
-JITGEN_INLINE bool ask_bfloat16_dot() {
-  uint32_t a = 0, b, c = 0, d;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  if (a < 7) return false;
-  a = 7, c = 0;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  if (a < 1) return false;
-  a = 7, c = 1;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  return (a >> 5) & 1;
-}
-static inline bool has_bfloat16_dot() {
-  static int known = 0;  // two threads may both execute it, with the same outcome
-  int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
-  if (state == 0) {
-    state = ask_bfloat16_dot() ? 2 : 1;
-    __atomic_store_n(&known, state, __ATOMIC_RELAXED);
-  }
-  return state == 2;
-}
-#endif
 
 // --------------------------------------------------------------------------------------------------------- look-ups
 

@@ -30,8 +30,7 @@ namespace jitgen {
 namespace gemm {
 
 constexpr int64_t rows_at_once = 240;    // rows of x whose sums fit the second-level cache
-constexpr int64_t fill_elements = 1024;  // elements of a row that are packed at a time
-constexpr int64_t across_elements = 64;  // the same, of rows next to each other: their lines stay in the first cache
+constexpr int64_t across_elements = 64;  // elements packed at a time of rows next to each other, whose lines the cache holds
 
 // Memory that products computed one after another share. It grows, and is freed at the end. Null where there is none.
 struct Workspace {
@@ -71,7 +70,6 @@ constexpr bool lies_across(long) {
 // As `pack`, of rows that are next to each other in memory: at each k all rows of a tile are copied at once.
 template <class Compute, class X>
 void pack_across(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
-  using Convert = detail::Convert<typename Compute::Element>;
   const Range mine = share(to.tiles, 1, thread, threads);
   for (int64_t e = 0; e < to.depth; e += across_elements) {
     const int64_t end = to.depth - e < across_elements ? to.depth : e + across_elements;
@@ -83,7 +81,7 @@ void pack_across(const X& x, const Packed<Compute>& to, int64_t first, int64_t k
       typename X::Storage buffer[Compute::tile_rows];
       const auto copied = [&](int64_t at, int64_t here) {
         x.fill_across(first + rows.begin, at, here, buffer);
-        for (int64_t m = 0; m < here; ++m) tile[at * count + m] = Convert::from(buffer, m);
+        for (int64_t m = 0; m < here; ++m) tile[at * count + m] = element_of_x<Compute>(buffer, m);
       };
       if (count == Compute::tile_rows) {  // a length that the compiler knows
         for (int64_t at = e; at < live; ++at) copied(at, Compute::tile_rows);
@@ -150,6 +148,14 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
     for (int64_t m = rows.begin; m < rows.end; ++m) {
       x.fill(first + m, e * per, there, buffer);
       __builtin_memset(buffer + there, 0, (elements * per - there) * sizeof(buffer[0]));
+      if constexpr (offset_of<Compute>(0) != 0) {
+        for (int64_t i = 0; i < elements * per; i += to.span) {
+          const int64_t end = elements * per - i < to.span ? elements * per : i + to.span;
+          int32_t total = 0;
+          for (int64_t j = i; j < end; ++j) total += buffer[j];
+          to.totals[(e * per + i) / to.span * to.rows + m] = total;
+        }
+      }
       pack_row<Compute>(buffer, elements, to.data + rows.begin * to.depth + e * count + (m - rows.begin), count);
     }
   }
@@ -211,10 +217,11 @@ template <class Compute, class X, class... Regions>
 void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&... regions) {
   using Element = typename Compute::Element;
   using Accumulator = typename Compute::Accumulator;
-  int64_t depth = 0, contractions = 0, panel = 0, blocks = 0;
+  int64_t depth = 0, contractions = 0, panel = 0, blocks = 0, span = 1;
   const auto measure = [&](const auto& region) {
     region.each([&](int64_t contraction, const auto& weight) {
       depth = detail::largest(depth, weight.template depth<Compute>());
+      if constexpr (detail::offset_of<Compute>(0) != 0) span = weight.template span<Compute>();
       panel = detail::largest(panel, weight.template panel<Compute>());
       contractions = detail::largest(contractions, contraction + 1);
     });
@@ -224,7 +231,9 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
   if (m == 0 || blocks == 0) return;
   const int64_t passes = (m + rows_at_once - 1) / rows_at_once;
   const int64_t most_rows = (m + passes - 1) / passes;
-  const int64_t packed_bytes = round_up(most_rows * depth * sizeof(Element), 4096);
+  const int64_t totals = detail::offset_of<Compute>(0) != 0 ? depth * Compute::per_element / span + 1 : 0;
+  const int64_t totals_at = round_up(most_rows * depth * sizeof(Element), 64);
+  const int64_t packed_bytes = round_up(totals_at + totals * most_rows * sizeof(int32_t), 4096);
   const int64_t group = most_rows <= wide_rows ? wide_group_blocks : group_blocks;
   const int64_t sums = contractions * most_rows * detail::row_stride_of(group);
   const int64_t sums_bytes = round_up(sums * sizeof(Accumulator), 4096);
@@ -241,7 +250,8 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
       const Range rows = share(m, 1, pass, passes);
       const int64_t count = rows.end - rows.begin;
       const Packed<Compute> packed{reinterpret_cast<Element*>(memory), count, depth,
-                                   (count + Compute::tile_rows - 1) / Compute::tile_rows};
+                                   (count + Compute::tile_rows - 1) / Compute::tile_rows,
+                                   reinterpret_cast<int32_t*>(memory + totals_at), span};
       detail::pack(x, packed, rows.begin, k, thread, present);
 #pragma omp barrier
       const detail::Grid grid = detail::grid_of(blocks, packed.tiles, present);

@@ -3,8 +3,14 @@
 //   Singles   float x float          float16, float32, and bfloat16 where the processor has no dot product of it
 //   Pairs     two bfloat16 at once   an element is the pair (k, k + 1); accumulated in float
 //   Wide      double x double
-//   Whole     int32 x int32          integers of 8, 16 and 32 bits, modulo 2^32
+//   Whole     int32 x int32          modulo 2^32
 //   WideWhole int64 x int64          modulo 2^64
+//
+// gemm_integers.hpp has those of 8 and 16 bits. Where an element is several neighbours in k, its arithmetic makes them:
+//   joined(w, stride, live)   an element of `live` weights, each `stride` from the one before
+//   along(w)                  a vector of elements of one row of weights, contiguous along k
+//   across(w, stride, live)   a vector of elements of neighbouring rows of weights
+//   of_x(x)                   an element of x
 //
 // x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
 #pragma once
@@ -16,6 +22,24 @@ namespace gemm {
 
 // A block is 16 interleaved rows of weights: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
 constexpr int64_t block_rows = 16;
+
+namespace detail {
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+template <bool condition, class A, class B>
+struct Select {
+  using type = A;
+};
+template <class A, class B>
+struct Select<false, A, B> {
+  using type = B;
+};
+
+}  // namespace detail
 
 // `most_rows`: rows of a tile for which registers, 32 on AVX-512 and 16 elsewhere, hold the accumulators, the block's
 // weights and a broadcast of x. Tiles have `tile_rows` rows at most.
@@ -79,6 +103,16 @@ struct Pairs {
   static constexpr int most_rows = 24;
   static constexpr int tile_rows = most_rows;
   static constexpr int fewest_rows = 1;
+
+  JITGEN_INLINE Element joined(const bfloat16* w, int64_t stride, int64_t live) {
+    return uint32_t(w[0].bits) | (live > 1 ? uint32_t(w[stride].bits) << 16 : 0u);
+  }
+  JITGEN_INLINE Element of_x(const bfloat16* x) { return joined(x, 1, 2); }
+  JITGEN_INLINE Weights along(const bfloat16* w) { return load_vector<Weights>(w); }
+  JITGEN_INLINE Weights across(const bfloat16* w, int64_t stride, int64_t live) {
+    const Words low = widen_halves(w);
+    return live > 1 ? low | widen_halves(w + stride) << 16 : low;
+  }
 };
 #endif
 
@@ -129,31 +163,26 @@ constexpr int summed_as(long) {
 
 namespace detail {
 
-template <class Element>
-struct Convert {
-  template <class Storage>
-  JITGEN_INLINE Element from(const Storage* x, int64_t e) {
-    return static_cast<Element>(jitgen::load(x[e]));
+// Element `e` of a row of x.
+template <class Compute, class Storage>
+JITGEN_INLINE typename Compute::Element element_of_x(const Storage* x, int64_t e) {
+  if constexpr (Compute::per_element == 1) {
+    return static_cast<typename Compute::Element>(jitgen::load(x[e]));
+  } else {
+    return Compute::of_x(x + e * Compute::per_element);
   }
-};
-template <>
-struct Convert<uint32_t> {
-  JITGEN_INLINE uint32_t from(const bfloat16* x, int64_t e) {
-    return uint32_t(x[2 * e].bits) | uint32_t(x[2 * e + 1].bits) << 16;
-  }
-};
+}
 
 }  // namespace detail
 
 // Copies `count` elements of one row from `x` to every `rows`-th element of `to`.
 template <class Compute, class Storage>
 JITGEN_INLINE void pack_row(const Storage* x, int64_t count, typename Compute::Element* to, int64_t rows) {
-  using Convert = detail::Convert<typename Compute::Element>;
   if (rows == 1) {
 #pragma omp simd
-    for (int64_t e = 0; e < count; ++e) to[e] = Convert::from(x, e);
+    for (int64_t e = 0; e < count; ++e) to[e] = detail::element_of_x<Compute>(x, e);
   } else {
-    for (int64_t e = 0; e < count; ++e) to[e * rows] = Convert::from(x, e);
+    for (int64_t e = 0; e < count; ++e) to[e * rows] = detail::element_of_x<Compute>(x, e);
   }
 }
 

@@ -1,7 +1,7 @@
 // Dense weights of any strides, packed into panels: the 16 rows of a block are interleaved, as a tile reads them.
 #pragma once
 
-#include "jitgen/gemm_compute.hpp"
+#include "jitgen/gemm_integers.hpp"
 
 namespace jitgen {
 namespace gemm {
@@ -10,54 +10,36 @@ namespace detail {
 // One packed element: as many neighbours in k as an element has, `live` of which exist.
 template <class Compute, class Storage>
 JITGEN_INLINE typename Compute::Element element_of(const Storage* w, int64_t stride_k, int64_t live) {
-  if constexpr (Compute::per_element == 2) {
-    return uint32_t(w[0].bits) | (live > 1 ? uint32_t(w[stride_k].bits) << 16 : 0u);
-  } else {
+  if constexpr (Compute::per_element == 1) {
     return static_cast<typename Compute::Element>(jitgen::load(*w));
+  } else {
+    return Compute::joined(w, stride_k, live);
   }
 }
 
 // A vector of elements of one row, contiguous along k.
 template <class Compute, class Storage>
 JITGEN_INLINE typename Compute::Weights elements_at(const Storage* w) {
-  typename Compute::Weights elements;
-  if constexpr (sizeof(Storage) * Compute::per_element == sizeof(typename Compute::Element)) {
-    elements = load_vector<typename Compute::Weights>(w);
-  } else {
+  if constexpr (Compute::per_element == 1) {
+    typename Compute::Weights elements;
     widen(w, elements);
+    return elements;
+  } else {
+    return Compute::along(w);
   }
-  return elements;
 }
 
 // A vector of elements of neighbouring rows, contiguous along the rows.
 template <class Compute, class Storage>
 JITGEN_INLINE typename Compute::Weights rows_at(const Storage* w, int64_t stride_k, int64_t live) {
-  if constexpr (Compute::per_element == 2) {
-    const Words low = widen_halves(w);
-    return live > 1 ? low | widen_halves(w + stride_k) << 16 : low;
-  } else {
+  if constexpr (Compute::per_element == 1) {
     typename Compute::Weights elements;
     widen(w, elements);
     return elements;
+  } else {
+    return Compute::across(w, stride_k, live);
   }
 }
-
-template <class Vector>
-struct Shuffled {
-  using type = Vector;
-};
-template <>
-struct Shuffled<Words> {
-  using type = Floats;
-};
-template <>
-struct Shuffled<Ints> {
-  using type = Floats;
-};
-template <>
-struct Shuffled<Longs> {
-  using type = Doubles;
-};
 
 }  // namespace detail
 
@@ -66,8 +48,7 @@ template <class Compute, bool along_k, class Storage>
 void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t rows, int64_t count, int64_t elements,
                 typename Compute::Element* to) {
   using Element = typename Compute::Element;
-  using Weights = typename Compute::Weights;
-  using Vector = typename detail::Shuffled<Weights>::type;
+  using Vector = typename detail::Select<sizeof(Element) == 4, Floats, Doubles>::type;
   constexpr int per = Compute::per_element;
   constexpr int lanes = vector_bytes / sizeof(Element);
   int64_t e = 0;
@@ -129,6 +110,7 @@ void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, 
                typename Compute::Accumulator* to) {
   using Element = typename Compute::Element;
   using Weights = typename Compute::Weights;
+  using OfX = decltype(splat(*x));
   constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(Element), together = 4;
   for (int64_t first = 0; first < rows; first += together) {
     const Storage* from[together];
@@ -137,7 +119,7 @@ void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, 
     for (int r = 0; r < together; ++r) from[r] = w + (first + r < rows ? first + r : rows - 1) * stride_n;
     int64_t e = 0;
     for (; (e + lanes) * per <= count; e += lanes) {
-      const Weights of_x = load_vector<Weights>(x + e);
+      const auto of_x = load_vector<OfX>(x + e);
 #pragma GCC unroll 4
       for (int r = 0; r < together; ++r) {
         __builtin_prefetch(from[r] + e * per + 2048 / sizeof(Storage), 0, 2);
@@ -153,7 +135,7 @@ void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, 
         }
       }
       for (int r = 0; r < together; ++r) {
-        accumulate(acc[r], load_vector<Weights>(tail[r]), load_vector<Weights>(tail[together]));
+        accumulate(acc[r], load_vector<Weights>(tail[r]), load_vector<OfX>(tail[together]));
       }
     }
     for (int r = 0; r < together && first + r < rows; ++r) {
@@ -189,7 +171,9 @@ JITGEN_INLINE void add_columns(const Storage* w, int64_t stride_k, int64_t colum
       if constexpr (part) {
         alignas(64) Storage copy[per][lanes] = {};
         __builtin_memcpy(copy[0], from, columns * sizeof(Storage));
-        if (live > 1 && per > 1) __builtin_memcpy(copy[per - 1], from + stride_k, columns * sizeof(Storage));
+        for (int64_t i = 1; i < per && i < live; ++i) {
+          __builtin_memcpy(copy[i], from + i * stride_k, columns * sizeof(Storage));
+        }
         weights = rows_at<Compute>(copy[0], lanes, live);
       } else {
         weights = rows_at<Compute>(from, stride_k, live);

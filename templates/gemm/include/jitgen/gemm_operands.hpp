@@ -1,10 +1,12 @@
 // The operands of a matmul: packed rows of x, quantised weights, dense weights. A kind of weights is a struct with
 //   panel<Compute>()    elements of memory that packing needs
 //   depth<Compute>()    elements of a row of x for it, padding included
+//   span<Compute>()     neighbours in k whose sum of x it needs, where the arithmetic has an offset
 //   sum(task)           writes the sums of a group of its blocks with some tiles of x to the task's buffer
 #pragma once
 
 #include "jitgen/gemm_dense.hpp"
+#include "jitgen/gemm_integers.hpp"
 #include "jitgen/gemm_tile.hpp"
 #include "jitgen/parallel.hpp"
 
@@ -23,7 +25,10 @@ struct Packed {
   int64_t rows;
   int64_t depth;
   int64_t tiles;
+  int32_t* totals;  // sums of x, where the arithmetic has an offset: row m's of span s is totals[s * rows + m]
+  int64_t span;     // neighbours in k that a total is of
 
+  inline int64_t spans() const { return (depth * Compute::per_element + span - 1) / span; }
   inline Range tile(int64_t t) const { return share(rows, 1, t, tiles); }
 };
 
@@ -38,6 +43,11 @@ struct Task {
   int64_t row_stride;
   typename Compute::Element* panel;
 };
+
+// Elements of a row of x that are packed at a time, and how many neighbours in k they are.
+constexpr int64_t fill_elements = 1024;
+template <class Compute>
+constexpr int64_t most_span = fill_elements * Compute::per_element;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -142,9 +152,30 @@ struct Dense {
   int64_t depth() const {
     return round_up(round_up(k, Compute::per_element) / Compute::per_element, ready_steps);
   }
+  template <class Compute>
+  static constexpr int64_t span() {
+    return most_span<Compute>;
+  }
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
+    sum_offset(task);
+    if constexpr (detail::offset_of<Compute>(0) != 0) {
+      const Packed<Compute>& x = task.x;
+      const Range rows = {x.tile(task.tiles.begin).begin, x.tile(task.tiles.end - 1).end};
+      for (int64_t m = rows.begin; m < rows.end; ++m) {
+        int32_t total = 0;
+        for (int64_t s = 0; s < x.spans(); ++s) total += x.totals[s * x.rows + m];
+        auto* const sums = task.sums + m * task.row_stride;
+        for (int64_t n = 0; n < task.blocks * block_rows; ++n) sums[n] -= Compute::offset * total;
+      }
+    }
+  }
+
+ private:
+  // Sums the products of x and the weights with their offset.
+  template <class Compute>
+  void sum_offset(const Task<Compute>& task) const {
     const int64_t row = task.block * block_rows;
     const int64_t columns = n - row < task.blocks * block_rows ? n - row : task.blocks * block_rows;
     const Storage* const from = data + row * stride_n;
@@ -166,7 +197,6 @@ struct Dense {
     for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_packed(task, b);
   }
 
- private:
   // Computes the group of blocks from `start` on through panels.
   template <class Compute>
   void sum_packed(const Task<Compute>& task, int64_t start) const {

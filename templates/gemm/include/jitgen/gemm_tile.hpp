@@ -11,20 +11,6 @@ struct Unscaled {};
 
 namespace detail {
 
-template <class A, class B>
-constexpr bool same = false;
-template <class A>
-constexpr bool same<A, A> = true;
-
-template <bool condition, class A, class B>
-struct Select {
-  using type = A;
-};
-template <class A, class B>
-struct Select<false, A, B> {
-  using type = B;
-};
-
 // How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
 // flight than the first-level one; the processor's own prefetcher fills that.
 constexpr int64_t ahead = 12288;
