@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitgen.schedule import chips
-from jitgen.schedule.chips import Chip, CpuLevel
+from jitgen.schedule.chips import Chip, CpuLevel, Rates
 from jitgen.spec import Target
 
 INVARIANT_ROWS = 64
@@ -71,3 +71,8 @@ class Device:
     def level(self) -> CpuLevel:
         """Returns the level of a CPU target."""
         return chips.CPU_LEVELS[self.target.arch]
+
+    @property
+    def rates(self) -> Rates:
+        """Returns the rates by which plans are compared."""
+        return self.model.rates if self.is_gpu else self.level.rates

@@ -11,6 +11,7 @@ from jitgen import lowering, pipeline
 from jitgen.balance import Balance
 from jitgen.compilers import routes
 from jitgen.errors import JitgenError
+from jitgen.families import registry
 from jitgen.ir.program import Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import KernelSource, artifact_key
@@ -115,7 +116,8 @@ class Lowered:
             )
             lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
         lines += [f"  rewritten: {name}" for name in program.rewrites]
-        for _, question, decision in program.decisions:
+        for family, question, _ in program.decisions:
+            decision = registry.named(family).decide(question.at(lowered.environment), lowered.route.device)
             lines.append(f"  {question}: {question.placement(decision.fused)}: {decision.why}")
         first = len(program.inputs)
         for number, buffer in enumerate(program.temporaries, first):

@@ -105,10 +105,15 @@ class Question:
 
         def number(value: Any) -> Any:
             if isinstance(value, tuple):
-                return tuple(map(number, value))
+                numbers = map(number, value)
+                return type(value)(*numbers) if hasattr(value, "_fields") else tuple(numbers)
             return symbols.evaluate(value, environment)
 
         return replace(self, **{name: number(value) for name, value in vars(self).items()})
+
+    def decide(self, device: Device) -> Decision:
+        """Answers the question by itself; one whose family answers it does not."""
+        raise AssertionError(f"a family that asks {self} has to answer it")
 
     def placement(self, fused: bool) -> str:
         """Returns what the answer means in words."""
@@ -220,8 +225,8 @@ def _no_buckets(graph: Graph, environment: Mapping[str, Any], device: Device) ->
     return ()
 
 
-def _no_decision(question: Any, device: Device) -> Decision:
-    raise AssertionError(f"a family that asks {question} has to answer it")
+def _own_decision(question: Question, device: Device) -> Decision:
+    return question.decide(device)
 
 
 def _plain_problem(kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], device: Device) -> Problem:
@@ -273,7 +278,7 @@ class Family:
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, call, device) -> KernelRewrite``, or None; the memory of the call is that of the
             program before it is rewritten.
-        decide: ``(question, device) -> Decision`` on a ``Question`` that ``claim`` asked.
+        decide: ``(question, device) -> Decision`` on a ``Question`` that was asked; by default its own ``decide``.
         buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
             family.
         templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.
@@ -301,7 +306,7 @@ class Family:
     body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
     rewrite_kernel: Callable[[Kernel, Call, Device], KernelRewrite | None] = _keep_kernel
-    decide: Callable[[Any, Device], Decision] = _no_decision
+    decide: Callable[[Any, Device], Decision] = _own_decision
     buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _no_buckets
     templates: Path | None = None
     code: Path | None = None

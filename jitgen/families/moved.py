@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.families.family import Partition
 from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.updates import changes_of
@@ -74,7 +75,7 @@ class Moved:
     in_place: frozenset[int]
 
 
-def move_views(graph: Graph, index: Index, sizes: EqualSizes, temporaries: Temporaries) -> Moved:
+def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partition) -> Moved:
     """Moves the views of ``graph``.
 
     Args:
@@ -86,9 +87,8 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, temporaries: Tempo
     early = {number: chain for number, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
     inputs = {node.attrs.number: node for node in index.order if node.kind is INPUT}
     replaced = {id(node): inputs[number] for number, chain in early.items() for node in chain}
-    mover = temporaries.mover
-    stored = returned_products(graph, index) | stored_values(index, mover.decide, sizes.same)
-    rebuilt = _Rebuilt(sizes, temporaries, stored, replaced)
+    stored = returned_products(graph, index) | stored_values(index, partition, sizes.same)
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, replaced)
     values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))

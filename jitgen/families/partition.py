@@ -108,7 +108,7 @@ class Partitioner:
         self.claims = Claims(device, memory, self.temporaries)
 
     def program(self) -> Program:
-        moved = move_views(self.graph, self.index, self.sizes, self.temporaries)
+        moved = move_views(self.graph, self.index, self.sizes, self.claims)
         self.claims.in_place = set(moved.in_place)
         moved = self._planned(moved)
         results = returned(self.graph, moved, self.memory)

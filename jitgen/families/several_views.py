@@ -2,8 +2,9 @@
 
 A view is moved to the operands of what it is of (``ir/views.py``), which costs nothing where one view is moved, or
 where several choose disjoint elements, as the queries, keys and values of one product. Where several read the same
-elements, each would have a scan, a sort or a product of its own. These are stored instead, and the views are of the
-memory; so is a scan or sort of which disjoint slices are all, in place of many short ones.
+elements, each would have a scan, a sort or a product of its own, and a scan or sort of which disjoint slices are all
+would be many short ones. These are stored instead, and the views are of the memory, unless it costs less to compute
+them for each view (``storage.py``).
 
 Neighbours: ``families/moved.py`` asks before it moves views.
 """
@@ -11,18 +12,27 @@ Neighbours: ``families/moved.py`` asks before it moves views.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
+from jitgen.families.family import Partition
+from jitgen.families.storage import storage_of
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CONTRACT, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.nodes import CONTRACT, INPUT, REDUCE, SCAN, SORT, VIEW
 from jitgen.ir.regions import Movement
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
+from jitgen.kernel.operands import item_size
+from jitgen.schedule.cost import Effort
 
 MOST_CHAINS = 16
 """Chains of views of one value that are told apart; a value with more is read through several of them anyway."""
+
+COMPARISONS = 500
+"""Operations by which a sorted element is counted: a bitonic network of 1,024 elements has 55 stages, each of which
+fetches and compares a neighbour."""
 
 SAME_ORDER = ("reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
 """Views whose elements are all of what they are of, in the same order."""
@@ -31,17 +41,18 @@ Chain = tuple[Movement, ...]
 """The views between a value and whoever reads it, the innermost first."""
 
 
-def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
+def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
     """Returns the ids of the nodes to store: scans and sorts, products of which results are several views, and what is
     computed from reductions and returned in several orders.
 
     Args:
-        decide: decides whether slices are all of a dimension.
         same: whether two shapes are equal, so that one is no expansion of the other.
     """
+    decide = partition.mover.decide
 
     def is_stored(node: Node, read: Collection[Chain]) -> bool:
-        return not are_disjoint(read, node.attrs.dim) or _are_all(read, node.shape, decide)
+        is_of_several = not are_disjoint(read, node.attrs.dim) or _are_all(read, node.shape, decide)
+        return is_of_several and _costs_less(node, node, read, partition)
 
     chains = _chains(index, frozenset(), same)
     stored = {node for node in index.order if node.kind is SCAN and is_stored(node, chains[node])}
@@ -56,14 +67,77 @@ def stored_values(index: Index, decide: Decide, same: Callable[[Shape, Shape], b
             stored.update(several)
     if any(node.kind in (CONTRACT, REDUCE) for node in index.order):
         returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT}, same)
-        products = (node for node in index.order if node.kind is CONTRACT and not _is_weighted_mean(node))
-        stored |= {_end_of_epilogue(node, index) for node in products if not are_disjoint(returned[node])}
-        stored |= {
-            node.inputs[0]
-            for node in index.order
-            if node.kind is VIEW and node.attrs.kind == "permute" and _is_in_orders(node.inputs[0], returned)
-        }
+        for node in index.order:
+            read = returned[node]
+            if node.kind is CONTRACT and not _is_weighted_mean(node) and not are_disjoint(read):
+                end = _end_of_epilogue(node, index)
+                stored |= {end} if _costs_less(node, end, read, partition) else set()
+            elif _is_in_orders(node, returned) and any(_is_permuted(user) for user in index.users[node]):
+                stored |= {node} if _costs_less(node, node, read, partition) else set()
     return frozenset(map(id, stored))
+
+
+def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Partition) -> bool:
+    """Returns whether it costs less to store ``end``, which is computed from ``node``, than to compute it for each of
+    the views ``read``. A row's bits may depend on that, so that a batch-invariant plan always stores it."""
+    if partition.device.batch_invariant:
+        return True
+    size, bytes_ = symbols.product(end.shape), item_size(end.dtype)
+    views = [size if not chain else symbols.product(chain[-1][1]) for chain in read]
+    others = [size for chain, size in zip(read, views, strict=True) if chain]
+    written = 0 if () in read else size  # a result that is the value itself is written anyway
+    moved = symbols.mul(bytes_, _sum([written, *others]))
+    once = _effort(node, size)
+    stored = once._replace(moved=symbols.add(once.moved, moved), launches=1 + bool(others))
+    again = Effort(dtype=once.dtype)
+    for chain, elements in zip(read, views, strict=True):
+        if node.kind is SORT or (node.kind is SCAN and any(_cuts(attrs, node.attrs.dim) for attrs, _ in chain)):
+            # All of it is computed into a temporary, and the view is computed from that.
+            whole, copied = _effort(node, size), symbols.mul(bytes_, symbols.add(size, elements))
+            again = _sum_of(again, whole._replace(moved=symbols.add(whole.moved, copied), launches=2))
+        else:
+            again = _sum_of(again, _effort(node, elements)._replace(launches=int(node.kind is not CONTRACT)))
+    if node.kind is CONTRACT:  # views in one order are of one kernel, because they are of one activation
+        orders = {tuple(attrs for attrs, _ in chain if attrs[0] == "permute") for chain in read}
+        again = again._replace(launches=len(orders))
+        if partition.device.is_gpu and any(orders):  # operands are copied so that they are contiguous along K
+            copies = Effort(moved=symbols.mul(2, _effort(node, 0).moved), launches=1)
+            again = _sum_of(again, copies)
+    return partition.decide(node.op if node.kind in (SCAN, SORT) else "gemm", storage_of(end, stored, again)).fused
+
+
+def _sum_of(left: Effort, right: Effort) -> Effort:
+    moved, operations, products = map(symbols.add, left[:3], right[:3])
+    return Effort(moved, operations, products, left.dtype, left.launches + right.launches)
+
+
+def _effort(node: Node, elements: Scalar) -> Effort:
+    """Returns what it takes to compute ``elements`` elements of ``node`` from what is in memory."""
+    if node.kind is CONTRACT:
+        moved = _sum(symbols.mul(item_size(x.dtype), symbols.product(x.shape)) for x in node.inputs)
+        return Effort(moved, 0, symbols.mul(elements, node.kind.flops(node)), node.inputs[0].dtype)
+    leaves = {INPUT, VIEW, CONTRACT, SCAN, SORT}
+    element = 0
+    operations = [symbols.mul(elements, COMPARISONS if node.kind is SORT else node.kind.flops(node))]
+    for operand in topological(node.inputs, leaves):
+        if operand.kind in leaves:  # one that is repeated along rows counts for nothing
+            element += item_size(operand.dtype) * (operand.under_expand is operand)
+        else:  # of a reduction, an operation for each element of its rows
+            operations.append(symbols.mul(elements, 1 if operand.kind is REDUCE else operand.kind.flops(operand)))
+    return Effort(symbols.mul(elements, element), _sum(operations))
+
+
+def _cuts(attrs: Any, dim: int) -> bool:
+    """Returns whether the view ``attrs`` leaves out elements along ``dim``, which is walked, or reorders dimensions so
+    that this is not told."""
+    return attrs[0] != "slice" or attrs[1] == dim
+
+
+def _sum(sizes: Iterable[Scalar]) -> Scalar:
+    total: Scalar = 0
+    for size in sizes:
+        total = symbols.add(total, size)
+    return total
 
 
 def _chains(index: Index, ends: Collection[object], same: Callable[[Shape, Shape], bool]) -> Mapping[Node, set[Chain]]:
@@ -113,6 +187,10 @@ def _is_weighted_mean(product: Node) -> bool:
     weights = product.inputs[0]
     spread = nearest(weights, REDUCE, lambda node: node.kind.is_pointwise or node.under_expand is not node)
     return any(spread) and any(at_own_coordinates(weights, CONTRACT))
+
+
+def _is_permuted(node: Node) -> bool:
+    return node.kind is VIEW and node.attrs.kind == "permute"
 
 
 def _is_in_orders(node: Node, returned: Mapping[Node, set[Chain]]) -> bool:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from jitgen.ir.body import Body
@@ -111,11 +111,12 @@ class Decision:
     """Records a family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words.
 
     Attributes:
+        why: for users; the same answer may have other reasons at other sizes.
         lacks: whether the answer is no because this dialect has no such kernel, which another one may have.
     """
 
     fused: bool
-    why: str
+    why: str = field(compare=False)
     lacks: bool = False
 
 

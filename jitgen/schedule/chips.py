@@ -14,11 +14,40 @@ A *target* such as ``sm_90a`` says what is compiled for. Several chips run it (H
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from jitgen.spec import Target, digest
+from jitgen.spec import DTYPES, Target, digest
 
 MIB = 2**20
+
+
+LAUNCH = 1.6e-6
+"""Seconds that one more kernel takes: fitted to products that end in a second kernel (``gemm/triton_tiles.py``)."""
+CORE_CLOCK, CORE_MEMORY = 3e9, 10e9
+"""Hz, and bytes/s, of one core while all cores of a server are at work: 40 to 80 GB/s of four to eight channels, shared
+by as many cores (docs/measured/cpu.md has 29 to 41 GB/s with four). Only their ratio matters to a plan."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Says how fast work is done, by which plans are compared (``cost.py``).
+
+    Attributes:
+        memory: bytes/s.
+        vector: operations/s outside of matrix units.
+        products: operations/s of products by the dtype of their operands; those without one are done at ``vector``.
+        launch: seconds that one more kernel takes.
+    """
+
+    memory: float
+    vector: float
+    products: Mapping[str, float]
+    launch: float = LAUNCH
+
+    def matrix(self, dtype: str) -> float:
+        """Returns the operations/s of products whose operands are ``dtype``."""
+        return self.products.get(dtype, self.vector)
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,11 @@ class Chip:
         memory."""
         return self.read_rate or self.bandwidth
 
+    @functools.cached_property
+    def rates(self) -> Rates:
+        half = self.matrix_rate or self.matrix
+        return Rates(self.reads, self.vector, {"bfloat16": half, "float16": half})
+
     @property
     def microsecond_cycles(self) -> float:
         """Returns the cycles of the multiprocessors in a microsecond; ValueError if the clock is not known."""
@@ -115,6 +149,12 @@ class CpuLevel:
     def floats(self) -> int:
         """Returns how many float32 elements a vector has."""
         return self.vector_bytes // 4
+
+    @functools.cached_property
+    def rates(self) -> Rates:
+        """Returns those of one core: a vector operation a cycle, in products two multiply-adds."""
+        vector = self.floats * CORE_CLOCK
+        return Rates(CORE_MEMORY, vector, dict.fromkeys(DTYPES, 4 * vector))
 
 
 _GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"

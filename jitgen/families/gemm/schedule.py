@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import SizeBuckets
+from jitgen.families.family import Question, SizeBuckets
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import GemmSchedule, TritonMainloop
@@ -187,10 +187,12 @@ def k_splits(problem: Problem, device: Device) -> int:
     return splits
 
 
-def prologue(computed: Prologue, device: Device) -> Decision:
+def decide(question: Question, device: Device) -> Decision:
     """Decides by the rule of ``device``'s dialect whether a product computes its activation while it reads it. As for a
-    schedule, the answer is the same for all rows of one bucket."""
-    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(device.rows(computed.rows))), device)
+    schedule, the answer is the same for all rows of one bucket. Other questions answer themselves."""
+    if not isinstance(question, Prologue):
+        return question.decide(device)
+    decision: Decision = _rules(device).prologue(replace(question, rows=bucket(device.rows(question.rows))), device)
     return decision
 
 

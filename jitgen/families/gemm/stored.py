@@ -12,9 +12,9 @@ completes it. The sum of a residual stream is such a value: the norm after it re
    none: whoever reads it computes it.
 2. Where an operand has another owner than the node that reads it, and its owner computes products, it *leaves* its
    kernel. Operands of products and results that leave are stored as they are, since they have to be in memory anyway.
-3. What reads others can compute what it needs from any value on the way: the one with the fewest bytes that all of them
-   are computed from is stored, of equals the last, so that most of the work is in the epilogue. Where they have none in
-   common, either they are stored or the products are, whichever has fewer bytes.
+3. What reads others can compute what it needs from any value on the way. Either one that all of them are computed from
+   is stored, or they are, or else the products, from which each reader computes the pointwise work again: whichever
+   costs less (``schedule/cost.py``), of equals the last, so that most of the work is in the epilogue.
 
 What attention and its gradients compute in a kernel of their own is left to their families.
 """
@@ -26,12 +26,16 @@ from dataclasses import dataclass, field
 
 from jitgen.families.family import Partition
 from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
+from jitgen.families.storage import for_elements, storage_of
+from jitgen.ir import symbols
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, inverse
 from jitgen.kernel.operands import item_size
+from jitgen.schedule.cost import Effort
 
 
 @dataclass(eq=False)
@@ -63,7 +67,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
     groups = [
         group
         for owner in dict.fromkeys(owners.values())
-        if owner.products and not owner.is_fused and (group := _stored(owner, owners, index, roots))
+        if owner.products and not owner.is_fused and (group := _stored(owner, owners, index, roots, partition))
     ]
     if not groups:
         return values
@@ -187,23 +191,27 @@ def _last_products(nodes: Iterable[Node], seen: Collection[Node]) -> set[Node]:
 # ------------------------------------------------------------------------------------------------------------ stored
 
 
-def _stored(owner: Owner, owners: Mapping[Node, Owner], index: Index, roots: Collection[Node]) -> list[Node]:
+def _stored(
+    owner: Owner, owners: Mapping[Node, Owner], index: Index, roots: Collection[Node], partition: Partition
+) -> list[Node]:
     """Lists what ``owner`` stores for other kernels, with the results that it computes besides; empty if it has results
     alone."""
-    own, whole, free = set(owner.nodes), list[Node](), list[Node]()
+    own, whole, free = set(owner.nodes), list[Node](), dict[Node, set[Owner]]()
     results = [_without_views(node, own) for node in owner.nodes if node in roots]
     for node in owner.nodes:
         for user in index.users[node]:
-            if user not in own:
-                (whole if user.kind is CONTRACT else free).append(node)
+            if user not in own and user.kind is CONTRACT:
+                whole.append(node)
+            elif user not in own:
+                free.setdefault(node, set()).add(owners[user])
     if not whole and not free:
         return []
     whole = [_without_views(node, own) for node in whole]
     kept = dict.fromkeys((*whole, *results))
     reached = _reached(owner, index, own, kept)
-    left = dict.fromkeys(node for node in free if node in reached and node not in kept)
+    left = {node: readers for node, readers in free.items() if node in reached and node not in kept}
     if left:
-        kept |= dict.fromkeys(_fewest_bytes(owner, index, own, list(left)))
+        kept |= dict.fromkeys(_cheapest(owner, owners, index, left, list(kept), partition))
     return list(kept)
 
 
@@ -226,8 +234,51 @@ def _reached(owner: Owner, index: Index, own: Collection[Node], kept: Collection
     return reached
 
 
-def _fewest_bytes(owner: Owner, index: Index, own: Collection[Node], leaving: Sequence[Node]) -> list[Node]:
-    """Returns the values of ``owner`` to store so that all of ``leaving`` can be computed from them."""
+def _cheapest(
+    owner: Owner,
+    owners: Mapping[Node, Owner],
+    index: Index,
+    leaving: Mapping[Node, Collection[Owner]],
+    kept: Sequence[Node],
+    partition: Partition,
+) -> Sequence[Node]:
+    """Returns the values of ``owner`` to store so that all of ``leaving`` can be computed from them.
+
+    Args:
+        leaving: the values that other kernels read, and which kernels.
+        kept: values that are stored anyway.
+    """
+    own = set(owner.nodes)
+    order, common = _on_the_way(owner, index, own, leaving)
+    products = [node for node in order if node.kind is CONTRACT]
+    readers = dict.fromkeys(reader for several in leaving.values() for reader in several)
+
+    def cost(stored: Sequence[Node]) -> Effort:
+        """Counts, for each element, the epilogue that computes ``stored``, and what each reader does behind."""
+        moved, operations = _work(stored, (), owner, owners)
+        moved += sum(item_size(node.dtype) for node in stored)
+        for reader in readers:
+            read = [node for node, several in leaving.items() if reader in several]
+            more = _work(read, {*stored, *kept}, owner, owners)
+            moved, operations = moved + more[0], operations + more[1]
+        return Effort(moved, operations)
+
+    ends = list(dict.fromkeys(_without_views(node, own) for node in leaving))
+    values = [[node] for node in reversed(common) if [node] != products] + [ends] * (ends != products)
+    if not values:
+        return products
+    best = min(values, key=lambda stored: cost(stored).microseconds(partition.device))
+    elements = symbols.product(products[0].shape)
+    costs = (for_elements(cost(stored), elements) for stored in (best, products))
+    question = storage_of(best[-1], *costs)
+    return best if partition.decide("gemm", question).fused else products
+
+
+def _on_the_way(
+    owner: Owner, index: Index, own: Collection[Node], leaving: Iterable[Node]
+) -> tuple[list[Node], list[Node]]:
+    """Returns the nodes of ``owner`` that ``leaving`` are computed from, and those of them that all are computed from
+    alone."""
     needed, stack = set[Node](), list(leaving)
     while stack:
         node = stack.pop()
@@ -236,15 +287,35 @@ def _fewest_bytes(owner: Owner, index: Index, own: Collection[Node], leaving: Se
             stack.extend(node.inputs)
     order = [node for node in owner.nodes if node in needed]
     position = {node: number for number, node in enumerate(order)}
-    products = [node for node in order if node.kind is CONTRACT]
-    last_start = max(position[product] for product in products)
+    last_start = max(position[node] for node in order if node.kind is CONTRACT)
     first_end = min(position[node] for node in leaving)
     reach, common = 0, list[Node]()  # the position up to which values are read of nodes before the one at hand
     for number, node in enumerate(order):
         if last_start <= number <= first_end and reach <= number and node.kind is not VIEW:
             common.append(node)
         reach = max(reach, *(position[user] for user in index.users[node] if user in position), 0)
-    if common:
-        return [min(reversed(common), key=lambda node: item_size(node.dtype))]
-    ends = list(dict.fromkeys(_without_views(node, own) for node in leaving))
-    return min(ends, products, key=lambda nodes: sum(item_size(node.dtype) for node in nodes))
+    return order, common
+
+
+def _work(
+    values: Iterable[Node], stored: Collection[Node], owner: Owner, owners: Mapping[Node, Owner]
+) -> tuple[int, int]:
+    """Counts the bytes that are read and the operations that are done for an element of ``values``: from the products
+    of ``owner`` in registers, from ``stored`` values and whatever else is in memory. What is repeated along some
+    dimension counts for nothing."""
+    stack, seen, moved, operations = list(values), set[Node](), 0, 0
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in stored or owners.get(node, owner) is not owner:
+            moved += item_size(node.dtype)
+        elif node.kind.is_pointwise:
+            operations += OPS[node.op].flops if node.op in OPS else 0
+            stack.extend(node.inputs)
+        elif node.kind is VIEW:
+            stack.extend(node.inputs if node.under_expand is node else ())
+        elif node.kind is not CONTRACT and not node.kind.is_number:
+            moved += item_size(node.dtype)
+    return moved, operations
