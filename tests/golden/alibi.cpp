@@ -201,11 +201,11 @@ struct Attention {
     open ? scores_open(of...) : scores_mixed(of...);
   }
 
-  void row_results(int64_t row, Compute top, Compute total) const {
+  void row_results(int64_t row, Compute row_max, Compute row_sum) const {
   }
-  void results(int64_t row, const Compute* sums, Compute top, Compute total) const {
+  void results(int64_t row, const Compute* sums, Compute row_max, Compute row_sum) const {
     const int64_t m = row;
-    const Compute v1 = total;
+    const Compute v1 = row_sum;
     const float v2 = jitgen::reciprocal(v1);
     jitgen::bfloat16* const to8 = p8 + at8 + m * s8_2;
 #pragma omp simd
@@ -217,11 +217,11 @@ struct Attention {
   }
 };
 
-void jitgen_attention_3877d23a(const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, int32_t threads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int64_t b0, int64_t b1, int64_t o0, int64_t s0_0, int64_t s0_1, int64_t s0_2, int64_t s0_3, int64_t o1, int64_t s1_0, int64_t s1_1, int64_t s1_2, int64_t s1_3, int64_t s2_0, int64_t s2_1, int64_t s2_2, int64_t s2_3, int64_t s3_0, int64_t s3_1, int64_t s3_2, int64_t s3_3, int64_t s4_0, int64_t s4_1, int64_t s4_2, int64_t s4_3, int64_t o5, int64_t s5_0, int64_t s5_1, int64_t s5_2, int64_t s5_3, int64_t o6, int64_t s6_0, int64_t s6_1, int64_t s6_2, int64_t s6_3, int64_t s7_0, int64_t s7_1, int64_t s7_2, int64_t s7_3, int64_t s8_0, int64_t s8_1, int64_t s8_2, int64_t s8_3, int32_t streaming) {
+void jitgen_attention_055d0592(const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, int32_t threads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int64_t b0, int64_t b1, int64_t o0, int64_t s0_0, int64_t s0_1, int64_t s0_2, int64_t s0_3, int64_t o1, int64_t s1_0, int64_t s1_1, int64_t s1_2, int64_t s1_3, int64_t s2_0, int64_t s2_1, int64_t s2_2, int64_t s2_3, int64_t s3_0, int64_t s3_1, int64_t s3_2, int64_t s3_3, int64_t s4_0, int64_t s4_1, int64_t s4_2, int64_t s4_3, int64_t o5, int64_t s5_0, int64_t s5_1, int64_t s5_2, int64_t s5_3, int64_t o6, int64_t s6_0, int64_t s6_1, int64_t s6_2, int64_t s6_3, int64_t s7_0, int64_t s7_1, int64_t s7_2, int64_t s7_3, int64_t s8_0, int64_t s8_1, int64_t s8_2, int64_t s8_3, int32_t streaming) {
   const Attention attention{p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3};
   jitgen::attention::attend<jitgen::attention::Tiles<Attention>>(attention, threads);
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_attention_3877d23a)
+JITGEN_PACKED_ENTRY(jitgen_attention_055d0592)

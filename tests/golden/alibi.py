@@ -9,7 +9,7 @@ from triton.language.extra import cuda, libdevice
 
 
 @triton.jit
-def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
+def jitgen_attention_9f0deb80(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
@@ -70,8 +70,8 @@ def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, 
     first = tl.minimum(first, last)
     open_first = tl.minimum(open_first, last)
     open_last = tl.maximum(open_last, open_first)
-    top = tl.full((128,), float("-inf"), tl.float32)
-    total = tl.zeros((128,), tl.float32)
+    row_max = tl.full((128,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((128,), tl.float32)
     sums = tl.zeros((128, 64), tl.float32)
     for tile in range(first, open_first):
         column = tile * 64 + tl.arange(0, 64)
@@ -92,15 +92,15 @@ def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, 
         s14 = (s6 + s13)
         s15 = tl.where(s2, s3, s14)
         score = tl.where((column < keys)[None, :], s15, float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1))
+        new_max = tl.maximum(row_max, tl.max(score, 1))
         # Rows without any score yet have sums of zero, and not of NaN.
-        base = tl.where(most == float("-inf"), 0.0, most)
-        weight = tl.exp(score - base[:, None])
-        scale = tl.exp(top - base)
-        total = total * scale + tl.sum(weight, 1)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        probabilities = tl.exp(score - base[:, None])
+        scale = tl.exp(row_max - base)
+        row_sum = row_sum * scale + tl.sum(probabilities, 1)
         value = tl.load(p7 + at7 + (column * s7_3)[:, None] + e, mask=(column < keys)[:, None], other=0)
-        sums = tl.dot(weight.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
-        top = most
+        sums = tl.dot(probabilities.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
+        row_max = new_max
     for tile in range(open_first, open_last):
         column = tile * 64 + tl.arange(0, 64)
         acc0 = tl.dot(query, tl.trans(tl.load(p3 + at3 + (column * s3_2)[:, None] + d)), input_precision="ieee", out_dtype=tl.float32)
@@ -115,15 +115,15 @@ def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, 
         s9 = (s3 * s8)
         s10 = (s2 + s9)
         score = s10
-        most = tl.maximum(top, tl.max(score, 1))
+        new_max = tl.maximum(row_max, tl.max(score, 1))
         # Rows without any score yet have sums of zero, and not of NaN.
-        base = tl.where(most == float("-inf"), 0.0, most)
-        weight = tl.exp(score - base[:, None])
-        scale = tl.exp(top - base)
-        total = total * scale + tl.sum(weight, 1)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        probabilities = tl.exp(score - base[:, None])
+        scale = tl.exp(row_max - base)
+        row_sum = row_sum * scale + tl.sum(probabilities, 1)
         value = tl.load(p7 + at7 + (column * s7_3)[:, None] + e)
-        sums = tl.dot(weight.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
-        top = most
+        sums = tl.dot(probabilities.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
+        row_max = new_max
     for tile in range(open_last, last):
         column = tile * 64 + tl.arange(0, 64)
         acc0 = tl.dot(query, tl.trans(tl.load(p3 + at3 + (column * s3_2)[:, None] + d, mask=(column < keys)[:, None], other=0)), input_precision="ieee", out_dtype=tl.float32)
@@ -143,18 +143,18 @@ def jitgen_attention_b0415e64(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, 
         s14 = (s6 + s13)
         s15 = tl.where(s2, s3, s14)
         score = tl.where((column < keys)[None, :], s15, float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1))
+        new_max = tl.maximum(row_max, tl.max(score, 1))
         # Rows without any score yet have sums of zero, and not of NaN.
-        base = tl.where(most == float("-inf"), 0.0, most)
-        weight = tl.exp(score - base[:, None])
-        scale = tl.exp(top - base)
-        total = total * scale + tl.sum(weight, 1)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        probabilities = tl.exp(score - base[:, None])
+        scale = tl.exp(row_max - base)
+        row_sum = row_sum * scale + tl.sum(probabilities, 1)
         value = tl.load(p7 + at7 + (column * s7_3)[:, None] + e, mask=(column < keys)[:, None], other=0)
-        sums = tl.dot(weight.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
-        top = most
+        sums = tl.dot(probabilities.to(tl.bfloat16), value, sums * scale[:, None], input_precision="ieee", out_dtype=tl.float32)
+        row_max = new_max
     acc1 = sums
     # A product over no keys is zero, whatever its factors.
-    v1 = tl.where(keys == 0, 1.0, total)[:, None]
+    v1 = tl.where(keys == 0, 1.0, row_sum)[:, None]
     v2 = tl.div_rn(1.0, v1)
     v3 = (acc1 * v2)
     tl.store(p8 + (at8 + m * s8_2)[:, None] + e, v3.to(tl.bfloat16), mask=live[:, None])

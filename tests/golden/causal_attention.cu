@@ -87,23 +87,23 @@ struct Operands {
   JITGEN_DEVICE Index packed_rows() const { return rows; }
 
   JITGEN_DEVICE Task task(int number) const {
-    Task found;
+    Task task;
     const Index z0 = number / (params.batch_size1);
-    found.z0 = z0;
+    task.z0 = z0;
     const Index z1 = number % params.batch_size1;
-    found.z1 = z1;
-    found.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
-    found.at1 = params.score_2.first + z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
-    found.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
-    found.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
-    found.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
-    found.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
-    return found;
+    task.z1 = z1;
+    task.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
+    task.at1 = params.score_2.first + z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
+    task.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    task.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    task.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    task.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    return task;
   }
 
   // Called by whole warps.
   JITGEN_DEVICE Block rows_of_block(const Task& task, int first, int count) const {
-    Block found;
+    Block block;
     const Index last = Index(jitgen::lesser(int64_t(first) + count, packed_rows())) - 1;
     {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
@@ -113,9 +113,9 @@ struct Operands {
         const int64_t value = int64_t(task.at1 + m * params.score_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      found.x1 = ends;
+      block.x1 = ends;
     }
-    return found;
+    return block;
   }
 
   // Bit 0: some score of the tile is seen; bit 1: all are.
@@ -138,14 +138,14 @@ struct Operands {
   }
 
   JITGEN_DEVICE Rows rows_of_thread(const Task& task, int first) const {
-    Rows found;
+    Rows thread_rows;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      found.x1[r] = task.at1 + m * params.score_2.strides[2];
+      thread_rows.x1[r] = task.at1 + m * params.score_2.strides[2];
     }
-    return found;
+    return thread_rows;
   }
 
   // A positive number that scores are still to be multiplied with.
@@ -206,16 +206,16 @@ struct Operands {
     const int batch[] = {0, params.value.strides[0] != 0 ? int(task.z0) : 0, params.value.strides[1] != 0 ? int(task.z1) : 0};
     jitgen::copy_box_of_batch(to, constants.value_map, column, row, batch, barrier);
   }
-  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float top, float total) const {
+  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float row_max, float row_sum) const {
   }
 
   // `live` neighbours from column e of a row, at most 8.
   JITGEN_DEVICE void results(
-      const Task& task, int range, Index row, Index e, const float (&sums)[8], float top, float total, int live) const {
+      const Task& task, int range, Index row, Index e, const float (&sums)[8], float row_max, float row_sum, int live) const {
     const Index m = row;
     // A product over no keys is zero, whatever its factors.
-    const float v1 = keys == 0 ? 0.0f : top;
-    const float v12 = keys == 0 ? 1.0f : total;
+    const float v1 = keys == 0 ? 0.0f : row_max;
+    const float v12 = keys == 0 ? 1.0f : row_sum;
     const float v2 = -__int_as_float(0x7f800000);
     const bool v3 = v1 == v2;
     const float v4 = 0.0f;
@@ -242,7 +242,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_34813b12(const __grid_constant__ Params params) {
+jitgen_attention_63ef5917(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

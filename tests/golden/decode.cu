@@ -79,25 +79,25 @@ struct Operands {
   JITGEN_DEVICE Index packed_rows() const { return params.group_size0 * rows; }
 
   JITGEN_DEVICE Task task(int number) const {
-    Task found;
+    Task task;
     const Index z0 = number / (params.batch_size1);
-    found.z0 = z0;
+    task.z0 = z0;
     const Index z1 = number % params.batch_size1;
-    found.z1 = z1;
-    found.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
-    found.at1 = z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
-    found.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
-    found.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
-    found.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
-    found.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
-    found.x1 = jitgen::load(params.score_2.pointer[found.at1]);
-    return found;
+    task.z1 = z1;
+    task.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
+    task.at1 = z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
+    task.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    task.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    task.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    task.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    task.x1 = jitgen::load(params.score_2.pointer[task.at1]);
+    return task;
   }
 
   // Called by whole warps.
   JITGEN_DEVICE Block rows_of_block(const Task& task, int first, int count) const {
-    Block found;
-    return found;
+    Block block;
+    return block;
   }
 
   // Bit 0: some score of the tile is seen; bit 1: all are.
@@ -122,8 +122,8 @@ struct Operands {
   }
 
   JITGEN_DEVICE Rows rows_of_thread(const Task& task, int first) const {
-    Rows found;
-    return found;
+    Rows thread_rows;
+    return thread_rows;
   }
 
   // A positive number that scores are still to be multiplied with.
@@ -210,17 +210,17 @@ struct Operands {
     return jitgen::read_own_line(reinterpret_cast<const uint4*>(row.elements + i));
   }
   JITGEN_DEVICE uint4 value_words(const ValueRow& row, const ValueRun& run) const { return run; }
-  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float top, float total) const {
+  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float row_max, float row_sum) const {
   }
 
   // `live` neighbours from column e of a row, at most 8.
   JITGEN_DEVICE void results(
-      const Task& task, int range, Index row, Index e, const float (&sums)[8], float top, float total, int live) const {
+      const Task& task, int range, Index row, Index e, const float (&sums)[8], float row_max, float row_sum, int live) const {
     const Index y0 = (row / rows);
     const Index m = row % rows;
     // A product over no keys is zero, whatever its factors.
-    const float v1 = keys == 0 ? 0.0f : top;
-    const float v12 = keys == 0 ? 1.0f : total;
+    const float v1 = keys == 0 ? 0.0f : row_max;
+    const float v12 = keys == 0 ? 1.0f : row_sum;
     const float v2 = -__int_as_float(0x7f800000);
     const bool v3 = v1 == v2;
     const float v4 = 0.0f;
@@ -247,7 +247,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_b25083e6(const __grid_constant__ Params params) {
+jitgen_attention_d3e507a0(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

@@ -100,26 +100,26 @@ struct Operands {
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0); }
   JITGEN_DEVICE int heads() const { return int(1); }
   JITGEN_DEVICE Task task(int number, int head) const {
-    Task found;
+    Task task;
     const Index z0 = number;
-    found.z0 = z0;
-    found.at0 = z0 * params.left.strides[0];
-    found.at1 = z0 * params.right.strides[0];
-    found.at2 = z0 * params.left_2.strides[0];
-    found.at3 = z0 * params.right_2.strides[0];
-    found.at4 = params.score.first + z0 * params.score.strides[0];
-    found.at5 = params.score_2.first + z0 * params.score_2.strides[0];
-    found.at6 = z0 * params.score_3.strides[0];
-    found.at7 = z0 * params.score_4.strides[0];
-    found.at8 = z0 * params.value.strides[0];
-    found.at9 = z0 * params.value_2.strides[0];
-    found.at10 = z0 * params.result.strides[0];
-    found.at11 = z0 * params.result_2.strides[0];
-    return found;
+    task.z0 = z0;
+    task.at0 = z0 * params.left.strides[0];
+    task.at1 = z0 * params.right.strides[0];
+    task.at2 = z0 * params.left_2.strides[0];
+    task.at3 = z0 * params.right_2.strides[0];
+    task.at4 = params.score.first + z0 * params.score.strides[0];
+    task.at5 = params.score_2.first + z0 * params.score_2.strides[0];
+    task.at6 = z0 * params.score_3.strides[0];
+    task.at7 = z0 * params.score_4.strides[0];
+    task.at8 = z0 * params.value.strides[0];
+    task.at9 = z0 * params.value_2.strides[0];
+    task.at10 = z0 * params.result.strides[0];
+    task.at11 = z0 * params.result_2.strides[0];
+    return task;
   }
 
   JITGEN_DEVICE BlockEnds block_ends(const Task& task, int first, int end) const {
-    BlockEnds found;
+    BlockEnds ends_of_rows;
     {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
@@ -127,9 +127,9 @@ struct Operands {
         const int64_t value = int64_t(task.at4 + a * params.score.strides[1]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      found.x4 = ends;
+      ends_of_rows.x4 = ends;
     }
-    return found;
+    return ends_of_rows;
   }
   // Bit 0: some pair of rows counts; bit 1: no mask hides any.
   JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& block, int first, int end) const {
@@ -157,18 +157,18 @@ struct Operands {
 
   // What a row of a tile has for all of its pairs, as words of 4 bytes.
   template <int count>
-  JITGEN_DEVICE void tile_words(uint32_t (&found)[count], const Task& task, Index b) const {
+  JITGEN_DEVICE void tile_words(uint32_t (&row_words)[count], const Task& task, Index b) const {
     const float s3 = float(jitgen::load(params.score_3.pointer[task.at6 + b * params.score_3.strides[2]]));
     const float s11 = float(jitgen::load(params.score_4.pointer[task.at7 + b * params.score_4.strides[2]]));
     const float s5 = 1.4426950216293335f;
     const float s8 = s3 * s5;
     const float s12 = jitgen::reciprocal(s11);
-    found[0] = uint32_t(__float_as_int(s8));
-    found[1] = uint32_t(__float_as_int(s12));
+    row_words[0] = uint32_t(__float_as_int(s8));
+    row_words[1] = uint32_t(__float_as_int(s12));
   }
   // What a row of a block has for all of its pairs, as words of 4 bytes.
   template <int count>
-  JITGEN_DEVICE void block_words(uint32_t (&found)[count], const Task& task, Index a) const {
+  JITGEN_DEVICE void block_words(uint32_t (&row_words)[count], const Task& task, Index a) const {
   }
   // Where no mask hides a pair.
   template <class Block, class Tile>
@@ -302,7 +302,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_6287ecc0(const __grid_constant__ Params params) {
+jitgen_attention_backward_f6ad8231(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

@@ -147,9 +147,9 @@ void results(int rows, int width, int splits) {
           float sums[C::width / 2];
           for (int r = 0; r < 2; ++r) {
             const int row = number * 16 + lane / 4 + r * 8;
-            of_rows.top[r] = float(row);
+            of_rows.row_max[r] = float(row);
             of_rows.base[r] = float(row) * jitgen::log2_e;
-            of_rows.total[r] = float(row + 1);
+            of_rows.row_sum[r] = float(row + 1);
           }
           for (int i = 0; i < C::width / 2; ++i) {
             sums[i] = sum_of(number * 16 + lane / 4 + i % 4 / 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);

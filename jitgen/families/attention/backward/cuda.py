@@ -130,7 +130,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         "task_indices": [*backward.task_indices("number"), *indices(backward.groups, "head", "y", "/")],
         "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in backward.operands],
         "of_task": [
-            {"name": f"x{o.index}", "type": o.type, "expression": o.element(f"found.at{o.index}")}
+            {"name": f"x{o.index}", "type": o.type, "expression": o.element(f"task.at{o.index}")}
             for o in backward.rule.reads("task")
             if o.pointer
         ],

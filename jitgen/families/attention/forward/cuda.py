@@ -49,7 +49,7 @@ def build(
         "task_indices": attention.task_indices("number"),
         "row_indices": attention.row_indices("/"),
         "bases": [{"name": f"at{o.index}", "expression": o.task_base} for o in attention.operands],
-        "of_task": [_value(o, f"found.at{o.index}") for o in attention.rule.reads("task")],
+        "of_task": [_value(o, f"task.at{o.index}") for o in attention.rule.reads("task")],
         "of_row": [_value(o, o.packed_row("task.at")) for o in attention.rule.reads("row")],
         "at_row": [(o, o.packed_row("task.at")) for o in attention.rule.reads("both")],
         "row_ends": [

@@ -16,7 +16,7 @@
 //   void key(n, Compute* to), value(n, Compute* to)  a row of keys or values
 //   masked; int state(const Rows&, first, last)      whether keys first .. last are hidden, mixed or open
 //   scores<open>(...)                                the rule, of products in place
-//   row_results(row, top, total); results(row, const Compute* sums, top, total)
+//   row_results(row, row_max, row_sum); results(row, const Compute* sums, row_max, row_sum)
 #pragma once
 
 #include "jitgen/attention_few.hpp"

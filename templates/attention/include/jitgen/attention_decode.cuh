@@ -4,8 +4,8 @@
 // A warp takes 16 keys of a tile, and reads them and their values from memory into registers, 16 bytes a lane, as operands
 // of products: nothing passes through shared memory. Keys are the rows of the first product and rows of the query its
 // columns, of which there may be as few as 8; so are the elements of a value in the second one, whose right operand are
-// the transposed weights. The dimension that a product sums over, and the rows of its result, may be in any order, so
-// that each lane's 16 bytes are neighbours in memory. The next tile's keys are asked for as soon as this tile's have been
+// the transposed probabilities. The dimension that a product sums over, and the rows of its result, may be in any order,
+// so that each lane's 16 bytes are neighbours in memory. The next tile's keys are asked for as soon as this tile's have been
 // multiplied, the next values after these: the registers of a multiprocessor hold all that is on its way.
 //
 // The warps of a block take a tile's keys, and the blocks of a cluster, and ranges of other blocks, share the tiles that
@@ -14,7 +14,7 @@
 //
 //   struct Config {
 //     using Key = jitgen::bfloat16;           // of keys, and the query is rounded to it: bfloat16 or float16
-//     using Value = jitgen::bfloat16;         // of values, and weights are rounded to it
+//     using Value = jitgen::bfloat16;         // of values, and probabilities are rounded to it
 //     static constexpr int warps = 8;         // of a block
 //     static constexpr int row_tiles = 1;     // rows of a block, in eights
 //     static constexpr int ahead = 2;         // tiles of a warp in registers
@@ -128,15 +128,15 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
 #pragma unroll
     for (int i = 0; i < row_tiles * 4; ++i) scores[i] = sums[i / 4][i % 4];
   }
-  // sums[e, row] += sum_key value[e] weight: element e of two neighbouring keys makes one word.
-  JITGEN_DEVICE void multiply_values(Sums& sums, const Values& values, const uint32_t (&weights)[row_tiles][2]) const {
+  // sums[e, row] += sum_key value[e] probability: element e of two neighbouring keys makes one word.
+  JITGEN_DEVICE void multiply_values(Sums& sums, const Values& values, const uint32_t (&probabilities)[row_tiles][2]) const {
 #pragma unroll
     for (int run = 0; run < value_runs; ++run) {
       uint32_t words[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint4 found = operands.value_words(values.rows[i], values.runs[i][run]);
-        words[i][0] = found.x, words[i][1] = found.y, words[i][2] = found.z, words[i][3] = found.w;
+        const uint4 run_words = operands.value_words(values.rows[i], values.runs[i][run]);
+        words[i][0] = run_words.x, words[i][1] = run_words.y, words[i][2] = run_words.z, words[i][3] = run_words.w;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -146,36 +146,36 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
 #pragma unroll
         for (int tile = 0; tile < row_tiles; ++tile) {
           multiply_add<typename Config::Value>(
-              sums[run][j][tile], of_elements, weights[tile][0], weights[tile][1], sums[run][j][tile]);
+              sums[run][j][tile], of_elements, probabilities[tile][0], probabilities[tile][1], sums[run][j][tile]);
         }
       }
     }
   }
-  // Scores become weights, transposed: the right operand of the product with values. Returns whether one of the warp's
-  // rows has another base; then sums are to be multiplied with `scale`.
-  JITGEN_DEVICE bool weigh(
-      uint32_t (&weights)[row_tiles][2], float (&scores)[row_tiles * 4], Rows& rows, float (&scale)[own_rows],
+  // One step of the online softmax: scores become probabilities, transposed, which are the right operand of the product
+  // with values. Returns whether the base of one of the warp's rows has moved; then sums are to be multiplied with `scale`.
+  JITGEN_DEVICE bool online_softmax(
+      uint32_t (&probabilities)[row_tiles][2], float (&scores)[row_tiles * 4], Rows& rows, float (&scale)[own_rows],
       float factor) const {
     bool moves = false;
 #pragma unroll
     for (int r = 0; r < own_rows; ++r) {
       float &low = scores[r / 2 * 4 + r % 2], &high = scores[r / 2 * 4 + r % 2 + 2];
-      float most = fmaxf(rows.top[r], fmaxf(low, high));
+      float row_max = fmaxf(rows.row_max[r], fmaxf(low, high));
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-      rows.top[r] = most;
-      moves |= move_base(rows.base[r], scale[r], most, factor);
+      for (int step = 4; step < 32; step *= 2) row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, step));
+      rows.row_max[r] = row_max;
+      moves |= move_base(rows.base[r], scale[r], row_max, factor);
       const float from = finite_base(rows.base[r]);
       low = exp2_normal(__fmaf_rn(low, factor, -from));
       high = exp2_normal(__fmaf_rn(high, factor, -from));
-      rows.total[r] = __fmaf_rn(rows.total[r], scale[r], low + high);
+      rows.row_sum[r] = __fmaf_rn(rows.row_sum[r], scale[r], low + high);
     }
 #pragma unroll
     for (int tile = 0; tile < row_tiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* const pair = scores + tile * 4 + half * 2;
-        weights[tile][half] = transposed_matrix(packed_pair<typename Config::Value>(pair[0], pair[1]));
+        probabilities[tile][half] = transposed_matrix(packed_pair<typename Config::Value>(pair[0], pair[1]));
       }
     }
     return __any_sync(0xffffffffu, moves);
@@ -220,7 +220,7 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
       for (Stage& stage : stages) {
         if (!stage.live) return;
         float scores[row_tiles * 4], scale[own_rows];
-        uint32_t weights[row_tiles][2];
+        uint32_t probabilities[row_tiles][2];
         multiply_keys(scores, stage.keys, query);
         const int column = stage.first + lane / 4;
         const bool open = stage.open;
@@ -231,14 +231,14 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
         } else {
           operands.masked_rule(scores, task, of_rows, column);
         }
-        if (weigh(weights, scores, rows, scale, factor)) {
+        if (online_softmax(probabilities, scores, rows, scale, factor)) {
 #pragma unroll
           for (int i = 0; i < value_runs * row_tiles * 16; ++i) {
             const int tile = i / 4 % row_tiles;
             sums[i / (row_tiles * 16)][i / (row_tiles * 4) % 4][tile][i % 4] *= scale[tile * 2 + i % 2];
           }
         }
-        multiply_values(sums, stage.values, weights);
+        multiply_values(sums, stage.values, probabilities);
         if (stage.live) read_values(stage.values, task, stage.first);
       }
     }
@@ -259,8 +259,8 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
     Sums sums;
 #pragma unroll
     for (int r = 0; r < own_rows; ++r) {
-      rows.top[r] = rows.base[r] = minus_infinity();
-      rows.total[r] = 0.0f;
+      rows.row_max[r] = rows.base[r] = minus_infinity();
+      rows.row_sum[r] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < value_runs * row_tiles * 16; ++i) {

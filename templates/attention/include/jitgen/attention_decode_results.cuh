@@ -12,7 +12,7 @@ struct DecodeShape {
   static constexpr int keys = Config::warps * 16;  // of a tile
   static constexpr int rows = Config::row_tiles * 8;
 
-  // What a warp has: sums, each row padded by 4 floats (banks), and each row's greatest score, base and sum of weights.
+  // What a warp has: sums, each row padded by 4 floats (banks), and each row's greatest score, base and sum of probabilities.
   static constexpr int pitch = Config::width + 4;
   static constexpr int warp_floats = rows * pitch + 3 * rows;
   // What a block gets from its cluster: its share of the runs of 8 columns, and the greatest scores and sums of all rows.
@@ -37,12 +37,12 @@ struct DecodeResults {
   const int splits;     // blocks of that cluster; else 1
 
   struct Rows {
-    float top[own_rows], total[own_rows], base[own_rows];  // of weights only those of this lane's keys
+    float row_max[own_rows], row_sum[own_rows], base[own_rows];  // the sums of this lane's keys alone
   };
   using Sums = float[value_runs][4][row_tiles][4];
 
   JITGEN_DEVICE float* of_warp(int warp) const { return memory + warp * Shape::warp_floats; }
-  // Of a row of a warp: the greatest score, the base and the sum of weights, `Shape::rows` floats apart.
+  // Of a row of a warp: the greatest score, the base and the sum of probabilities, `Shape::rows` floats apart.
   JITGEN_DEVICE float* of_row(int warp, int row) const { return of_warp(warp) + Shape::rows * Shape::pitch + row; }
 
   JITGEN_DEVICE void leave(const Sums& sums, Rows& rows) const {
@@ -51,12 +51,12 @@ struct DecodeResults {
     for (int r = 0; r < own_rows; ++r) {
       const int tile = r / 2, row = tile * 8 + lane % 4 * 2 + r % 2;
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2) rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], step);
+      for (int step = 4; step < 32; step *= 2) rows.row_sum[r] += __shfl_xor_sync(0xffffffffu, rows.row_sum[r], step);
       if (lane / 4 == 0) {
         float* const to = of_row(warp, row);
-        to[0] = rows.top[r];
+        to[0] = rows.row_max[r];
         to[Shape::rows] = rows.base[r];
-        to[2 * Shape::rows] = rows.total[r];
+        to[2 * Shape::rows] = rows.row_sum[r];
       }
 #pragma unroll
       for (int run = 0; run < value_runs; ++run) {
@@ -71,35 +71,35 @@ struct DecodeResults {
     }
   }
   struct Run {
-    float sums[8], top, total;  // of weights 2^(score * factor - top * factor)
+    float sums[8], row_max, row_sum;  // of probabilities 2^(score * factor - row_max * factor)
   };
   // What all warps of this block have of 8 neighbouring columns of a row.
   JITGEN_DEVICE Run joined(int row, int e, float factor) const {
-    Run found;
-    found.top = minus_infinity();
-    found.total = 0.0f;
+    Run run;
+    run.row_max = minus_infinity();
+    run.row_sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < Config::warps; ++w) found.top = fmaxf(found.top, of_row(w, row)[0]);
-    const float from = finite_base(__fmul_rn(found.top, factor));
+    for (int w = 0; w < Config::warps; ++w) run.row_max = fmaxf(run.row_max, of_row(w, row)[0]);
+    const float from = finite_base(__fmul_rn(run.row_max, factor));
 #pragma unroll
-    for (int j = 0; j < 8; ++j) found.sums[j] = 0.0f;
+    for (int j = 0; j < 8; ++j) run.sums[j] = 0.0f;
 #pragma unroll
     for (int w = 0; w < Config::warps; ++w) {
       const float* const rows = of_row(w, row);
       const float scale = exp2_normal(rows[Shape::rows] - from);
-      found.total = __fmaf_rn(scale, rows[2 * Shape::rows], found.total);
+      run.row_sum = __fmaf_rn(scale, rows[2 * Shape::rows], run.row_sum);
       const float4* const at = reinterpret_cast<const float4*>(of_warp(w) + row * Shape::pitch + e);
       const float4 low = at[0], high = at[1];
       const float more[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int j = 0; j < 8; ++j) found.sums[j] = __fmaf_rn(scale, more[j], found.sums[j]);
+      for (int j = 0; j < 8; ++j) run.sums[j] = __fmaf_rn(scale, more[j], run.sums[j]);
     }
-    return found;
+    return run;
   }
   JITGEN_DEVICE void store(const Task& task, int range, int row, int e, const Run& run, float fold) const {
     const int live = smaller(8, int(operands.width) - e);
-    if (e == 0) operands.row_results(task, range, row, run.top * fold, run.total);
-    if (live > 0) operands.results(task, range, row, e, run.sums, run.top * fold, run.total, live);
+    if (e == 0) operands.row_results(task, range, row, run.row_max * fold, run.row_sum);
+    if (live > 0) operands.results(task, range, row, e, run.sums, run.row_max * fold, run.row_sum, live);
   }
   JITGEN_DEVICE void finish(int task_number, int range, int first, float fold) const {
     constexpr int of_columns = Config::width / 8;
@@ -131,8 +131,8 @@ struct DecodeResults {
       if (i % of_columns == 0) {
         const uint32_t of_rows = inbox_at + (rows_at + (rank * Shape::rows + i / of_columns) * 2) * 4;
         for (int other = 0; other < splits; ++other) {
-          store_to_block(of_rows, uint32_t(other), run.top);
-          store_to_block(of_rows + 4, uint32_t(other), run.total);
+          store_to_block(of_rows, uint32_t(other), run.row_max);
+          store_to_block(of_rows + 4, uint32_t(other), run.row_sum);
         }
       }
     }
@@ -145,17 +145,17 @@ struct DecodeResults {
     for (int i = rank + threadIdx.x * splits; i < all; i += Shape::threads * splits) {
       const int m = i / of_columns;
       Run run;
-      run.top = minus_infinity();
-      run.total = 0.0f;
+      run.row_max = minus_infinity();
+      run.row_sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < 8; ++j) run.sums[j] = 0.0f;
-      for (int r = 0; r < splits; ++r) run.top = fmaxf(run.top, inbox[rows_at + (r * Shape::rows + m) * 2]);
-      const float from = finite_base(__fmul_rn(run.top, factor));
+      for (int r = 0; r < splits; ++r) run.row_max = fmaxf(run.row_max, inbox[rows_at + (r * Shape::rows + m) * 2]);
+      const float from = finite_base(__fmul_rn(run.row_max, factor));
       for (int r = 0; r < splits; ++r) {
         const float* const of_rows = inbox + rows_at + (r * Shape::rows + m) * 2;
         const float scale = exp2_normal(__fmul_rn(of_rows[0], factor) - from);
         const float* const more = inbox + (r * each + i / splits) * 8;
-        run.total = __fmaf_rn(scale, of_rows[1], run.total);
+        run.row_sum = __fmaf_rn(scale, of_rows[1], run.row_sum);
 #pragma unroll
         for (int j = 0; j < 8; ++j) run.sums[j] = __fmaf_rn(scale, more[j], run.sums[j]);
       }

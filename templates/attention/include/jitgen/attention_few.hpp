@@ -40,9 +40,9 @@ struct Few {
     rows = reinterpret_cast<Rows*>(round_up(reinterpret_cast<intptr_t>(scores + shape.rows * shape.keys), 64));
   }
 
-  T* top(T* of) const { return of; }
-  T* total(T* of) const { return of + shape_.rows; }
-  T* sums(T* of, int64_t row) const { return of + 2 * shape_.rows + row * shape_.wide; }
+  T* row_max(T* states) const { return states; }
+  T* row_sum(T* states) const { return states + shape_.rows; }
+  T* sums(T* states, int64_t row) const { return states + 2 * shape_.rows + row * shape_.wide; }
 
   void start() {
     for (int64_t lane = 0; lane < lanes_of<T>; ++lane) a.place(*rows, lane, lane < shape_.rows ? lane : shape_.rows - 1);
@@ -50,9 +50,9 @@ struct Few {
     __builtin_memset(queries, 0, shape_.rows * shape_.deep * sizeof(T));
     for (int64_t row = 0; row < shape_.rows; ++row) {
       a.query(row, queries + row * shape_.deep);
-      top(state)[row] = minus_infinity<T>;
+      row_max(state)[row] = minus_infinity<T>;
     }
-    __builtin_memset(total(state), 0, shape_.rows * (1 + shape_.wide) * sizeof(T));
+    __builtin_memset(row_sum(state), 0, shape_.rows * (1 + shape_.wide) * sizeof(T));
     // What is beyond the end of a key and of a value stays zero.
     __builtin_memset(keys, 0, shape_.keys * (shape_.deep + shape_.wide) * sizeof(T));
   }
@@ -127,44 +127,44 @@ struct Few {
   }
 
   void softmax(int64_t row, int64_t count, T* of) const {
-    const T before = top(state)[row];
-    T most = before;
-#pragma omp simd reduction(max : most)
-    for (int64_t n = 0; n < count; ++n) most = of[n] > most ? of[n] : most;
-    const T base = base_of_top(most);
+    const T before = row_max(state)[row];
+    T new_max = before;
+#pragma omp simd reduction(max : new_max)
+    for (int64_t n = 0; n < count; ++n) new_max = of[n] > new_max ? of[n] : new_max;
+    const T base = finite_base(new_max);
     T sum = 0;
 #pragma omp simd
     for (int64_t n = 0; n < count; ++n) of[n] = power(of[n] - base);
 #pragma omp simd reduction(+ : sum)
     for (int64_t n = 0; n < count; ++n) sum += of[n];
-    top(state)[row] = most;
-    if (most != before) {
+    row_max(state)[row] = new_max;
+    if (new_max != before) {
       const T scale = power(before - base);
-      total(state)[row] *= scale;
+      row_sum(state)[row] *= scale;
       T* const to = sums(state, row);
 #pragma omp simd
       for (int64_t e = 0; e < shape_.wide; ++e) to[e] *= scale;
     }
-    total(state)[row] += sum;
+    row_sum(state)[row] += sum;
   }
 
-  // Adds the values, each times its weight.
-  void weighted(const T* weights, int64_t count, const T* from, int64_t stride, T* to) const {
+  // Adds the values, each times its probability.
+  void weighted(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to) const {
     int64_t e = 0;
     for (; e + in_flight * width <= shape_.wide; e += in_flight * width) {
-      weighted_columns<in_flight>(weights, count, from + e, stride, to + e);
+      weighted_columns<in_flight>(probabilities, count, from + e, stride, to + e);
     }
-    for (; e < shape_.wide; e += width) weighted_columns<1>(weights, count, from + e, stride, to + e);
+    for (; e < shape_.wide; e += width) weighted_columns<1>(probabilities, count, from + e, stride, to + e);
   }
   template <int vectors>
-  JITGEN_INLINE void weighted_columns(const T* weights, int64_t count, const T* from, int64_t stride, T* to) {
+  JITGEN_INLINE void weighted_columns(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to) {
     Vector<T> sum[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) sum[v] = load_vector<Vector<T>>(to + v * width);
     for (int64_t n = 0; n < count; ++n) {
-      const Vector<T> weight = splat(weights[n]);
+      const Vector<T> probability = splat(probabilities[n]);
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) accumulate(sum[v], load_vector<Vector<T>>(from + n * stride + v * width), weight);
+      for (int v = 0; v < vectors; ++v) accumulate(sum[v], load_vector<Vector<T>>(from + n * stride + v * width), probability);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) store_vector(to + v * width, sum[v]);
@@ -172,11 +172,11 @@ struct Few {
 
   void join(T* other) {
     for (int64_t row = 0; row < shape_.rows; ++row) {
-      const T mine = top(state)[row], theirs = top(other)[row];
-      const T most = theirs > mine ? theirs : mine, base = base_of_top(most);
+      const T mine = row_max(state)[row], theirs = row_max(other)[row];
+      const T new_max = theirs > mine ? theirs : mine, base = finite_base(new_max);
       const T scale = power(mine - base), factor = power(theirs - base);
-      top(state)[row] = most;
-      total(state)[row] = total(state)[row] * scale + total(other)[row] * factor;
+      row_max(state)[row] = new_max;
+      row_sum(state)[row] = row_sum(state)[row] * scale + row_sum(other)[row] * factor;
       T *const to = sums(state, row), *const from = sums(other, row);
       for (int64_t e = 0; e < shape_.wide; ++e) to[e] = to[e] * scale + from[e] * factor;
     }
@@ -184,9 +184,9 @@ struct Few {
 
   void finish() {
     for (int64_t row = 0; row < shape_.rows; ++row) {
-      a.row_results(row, top(state)[row], total(state)[row]);
+      a.row_results(row, row_max(state)[row], row_sum(state)[row]);
       const bool none = a.keys == 0;
-      a.results(row, sums(state, row), none ? T(0) : top(state)[row], none ? T(1) : total(state)[row]);
+      a.results(row, sums(state, row), none ? T(0) : row_max(state)[row], none ? T(1) : row_sum(state)[row]);
     }
   }
 };

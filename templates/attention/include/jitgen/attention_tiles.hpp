@@ -15,7 +15,8 @@ struct Tiles {
   using Rows = typename A::Rows;
   static constexpr int64_t lanes = lanes_of<T>;
 
-  // Of a block of rows: for each chunk top, total and sums. Of a thread: what it computes them with.
+  // `state` has for each chunk of a block the row maxima, the row sums and the sums of values; `own` is what a thread
+  // computes them with.
   struct Shape {
     int64_t chunks, keys, wide, deep;
     int64_t of_chunk() const { return (2 + wide) * lanes; }
@@ -64,7 +65,7 @@ struct Tiles {
     const int64_t left = a.packed_rows() - first_row - chunk * lanes;
     return left < lanes ? left : lanes;
   }
-  T* top(T* of, int64_t chunk) const { return of + chunk * shape_.of_chunk(); }
+  T* of_chunk(T* states, int64_t chunk) const { return states + chunk * shape_.of_chunk(); }
 
   void start() {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -77,9 +78,9 @@ struct Tiles {
         __builtin_memcpy(line + lane * shape_.deep, line + (count - 1) * shape_.deep, a.depth * sizeof(T));
       }
       transposed(line, shape_.deep, lanes, shape_.deep, queries + chunk * shape_.deep * lanes, lanes);
-      T* const of = top(state, chunk);
-      for (int64_t lane = 0; lane < lanes; ++lane) of[lane] = minus_infinity<T>;
-      __builtin_memset(of + lanes, 0, (1 + shape_.wide) * lanes * sizeof(T));
+      T* const row_max = of_chunk(state, chunk);
+      for (int64_t lane = 0; lane < lanes; ++lane) row_max[lane] = minus_infinity<T>;
+      __builtin_memset(row_max + lanes, 0, (1 + shape_.wide) * lanes * sizeof(T));
     }
   }
 
@@ -113,33 +114,33 @@ struct Tiles {
     } else {
       a.template scores<false>(rows[chunk], own.first, count, scores);
     }
-    T* const of = top(state, chunk);
-    T *const total = of + lanes, *const sums = of + 2 * lanes;
-    softmax(count, of, total, sums);
+    T* const row_max = of_chunk(state, chunk);
+    T *const row_sum = row_max + lanes, *const sums = row_max + 2 * lanes;
+    softmax(count, row_max, row_sum, sums);
     product<T, true, true>(values + at * a.width, a.width, a.width, scores, count, sums);
   }
 
-  // Weights in place of scores, relative to the rows' new maxima; what was summed before is scaled to them.
-  void softmax(int64_t count, T* of, T* total, T* sums) {
+  // Probabilities in place of scores, relative to the rows' new maxima; what was summed before is scaled to them.
+  void softmax(int64_t count, T* row_max, T* row_sum, T* sums) {
     constexpr int64_t width = width_of<T>;
-    Vector<T> most[2] = {load_vector<Vector<T>>(of), load_vector<Vector<T>>(of + width)};
+    Vector<T> new_max[2] = {load_vector<Vector<T>>(row_max), load_vector<Vector<T>>(row_max + width)};
     for (int64_t n = 0; n < count; ++n) {
       for (int v = 0; v < 2; ++v) {
         const Vector<T> score = load_vector<Vector<T>>(scores + n * lanes + v * width);
-        most[v] = score > most[v] ? score : most[v];
+        new_max[v] = score > new_max[v] ? score : new_max[v];
       }
     }
     alignas(64) T base[lanes], scale[lanes];
-    store_vector(base, most[0]);
-    store_vector(base + width, most[1]);
+    store_vector(base, new_max[0]);
+    store_vector(base + width, new_max[1]);
     bool higher = false;
-    for (int64_t lane = 0; lane < lanes; ++lane) higher |= base[lane] != of[lane];
+    for (int64_t lane = 0; lane < lanes; ++lane) higher |= base[lane] != row_max[lane];
 #pragma omp simd
     for (int64_t lane = 0; lane < lanes; ++lane) {
       const T now = base[lane];
-      base[lane] = base_of_top(now);
-      scale[lane] = power(of[lane] - base[lane]);
-      of[lane] = now;
+      base[lane] = finite_base(now);
+      scale[lane] = power(row_max[lane] - base[lane]);
+      row_max[lane] = now;
     }
     for (int64_t n = 0; n < count; ++n) {
 #pragma omp simd
@@ -151,8 +152,8 @@ struct Tiles {
     }
     for (int v = 0; v < 2; ++v) {
       const Vector<T> factor = load_vector<Vector<T>>(scale + v * width);
-      const Vector<T> before = load_vector<Vector<T>>(total + v * width);
-      store_vector(total + v * width, (higher ? before * factor : before) + sum[v]);
+      const Vector<T> before = load_vector<Vector<T>>(row_sum + v * width);
+      store_vector(row_sum + v * width, (higher ? before * factor : before) + sum[v]);
     }
     if (higher) scaled(sums, scale);
   }
@@ -167,11 +168,11 @@ struct Tiles {
   // Adds what `other` has of the same rows and further keys.
   void join(T* other) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      T *const mine = top(state, chunk), *const theirs = top(other, chunk);
+      T *const mine = of_chunk(state, chunk), *const theirs = of_chunk(other, chunk);
       for (int64_t lane = 0; lane < lanes; ++lane) {
-        const T most = theirs[lane] > mine[lane] ? theirs[lane] : mine[lane], base = base_of_top(most);
+        const T new_max = theirs[lane] > mine[lane] ? theirs[lane] : mine[lane], base = finite_base(new_max);
         const T scale = power(mine[lane] - base), factor = power(theirs[lane] - base);
-        mine[lane] = most;
+        mine[lane] = new_max;
         for (int64_t e = 1; e < 2 + a.width; ++e) {
           mine[e * lanes + lane] = mine[e * lanes + lane] * scale + theirs[e * lanes + lane] * factor;
         }
@@ -181,14 +182,14 @@ struct Tiles {
 
   void finish() {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      T* const of = top(state, chunk);
-      transposed(of + 2 * lanes, lanes, shape_.wide, lanes, line, shape_.wide);
+      T* const row_max = of_chunk(state, chunk);
+      transposed(row_max + 2 * lanes, lanes, shape_.wide, lanes, line, shape_.wide);
       for (int64_t lane = 0; lane < live(chunk); ++lane) {
         const int64_t row = first_row + chunk * lanes + lane;
-        a.row_results(row, of[lane], of[lanes + lane]);
+        a.row_results(row, row_max[lane], row_max[lanes + lane]);
         // A product over no keys is zero, whatever its factors.
         const bool none = a.keys == 0;
-        a.results(row, line + lane * shape_.wide, none ? T(0) : of[lane], none ? T(1) : of[lanes + lane]);
+        a.results(row, line + lane * shape_.wide, none ? T(0) : row_max[lane], none ? T(1) : row_max[lanes + lane]);
       }
     }
   }

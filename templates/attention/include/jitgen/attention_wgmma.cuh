@@ -3,15 +3,15 @@
 //
 // A producer warpgroup fills two rings of stages, of tiles of keys and of values, and leaves a ticket beside each piece of
 // work and each tile of keys: it alone computes which tiles a mask leaves. Each consumer warpgroup has 64 rows.
-// It multiplies the query, in shared memory, with a tile of keys, computes weights in registers, which there are the left
-// operand of their product with the tile's values. The products of the next keys are issued before those with this
-// tile's values, so that they are computed while weights are; and warpgroups take turns in issuing products, so that one
-// computes weights while another's products run. Blocks are persistent: the first tiles of a piece of work arrive while
-// the results of the piece before are stored.
+// It multiplies the query, in shared memory, with a tile of keys, and computes probabilities in registers, which are the
+// left operand of their product with the tile's values. The products of the next keys are issued before those with this
+// tile's values, so that they run while probabilities are computed; and warpgroups take turns in issuing products, so that
+// one computes probabilities while another's products run. Blocks are persistent: the first tiles of a piece of work arrive
+// while the results of the piece before are stored.
 //
 //   struct Config {
 //     using Key = jitgen::bfloat16;           // of keys, and the query is rounded to it: bfloat16 or float16
-//     using Value = jitgen::bfloat16;         // of values, and weights are rounded to it
+//     using Value = jitgen::bfloat16;         // of values, and probabilities are rounded to it
 //     static constexpr int warpgroups = 2;    // consumers
 //     static constexpr int keys = 128;        // of a tile: n of a wgmma
 //     static constexpr int depth = 128;       // of a key, rounded up to a multiple of 16
@@ -86,12 +86,12 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
     cute::warpgroup_commit_batch();
   }
   JITGEN_DEVICE void multiply_values(
-      float (&sums)[Config::width / 2], const uint32_t (&weights)[Config::keys / 16][4], int stage) const {
+      float (&sums)[Config::width / 2], const uint32_t (&probabilities)[Config::keys / 16][4], int stage) const {
     const uint64_t value = descriptor_transposed(base + values_at(stage), Config::keys * 128);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < Config::keys / 16; ++step) {
-      Sums::registers_transposed(sums, weights[step], value + step * 128, 1);
+      Sums::registers_transposed(sums, probabilities[step], value + step * 128, 1);
     }
     cute::warpgroup_commit_batch();
   }
@@ -104,38 +104,38 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
     }
   }
 
-  // Scores become weights; `rows` and `scale`, what sums so far are multiplied with, follow.
-  // Returns whether one of the warp's rows has another base.
-  JITGEN_DEVICE bool weigh(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
+  // One step of the online softmax (Milakov and Gimelshein, 2018): scores become probabilities, `rows` follow, and `scale`
+  // is what earlier sums have to be multiplied with. Returns whether the base of one of the warp's rows has moved.
+  JITGEN_DEVICE bool online_softmax(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
     bool moves = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = rows.top[r];
+      float row_max = rows.row_max[r];
 #pragma unroll
-      for (int i = 0; i < n / 4; ++i) most = fmaxf(most, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      rows.top[r] = most;
-      moves |= move_base(rows.base[r], scale[r], most, factor);
+      for (int i = 0; i < n / 4; ++i) row_max = fmaxf(row_max, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
+      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
+      rows.row_max[r] = row_max;
+      moves |= move_base(rows.base[r], scale[r], row_max, factor);
       const float base = finite_base(rows.base[r]);
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < n / 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          float& weight = scores[i * 4 + r * 2 + j];
-          weight = exp2_normal(__fmaf_rn(weight, factor, -base));
-          sum += weight;
+          float& probability = scores[i * 4 + r * 2 + j];
+          probability = exp2_normal(__fmaf_rn(probability, factor, -base));
+          sum += probability;
         }
       }
-      rows.total[r] = __fmaf_rn(rows.total[r], scale[r], sum);
+      rows.row_sum[r] = __fmaf_rn(rows.row_sum[r], scale[r], sum);
     }
     return __any_sync(0xffffffffu, moves);
   }
-  static JITGEN_DEVICE void pack(uint32_t (&weights)[Config::keys / 16][4], const float (&scores)[n]) {
+  static JITGEN_DEVICE void pack(uint32_t (&probabilities)[Config::keys / 16][4], const float (&scores)[n]) {
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-      weights[i / 4][i % 4] = packed_pair<typename Config::Value>(scores[i * 2], scores[i * 2 + 1]);
+      probabilities[i / 4][i % 4] = packed_pair<typename Config::Value>(scores[i * 2], scores[i * 2 + 1]);
     }
   }
 
@@ -156,8 +156,8 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
       float sums[Config::width / 2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        rows.top[r] = rows.base[r] = minus_infinity();
-        rows.total[r] = 0.0f;
+        rows.row_max[r] = rows.base[r] = minus_infinity();
+        rows.row_sum[r] = 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < Config::width / 2; ++i) sums[i] = 0.0f;
@@ -183,15 +183,15 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           ticket = next_ticket(ring, warpgroup);
         }
         if (!Config::masked || ticket.seen) {
-          uint32_t weights[Config::keys / 16][4];
+          uint32_t probabilities[Config::keys / 16][4];
           float scale[2];
           multiply_keys(scores, ring.stage);
           cute::warpgroup_wait<0>();
           settle(scores);
           warp_arrive(key_empty(ring.stage));
           rule(ticket);
-          weigh(scores, rows, scale, factor);
-          pack(weights, scores);
+          online_softmax(scores, rows, scale, factor);
+          pack(probabilities, scores);
           Ring of_values = ring;
           ring.next();
           if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
@@ -201,12 +201,12 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             if constexpr (Config::overlap) {
               multiply_keys(scores, ring.stage);
               barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
-              multiply_values(sums, weights, of_values.stage);
+              multiply_values(sums, probabilities, of_values.stage);
               end_turn();
               cute::warpgroup_wait<1>();
             } else {
               barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
-              multiply_values(sums, weights, of_values.stage);
+              multiply_values(sums, probabilities, of_values.stage);
               multiply_keys(scores, ring.stage);
               end_turn();
               cute::warpgroup_wait<0>();
@@ -214,24 +214,24 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             settle(scores);
             warp_arrive(key_empty(ring.stage));
             rule(ticket);
-            const bool moves = weigh(scores, rows, scale, factor);
+            const bool moves = online_softmax(scores, rows, scale, factor);
             const int finished = of_values.stage;
             of_values = ring;
             ring.next();
-            // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
-            // computed under the products with the values before.
+            // The assembler moves a wait for products up to the last branch before it, which this one is:
+            // probabilities are computed under the products with the values before.
             if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
             cute::warpgroup_wait<0>();
             settle(sums);
             warp_arrive(value_empty(finished));
-            pack(weights, scores);
+            pack(probabilities, scores);
             if (moves) {
 #pragma unroll
               for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
             }
           }
           barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
-          multiply_values(sums, weights, of_values.stage);
+          multiply_values(sums, probabilities, of_values.stage);
           cute::warpgroup_wait<0>();
           settle(sums);
           warp_arrive(value_empty(of_values.stage));

@@ -46,13 +46,13 @@ JITGEN_DEVICE void copy_elements(
 #pragma unroll 1
   for (int i = threadIdx.x % 128; i < rows * pieces; i += 128) {
     const int row = i / pieces, piece = i % pieces;
-    Vector<Element, 8> found;
+    Vector<Element, 8> elements;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      found[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
+      elements[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
     }
     const int at = (piece / 8 * pitch + row) * 128 + ((piece % 8) ^ (row % 8)) * 16;
-    store_vector(reinterpret_cast<Element*>(to + at), found);
+    store_vector(reinterpret_cast<Element*>(to + at), elements);
   }
 }
 
@@ -117,9 +117,9 @@ struct AttentionBlock {
     const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
     return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
   }
-  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Weights are 2^(score * factor - base).
+  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Probabilities are 2^(score * factor - base).
   struct Rows {
-    float top[2], total[2], base[2];
+    float row_max[2], row_sum[2], base[2];
   };
 };
 

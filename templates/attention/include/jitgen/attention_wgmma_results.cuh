@@ -24,19 +24,19 @@ struct AttentionResults : AttentionProducer<Config, Operands> {
     return reinterpret_cast<float*>(memory + Shape::staging_at) + threadIdx.x / 32 * Shape::warp_floats;
   }
   // The greatest scores and the sums of this warp's rows, staged behind the columns; `scale` is what its products are
-  // still to be multiplied with, so that weights are exp(score - top), as results know them.
+  // still to be multiplied with, so that probabilities are exp(score - row_max), as results know them.
   JITGEN_DEVICE void stage_rows(Rows& rows, float fold, float (&scale)[2]) const {
     const int lane = threadIdx.x % 32;
     float* const of_rows = staging() + 16 * Shape::pitch;
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.top[r] * (fold * log2_e));
-      rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 1);
-      rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 2);
+      scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.row_max[r] * (fold * log2_e));
+      rows.row_sum[r] += __shfl_xor_sync(0xffffffffu, rows.row_sum[r], 1);
+      rows.row_sum[r] += __shfl_xor_sync(0xffffffffu, rows.row_sum[r], 2);
       if (lane % 4 == 0) {
-        of_rows[lane / 4 + r * 8] = rows.top[r] * fold;
-        of_rows[16 + lane / 4 + r * 8] = rows.total[r] * scale[r];
+        of_rows[lane / 4 + r * 8] = rows.row_max[r] * fold;
+        of_rows[16 + lane / 4 + r * 8] = rows.row_sum[r] * scale[r];
       }
     }
   }
@@ -92,21 +92,21 @@ struct AttentionResults : AttentionProducer<Config, Operands> {
         const int m = i / runs, e = i % runs * 8, live = smaller(8, int(operands.width) - e);
         const uint32_t staged = base + Shape::staging_at + m / 16 * (Shape::warp_floats * 4);
         const uint32_t of_row = staged + (16 * pitch + m % 16) * 4, from = staged + (m % 16 * pitch + e) * 4;
-        float top = minus_infinity(), total = 0.0f, of_run[8];
-        for (int r = 0; r < splits; ++r) top = fmaxf(top, load_remote_float(of_row, r));
+        float row_max = minus_infinity(), row_sum = 0.0f, of_run[8];
+        for (int r = 0; r < splits; ++r) row_max = fmaxf(row_max, load_remote_float(of_row, r));
 #pragma unroll
         for (int j = 0; j < 8; ++j) of_run[j] = 0.0f;
         for (int r = 0; r < splits; ++r) {
           const float other = load_remote_float(of_row, r);
-          const float scale = other == minus_infinity() ? 1.0f : exp2_normal((other - top) * log2_e);
+          const float scale = other == minus_infinity() ? 1.0f : exp2_normal((other - row_max) * log2_e);
           const float4 low = load_remote(from, r), high = load_remote(from + 16, r);
-          total = __fmaf_rn(scale, load_remote_float(of_row + 64, r), total);
+          row_sum = __fmaf_rn(scale, load_remote_float(of_row + 64, r), row_sum);
           const float more[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
           for (int j = 0; j < 8; ++j) of_run[j] = __fmaf_rn(scale, more[j], of_run[j]);
         }
-        if (e == 0) operands.row_results(task, range, first + m, top, total);
-        if (live > 0) operands.results(task, range, first + m, e, of_run, top, total, live);
+        if (e == 0) operands.row_results(task, range, first + m, row_max, row_sum);
+        if (live > 0) operands.results(task, range, first + m, e, of_run, row_max, row_sum, live);
       }
     }
   }

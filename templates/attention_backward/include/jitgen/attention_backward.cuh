@@ -1,5 +1,5 @@
-// Gradients of attention on Hopper's wgmma. With S = Q K^T, weights P of scores that are a rule of S, dP = dO V^T, and
-// dS, a rule of S and dP, they are dV = P^T dO, dK = dS^T Q and dQ = dS K (FlashAttention-2 and -3: Dao, 2023; Shah et
+// Gradients of attention on Hopper's wgmma. With S = Q K^T, probabilities P of scores that are a rule of S, dP = dO V^T,
+// and dS, a rule of S and dP, they are dV = P^T dO, dK = dS^T Q and dQ = dS K (FlashAttention-2 and -3: Dao, 2023; Shah et
 // al., 2024). One mainloop has two kernels, each of which computes S and dP:
 //
 //   dQ:      a block has rows a of Q and dO, and walks tiles of rows b of K and V.
@@ -68,7 +68,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   using Block::tile_ticket;
   using Block::words;
 
-  // The products of this warpgroup's items with a tile's: pair 0 gives scores, pair 1 the gradients of weights.
+  // The products of this warpgroup's items with a tile's: pair 0 gives scores, pair 1 the gradients of probabilities.
   template <int pair, int length>
   JITGEN_DEVICE void multiply(float (&products)[n], int stage) const {
     const uint32_t left = base + Shape::block_at(pair) + int(threadIdx.x / 128) * 8192;
@@ -128,25 +128,25 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   }
   // S becomes what dS is computed from. P is packed if it is computed from S alone.
   template <bool masked>
-  JITGEN_DEVICE void weigh(
-      float (&scores)[n], uint32_t (&weights)[steps][4], const Task& task, const BlockWords& of_block, int stage,
+  JITGEN_DEVICE void recompute(
+      float (&scores)[n], uint32_t (&probabilities)[steps][4], const Task& task, const BlockWords& of_block, int stage,
       int block_row, int tile_first) const {
-    float found[n];
+    float others[n];
     each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
-      scores[i] = operands.template first<masked>(scores[i], found[i], task, of_row, of_key, a, b);
+      scores[i] = operands.template first<masked>(scores[i], others[i], task, of_row, of_key, a, b);
     });
-    if constexpr (has_second && Config::early) pack(weights, found);
+    if constexpr (has_second && Config::early) pack(probabilities, others);
   }
   // dP becomes dS.
   template <bool masked>
   JITGEN_DEVICE void differentiate(
-      const float (&scores)[n], float (&gradients)[n], uint32_t (&weights)[steps][4], const Task& task,
+      const float (&scores)[n], float (&gradients)[n], uint32_t (&probabilities)[steps][4], const Task& task,
       const BlockWords& of_block, int stage, int block_row, int tile_first) const {
-    float found[n];
+    float others[n];
     each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
-      gradients[i] = operands.template second<masked>(scores[i], gradients[i], found[i], task, of_row, of_key, a, b);
+      gradients[i] = operands.template second<masked>(scores[i], gradients[i], others[i], task, of_row, of_key, a, b);
     });
-    if constexpr (has_second && !Config::early) pack(weights, found);
+    if constexpr (has_second && !Config::early) pack(probabilities, others);
   }
 
   static JITGEN_DEVICE int item_of_thread() { return int(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4); }
@@ -178,7 +178,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
         barrier_wait_in_place(tile_full(stage, 0), ring.phase, "tile_full");
         const BackwardTicket ticket = tile_ticket(stage);
         if (ticket.seen(warpgroup)) {
-          uint32_t weights[steps][4];
+          uint32_t probabilities[steps][4];
           float scores[n], gradients[n];  // written by products: no register has them before
           multiply<0, Config::depth0>(scores, stage);
           barrier_wait_in_place(tile_full(stage, 1), ring.phase, "tile_full");
@@ -189,10 +189,10 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
             if constexpr (Config::block_words > 0) {
 #pragma unroll
               for (int r = 0; r < 2; ++r) {
-                uint32_t found[Config::block_words];
-                operands.block_words(found, task, smaller(tickets()->y + item_of_thread() + r * 8, this->block_items() - 1));
+                uint32_t row_words[Config::block_words];
+                operands.block_words(row_words, task, smaller(tickets()->y + item_of_thread() + r * 8, this->block_items() - 1));
 #pragma unroll
-                for (int word = 0; word < Config::block_words; ++word) of_block[r][word] = found[word];
+                for (int word = 0; word < Config::block_words; ++word) of_block[r][word] = row_words[word];
               }
             }
           }
@@ -206,24 +206,24 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           }
           const bool open = ticket.open(warpgroup);
           if (open) {
-            weigh<false>(scores, weights, task, of_block, stage, item, tile_first);
+            recompute<false>(scores, probabilities, task, of_block, stage, item, tile_first);
           } else {
-            weigh<true>(scores, weights, task, of_block, stage, item, tile_first);
+            recompute<true>(scores, probabilities, task, of_block, stage, item, tile_first);
           }
           if constexpr (has_second && Config::early) {
-            accumulate<Config::slot1, Config::columns1>(sums1, weights, stage);
+            accumulate<Config::slot1, Config::columns1>(sums1, probabilities, stage);
             cute::warpgroup_wait<1>();
           } else {
             cute::warpgroup_wait<0>();
           }
           if constexpr (Config::products > 1) settle(gradients);
           if (open) {
-            differentiate<false>(scores, gradients, weights, task, of_block, stage, item, tile_first);
+            differentiate<false>(scores, gradients, probabilities, task, of_block, stage, item, tile_first);
           } else {
-            differentiate<true>(scores, gradients, weights, task, of_block, stage, item, tile_first);
+            differentiate<true>(scores, gradients, probabilities, task, of_block, stage, item, tile_first);
           }
           pack(dscores, gradients);
-          if constexpr (has_second && !Config::early) accumulate<Config::slot1, Config::columns1>(sums1, weights, stage);
+          if constexpr (has_second && !Config::early) accumulate<Config::slot1, Config::columns1>(sums1, probabilities, stage);
           accumulate<Config::slot0, Config::columns0>(sums0, dscores, stage);
           if constexpr (!Config::overlap) {
             finished = stage;

@@ -69,13 +69,13 @@ JITGEN_DEVICE void write_elements(
 #pragma unroll 1
   for (int i = thread; i < rows * pieces; i += threads) {
     const int row = i / pieces, piece = i % pieces;
-    Vector<Element, 8> found;
+    Vector<Element, 8> elements;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      found[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
+      elements[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
     }
     const int at = (piece / 8 * rows + row) * 128 + ((piece % 8) ^ (row % 8)) * 16;
-    store_vector(reinterpret_cast<Element*>(to + at), found);
+    store_vector(reinterpret_cast<Element*>(to + at), elements);
   }
 }
 
@@ -157,13 +157,13 @@ struct BackwardBlock {
     Ends of[Config::warpgroups];
   };
   JITGEN_DEVICE BlockEnds ends_of_block(const Task& task, int first) const {
-    BlockEnds found;
+    BlockEnds ends;
 #pragma unroll
     for (int w = 0; w < Config::warpgroups; ++w) {
       const int begin = smaller(first + w * 64, block_items() - 1);
-      found.of[w] = operands.block_ends(task, begin, smaller(begin + 64, block_items()));
+      ends.of[w] = operands.block_ends(task, begin, smaller(begin + 64, block_items()));
     }
-    return found;
+    return ends;
   }
   // Which pairs of rows of a tile the warpgroups see, as flags of a ticket.
   JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& ends, int first, int tile) const {
@@ -173,8 +173,8 @@ struct BackwardBlock {
     for (int w = 0; w < Config::warpgroups; ++w) {
       if (first + w * 64 >= block_items()) continue;
       const bool whole = end == begin + Shape::tile && first + w * 64 + 64 <= block_items();
-      const uint32_t found = Config::masked ? operands.look(task, ends.of[w], begin, end) : 3u;
-      flags |= (found & (whole ? 3u : 1u)) << 2 * w;
+      const uint32_t bits = Config::masked ? operands.look(task, ends.of[w], begin, end) : 3u;
+      flags |= (bits & (whole ? 3u : 1u)) << 2 * w;
     }
     return flags;
   }
@@ -187,7 +187,7 @@ struct BackwardBlock {
       barrier_arrive(barrier);
     }
   }
-    // Warps of the last warpgroup, each of which finds the same tiles.
+  // The warps of the last warpgroup, each of which learns of the same tiles.
   JITGEN_DEVICE void produce() const {
     const int lane = threadIdx.x % 32, thread = threadIdx.x - Shape::consumers;
     if (thread >= Shape::copiers) return;
@@ -285,10 +285,10 @@ struct BackwardBlock {
       uint32_t* const to = words(stage);
 #pragma unroll 1
       for (int i = thread; i < Shape::tile; i += Shape::copiers) {
-        uint32_t found[Config::tile_words];
-        operands.tile_words(found, task, smaller(tile * Shape::tile + i, tile_items() - 1));
+        uint32_t row_words[Config::tile_words];
+        operands.tile_words(row_words, task, smaller(tile * Shape::tile + i, tile_items() - 1));
 #pragma unroll
-        for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i] = found[word];
+        for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i] = row_words[word];
       }
     }
     arrive(tile_full(stage, 0), Shape::copied_tile_bytes(0));

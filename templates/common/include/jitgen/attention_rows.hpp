@@ -104,10 +104,10 @@ void fill_values(const A& a, int64_t first, int64_t last, T* to, int64_t stride)
 JITGEN_INLINE float power(float x) { return detail::exp_of_negative(x); }
 JITGEN_INLINE double power(double x) { return jitgen::exp(x); }
 
-// What is subtracted from scores whose maximum is `top`: rows without any score have sums of zero, and not of NaN.
+// What is subtracted from scores whose maximum is `row_max`: rows without any score have sums of zero, and not of NaN.
 template <class T>
-JITGEN_INLINE T base_of_top(T top) {
-  return top == minus_infinity<T> ? T(0) : top;
+JITGEN_INLINE T finite_base(T row_max) {
+  return row_max == minus_infinity<T> ? T(0) : row_max;
 }
 
 // Which keys of a tile some rows see: from `first` to before `last`; `state` of these.
@@ -121,18 +121,18 @@ JITGEN_INLINE Seen seen(const A& a, const typename A::Rows& rows, int64_t begin,
   if constexpr (!A::masked) {
     return {begin, end, open};
   } else {
-    Seen found{begin, begin, open};
+    Seen keys{begin, begin, open};
     for (int64_t n = begin; n < end; n += piece) {
       const int64_t last = n + piece < end ? n + piece : end;
       const State state = a.state(rows, n, last - 1);
       if (state == hidden) {
-        if (found.last == n && found.first == n) found.first = found.last = last;
+        if (keys.last == n && keys.first == n) keys.first = keys.last = last;
         continue;
       }
-      if (state == mixed || n != found.last) found.state = mixed;
-      found.last = last;
+      if (state == mixed || n != keys.last) keys.state = mixed;
+      keys.last = last;
     }
-    return found;
+    return keys;
   }
 }
 

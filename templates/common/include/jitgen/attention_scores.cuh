@@ -6,9 +6,9 @@
 namespace jitgen {
 
 constexpr float log2_e = 1.44269504f;
-// A row's weights are 2^(score * factor - base), and at most 2^8, which float16 and its sums hold. Its base remains
-// where it is little below the greatest score, so that sums seldom have to be multiplied (FlashAttention-4, Dao et al.,
-// 2025).
+// A row's probabilities, before they are divided by their sum, are 2^(score * factor - base), and at most 2^8, which float16
+// and its sums hold. Its base remains where it is little below the greatest score, so that sums seldom have to be multiplied
+// (FlashAttention-4, Dao et al., 2025).
 constexpr float greatest_exponent = 8.0f;
 
 // A score's tanh, with an absolute error of 2^-22: two of the hardware's functions instead of some twenty instructions.
@@ -39,17 +39,17 @@ JITGEN_DEVICE uint32_t packed_pair<float16>(float low, float high) {
   return pair;
 }
 
-// A row's base after its greatest score became `top`, and what its sums are multiplied with: 2^(old base - new base).
+// A row's base after its greatest score became `row_max`, and what its sums are multiplied with: 2^(old base - new base).
 // A row without any score yet has the base -inf. Returns whether the base moves.
-JITGEN_DEVICE bool move_base(float& base, float& scale, float top, float factor) {
-  const float wanted = __fmul_rn(top, factor);  // rounded, so that all that is done with it agrees
+JITGEN_DEVICE bool move_base(float& base, float& scale, float row_max, float factor) {
+  const float wanted = __fmul_rn(row_max, factor);  // rounded, so that all that is done with it agrees
   const bool far = !(wanted - base <= greatest_exponent);
-  const bool moved = far && top != minus_infinity();
+  const bool moved = far && row_max != minus_infinity();
   scale = moved ? exp2_normal(base - wanted) : 1.0f;
   base = moved ? wanted : base;
   return moved;
 }
-// What is subtracted from exponents, so that weights of rows without any score are zero and not NaN.
+// What is subtracted from exponents, so that probabilities of rows without any score are zero and not NaN.
 JITGEN_DEVICE float finite_base(float base) { return base == minus_infinity() ? 0.0f : base; }
 
 }  // namespace jitgen

@@ -92,9 +92,9 @@ struct MaskedTiles {
       const int mine = group * 32 + int(threadIdx.x % 32);
 #pragma unroll
       for (int w = 0; w < warpgroups; ++w) {
-        const uint32_t found = look(mine, mine >= begin && mine < end, w);
-        seen[w] = __ballot_sync(0xffffffffu, found & 1u);
-        opened[w] = __ballot_sync(0xffffffffu, found & 2u);
+        const uint32_t bits = look(mine, mine >= begin && mine < end, w);
+        seen[w] = __ballot_sync(0xffffffffu, bits & 1u);
+        opened[w] = __ballot_sync(0xffffffffu, bits & 2u);
         any |= seen[w];
       }
     }
