@@ -180,36 +180,36 @@ struct Operands {
 
   // A positive number that scores are still to be multiplied with.
   JITGEN_DEVICE float fold() const { return 1.0f; }
-  // From products to scores: those of a thread of a wgmma, whose first column is `first`.
-  template <int n>
-  JITGEN_DEVICE void open_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
-    float start7[2];
-    float step7[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t s5 = int32_t(of_rows.x6[r]);
-      start7[r] = float((int32_t(task.at5 + first) - s5));
-      step7[r] = float(1);
-    }
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) {
-      const float s3 = float(task.x4);
-#pragma unroll
+  // From products to scores: those of a thread of a wgmma, whose first column is `first`. Where `open`, no mask hides any.
+  template <bool open, int n>
+  JITGEN_DEVICE void rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+    if constexpr (open) {
+      float start7[2];
+      float step7[2];
+  #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
-        const float acc0 = score;
-        const float s1 = 0.125f;
-        const float s2 = acc0 * s1;
-        const float s7 = __fmaf_rn(float(i / 2 * 8 + i % 2), step7[r], start7[r]);
-        const float s8 = jitgen::load(jitgen::store<jitgen::bfloat16>(s7));
-        const float s9 = s3 * s8;
-        const float s10 = s2 + s9;
-        score = s10;
+        const int32_t s5 = int32_t(of_rows.x6[r]);
+        start7[r] = float((int32_t(task.at5 + first) - s5));
+        step7[r] = float(1);
       }
+  #pragma unroll
+      for (int i = 0; i < n / 2; ++i) {
+        const float s3 = float(task.x4);
+  #pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+          const float acc0 = score;
+          const float s1 = 0.125f;
+          const float s2 = acc0 * s1;
+          const float s7 = __fmaf_rn(float(i / 2 * 8 + i % 2), step7[r], start7[r]);
+          const float s8 = jitgen::load(jitgen::store<jitgen::bfloat16>(s7));
+          const float s9 = s3 * s8;
+          const float s10 = s2 + s9;
+          score = s10;
+        }
+      }
+      return;
     }
-  }
-  template <int n>
-  JITGEN_DEVICE void masked_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
     const int live = jitgen::bound_of(int64_t(keys) - first);
     int bound2[2];
     float start11[2];
@@ -277,7 +277,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_227fb419(const __grid_constant__ Params params) {
+jitgen_attention_349801ba(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

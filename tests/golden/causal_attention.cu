@@ -157,22 +157,15 @@ struct Operands {
     return scale > 0.0f && scale < -jitgen::minus_infinity();
   }
   JITGEN_DEVICE float fold() const { return is_folded() ? scale_of_scores() : 1.0f; }
-  // From products to scores: those of a thread of a wgmma, whose first column is `first`.
-  template <int n>
-  JITGEN_DEVICE void open_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+  // From products to scores: those of a thread of a wgmma, whose first column is `first`. Where `open`, no mask hides any.
+  template <bool open, int n>
+  JITGEN_DEVICE void rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
     if (!is_folded()) {
       const float scale = scale_of_scores();
 #pragma unroll
       for (int i = 0; i < n; ++i) scores[i] *= scale;
     }
-  }
-  template <int n>
-  JITGEN_DEVICE void masked_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
-    if (!is_folded()) {
-      const float scale = scale_of_scores();
-#pragma unroll
-      for (int i = 0; i < n; ++i) scores[i] *= scale;
-    }
+    if constexpr (open) return;
     const int live = jitgen::bound_of(int64_t(keys) - first);
     int bound2[2];
 #pragma unroll
@@ -242,7 +235,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_63ef5917(const __grid_constant__ Params params) {
+jitgen_attention_9f0c2f77(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

@@ -170,70 +170,53 @@ struct Operands {
   template <int count>
   JITGEN_DEVICE void block_words(uint32_t (&row_words)[count], const Task& task, Index a) const {
   }
-  // Where no mask hides a pair.
-  template <class Block, class Tile>
-  JITGEN_DEVICE float open_first(
-      float acc0, float& other, const Task& task, const Block& of_block, const Tile& of_tile, Index a, Index b) const {
-    const float s8 = __int_as_float(int(of_tile[0]));
-    const float s12 = __int_as_float(int(of_tile[1]));
-    const float s5 = 1.4426950216293335f;
-    const float s6 = 0.1803368777036667f;
-    const float s7 = acc0 * s6;
-    const float s9 = s7 - s8;
-    const float s10 = jitgen::exp2_normal(s9);
-    const float s13 = s10 * s12;
-    other = s13;
-    return s13;
-  }
-  template <class Block, class Tile>
-  JITGEN_DEVICE float open_second(
-      float s13, float acc1, float& other, const Task& task, const Block& of_block, const Tile& of_tile,
-      Index a, Index b) const {
-    const float s15 = s13 * acc1;
-    return s15;
-  }
-
-  // Where one may, or a row does not exist.
-  template <class Block, class Tile>
-  JITGEN_DEVICE float masked_first(
-      float acc0, float& other, const Task& task, const Block& of_block, const Tile& of_tile, Index a, Index b) const {
-    const bool exists = b < keys;
-    const float s14 = __int_as_float(int(of_tile[0]));
-    const float s18 = __int_as_float(int(of_tile[1]));
-    const int32_t s1 = int32_t(task.at4 + a * params.score.strides[1]);
-    const int32_t s2 = int32_t(task.at5 + b * params.score_2.strides[2]);
-    const bool s3 = s1 > s2;
-    const float s4 = -__int_as_float(0x7f800000);
-    const float s10 = 1.4426950216293335f;
-    const float s11 = 0.1803368777036667f;
-    const float s12 = acc0 * s11;
-    const float s13 = s3 ? s4 : s12;
-    const float s15 = s13 - s14;
-    const float s16 = jitgen::exp2_normal(s15);
-    const float s19 = s16 * s18;
-    other = exists ? s19 : 0.0f;
-    return s19;
-  }
-  template <class Block, class Tile>
-  JITGEN_DEVICE float masked_second(
-      float s19, float acc1, float& other, const Task& task, const Block& of_block, const Tile& of_tile,
-      Index a, Index b) const {
-    const bool exists = b < keys;
-    const float s21 = s19 * acc1;
-    return exists ? s21 : 0.0f;
-  }
-
+  // The rule of a pair of rows, in two phases. Not `masked`: no mask hides the pair, and both rows exist.
   template <bool masked, class Block, class Tile>
   JITGEN_DEVICE float first(
-      float product, float& other, const Task& task, const Block& of_block, const Tile& of_tile, int a, int b) const {
-    if constexpr (masked) return masked_first(product, other, task, of_block, of_tile, a, b);
-    return open_first(product, other, task, of_block, of_tile, a, b);
+      float acc0, float& other, const Task& task, const Block& of_block, const Tile& of_tile, Index a, Index b) const {
+    if constexpr (!masked) {
+      const float s8 = __int_as_float(int(of_tile[0]));
+      const float s12 = __int_as_float(int(of_tile[1]));
+      const float s5 = 1.4426950216293335f;
+      const float s6 = 0.1803368777036667f;
+      const float s7 = acc0 * s6;
+      const float s9 = s7 - s8;
+      const float s10 = jitgen::exp2_normal(s9);
+      const float s13 = s10 * s12;
+      other = s13;
+      return s13;
+    } else {
+      const bool exists = b < keys;
+      const float s14 = __int_as_float(int(of_tile[0]));
+      const float s18 = __int_as_float(int(of_tile[1]));
+      const int32_t s1 = int32_t(task.at4 + a * params.score.strides[1]);
+      const int32_t s2 = int32_t(task.at5 + b * params.score_2.strides[2]);
+      const bool s3 = s1 > s2;
+      const float s4 = -__int_as_float(0x7f800000);
+      const float s10 = 1.4426950216293335f;
+      const float s11 = 0.1803368777036667f;
+      const float s12 = acc0 * s11;
+      const float s13 = s3 ? s4 : s12;
+      const float s15 = s13 - s14;
+      const float s16 = jitgen::exp2_normal(s15);
+      const float s19 = s16 * s18;
+      other = exists ? s19 : 0.0f;
+      return s19;
+    }
   }
   template <bool masked, class Block, class Tile>
   JITGEN_DEVICE float second(
-      float kept, float product, float& other, const Task& task, const Block& of_block, const Tile& of_tile, int a, int b) const {
-    if constexpr (masked) return masked_second(kept, product, other, task, of_block, of_tile, a, b);
-    return open_second(kept, product, other, task, of_block, of_tile, a, b);
+      float s19, float acc1, float& other, const Task& task, const Block& of_block, const Tile& of_tile,
+      Index a, Index b) const {
+    if constexpr (!masked) {
+      const float s13 = s19;
+      const float s15 = s13 * acc1;
+      return s15;
+    } else {
+      const bool exists = b < keys;
+      const float s21 = s19 * acc1;
+      return exists ? s21 : 0.0f;
+    }
   }
 
   template <int number>
@@ -302,7 +285,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_f6ad8231(const __grid_constant__ Params params) {
+jitgen_attention_backward_0c06b8a0(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

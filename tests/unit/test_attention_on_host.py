@@ -215,10 +215,9 @@ struct Operands {
     return found;
   }
   float fold() const { return 0.25f; }
-  template <int n>
-  void open_rule(float (&)[n], const Task&, const Rows&, int) const { std::abort(); }
-  template <int n>
-  void masked_rule(float (&scores)[n], const Task&, const Rows& of_rows, int first) const {
+  template <bool open, int n>
+  void rule(float (&scores)[n], const Task&, const Rows& of_rows, int first) const {
+    if (open) std::abort();
     for (int i = 0; i < (row_tiles ? 2 : n / 2); ++i) {
       const int key = first + (row_tiles ? 8 * i : i / 2 * 8 + i % 2);
       for (int r = 0; r < own_rows; ++r) {

@@ -145,6 +145,8 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         "tile_words": writer.staged("key"),
         "block_words": writer.staged("row"),
         "rules": {"open": writer.rule(0), "masked": writer.rule(1)},
+        "scores": f"acc{role.products[0]}",
+        "gradients": f"acc{role.products[1]}" if len(role.products) > 1 else "unused",
         "block_elements": block_elements,
         "tile_elements": tile_elements,
         "columns": _choice(slots),
@@ -284,20 +286,15 @@ class _Writer:
         return {"lines": [lines.lines[p] for p in positions if p in lines.lines], "value": lines.names[rule.factor]}
 
     def rule(self, number: int) -> dict[str, Any]:
-        """Describes the functions of one of the rules."""
+        """Describes the two phases of one of the rules, the first of which returns the value ``kept``."""
         rule, lines = self.both[number], self.printed[number]
-        last = rule.second[0]
+        last, *others = rule.second
         return {
-            "name": ("open", "masked")[number],
-            "title": ("Where no mask hides a pair", "Where one may, or a row does not exist")[number],
-            "is_open": number == 0,
-            "scores": f"acc{self.role.products[0]}",
             "kept": lines.names[rule.kept],
-            "gradients": f"acc{self.role.products[1]}" if len(self.role.products) > 1 else "unused",
-            "first": self._phase(number, rule.first_phase, rule.kept, rule.first, ends=False),
-            "second": self._phase(
-                number, rule.second_phase, last, rule.second[1] if len(rule.second) > 1 else None, ends=True
-            ),
+            "phases": [
+                self._phase(number, rule.first_phase, rule.kept, rule.first, ends=False),
+                self._phase(number, rule.second_phase, last, others[0] if others else None, ends=True),
+            ],
         }
 
     def _phase(

@@ -227,9 +227,9 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
         take(stage, tiles, look);
         if (stage.live) read_keys(stage.keys, task, stage.first);
         if (open) {
-          operands.open_rule(scores, task, of_rows, column);
+          operands.template rule<true>(scores, task, of_rows, column);
         } else {
-          operands.masked_rule(scores, task, of_rows, column);
+          operands.template rule<false>(scores, task, of_rows, column);
         }
         if (online_softmax(probabilities, scores, rows, scale, factor)) {
 #pragma unroll

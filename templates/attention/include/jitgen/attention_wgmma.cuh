@@ -169,9 +169,9 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
         const auto rule = [&](const TileTicket& ticket) {
           const int column = ticket.tile * Config::keys + lane % 4 * 2;
           if (ticket.open) {
-            operands.open_rule(scores, task, of_rows, column);
+            operands.template rule<true>(scores, task, of_rows, column);
           } else {
-            operands.masked_rule(scores, task, of_rows, column);
+            operands.template rule<false>(scores, task, of_rows, column);
           }
         };
         if constexpr (!Config::query_copied) compute_query(task, row + warpgroup * 64, warpgroup);
