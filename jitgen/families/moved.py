@@ -18,7 +18,7 @@ from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.updates import changes_of
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, kinds_of, topological
+from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, GATHER, INPUT, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
@@ -28,16 +28,14 @@ from jitgen.ir.symbols import Scalar
 class EqualSizes:
     """Knows which sizes of a graph its guards state to be equal.
 
-    A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only; and what
-    is computed from products is one value in all places that have the same shape so. So there one size represents all
-    that are equal to it.
+    One size represents all that are equal to it: a product has an epilogue where their shapes are the same, be one of
+    their sizes a number by a guard only; what is computed from products is one value in all places that have the same
+    shape so; and an operand whose expansion is left out has the sizes that its readers have.
     """
 
     def __init__(self, graph: Graph, index: Index) -> None:
         self._pairs = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
-        are_unified = CONTRACT in kinds_of(graph.results) or len(graph.mutated) > 1
-        shapes = [node.shape for node in index.order] if are_unified else []
-        sizes = frozenset(name for shape in shapes for size in shape for name in symbols.symbols_of(size))
+        sizes = frozenset(name for node in index.order for size in node.shape for name in symbols.symbols_of(size))
         self._representatives: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
 
     def substituted(self, value: Any) -> Any:
