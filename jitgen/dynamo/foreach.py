@@ -24,18 +24,22 @@ def divide(graph: fx.Graph) -> None:
             continue
         arguments, keywords = fx.node.map_arg(node.args, proxy), fx.node.map_arg(node.kwargs, proxy)
         try:
-            rows, common = foreach.rows_of(arguments, keywords)
+            rows = foreach.rows_of(node.target.__name__, arguments, keywords, _known)
         except ValueError:  # torch says what is wrong
             continue
         with graph.inserting_before(node):
-            calls = [single(*row, **common).node for row in rows]
-        values = [row[0].node.meta["example_value"] for row in rows] if _updates(node) else value_of(node)
+            calls = [single(*positional, **named).node for positional, named in rows]
+        values = [row[0].node.meta["example_value"] for row, _ in rows] if _updates(node) else value_of(node)
         for call, value in zip(calls, values, strict=True):
             call.meta = {**node.meta, "example_value": value}
         for user in list(node.users):
             user.replace_all_uses_with(calls[user.args[1]])
             graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _known(value: Any) -> Any:
+    return value_of(value.node) if isinstance(value, fx.Proxy) else value
 
 
 def _updates(node: fx.Node) -> bool:

@@ -76,6 +76,25 @@ def _guarded(trace: Trace, captured: Captured) -> Any:
     return captured.value
 
 
+def views_know_nothing(trace: Trace, memory: Node) -> bool:
+    """Returns whether ``memory`` is an input that requires grad, while views made without gradients do not.
+
+    It is itself a view, of a tensor that requires none, and torch makes its views of that tensor.
+    """
+    return memory.kind is INPUT and _is_of_another(trace, memory.attrs.number)
+
+
+def _is_of_another(trace: Trace, index: int) -> bool:
+    source = trace.sources[index]
+    if not source.value.requires_grad:
+        return False
+    return bool(_guarded(trace, derived(f"whether {source.path} is a view", source, _requires_more_than_its_base)))
+
+
+def _requires_more_than_its_base(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
 def _has_history(trace: Trace, proxy: TensorProxy, name: str) -> bool:
     """Returns whether a tensor that is no argument requires grad in eager torch.
 
@@ -90,7 +109,10 @@ def _has_history(trace: Trace, proxy: TensorProxy, name: str) -> bool:
         inputs = [alias.input for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
         base = proxy.memory.base
         indices = {index for index in inputs if index is not None} | set(base.attrs if base.kind is INPUT else ())
-        tracked = any(_guarded(trace, attribute(trace.sources[index], "requires_grad")) for index in sorted(indices))
+        tracked = any(
+            _guarded(trace, attribute(trace.sources[index], "requires_grad")) and not _is_of_another(trace, index)
+            for index in sorted(indices)
+        )
     if tracked and proxy.untracked and not proxy.is_view:
         raise TraceError(
             f"{trace.name} reads {name} of what was made where gradients are disabled, and is a view or a copy"

@@ -18,6 +18,7 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
+from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import (
     Chosen,
     along,
@@ -29,6 +30,7 @@ from jitgen.trace.gathers import (
 from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
 from jitgen.trace.pieces import placed
+from jitgen.trace.reductions import sum_
 from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
@@ -75,8 +77,8 @@ def scattered(
             return scattered(trace, node, part, (), range(len(part.shape)), movements=path)
 
         joined = placed(trace, base, trace.cast(value, dtype), movements, write)
-        if joined is not None:
-            return joined
+        if joined is not None:  # and without history of a value that has no elements
+            return with_gradient(trace, joined, sum_(trace, value), 0.0) if 0 in value.shape else joined
     operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
     operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
     attrs = (kind, tuple(coordinates), tuple(movements))

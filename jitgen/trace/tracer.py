@@ -76,8 +76,8 @@ _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
-_VIEWS = ("view", "view_as", "unflatten")
-"""Functions that reshape without a copy, or raise an error."""
+_VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal")
+"""Functions whose results are views at all strides, made of reshapes here, or that raise an error."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
 """Functions of complex numbers."""
 
@@ -321,12 +321,14 @@ class Trace:
                 if proxy.untracked:
                     own_facts.refuse_untracked(self, proxy, name)
             return result
-        known = [memory_of(proxy.value) for proxy in proxies] if row.is_view else []
+        known = {memory_of(proxy.value) for proxy in proxies} if row.is_view else set()
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Node) and id(leaf) not in itself and leaf.attrs != DETACHED:
-                attrs = DETACHED
-                if any(memory_of(leaf) is memory for memory in known):
-                    attrs = UNTRACKED_VIEW if leaf.kind is not CAST else UNTRACKED_CONTIGUOUS
+                attrs, memory = DETACHED, memory_of(leaf)
+                if memory in known and leaf.kind is CAST:
+                    attrs = UNTRACKED_CONTIGUOUS
+                elif memory in known and not own_facts.views_know_nothing(self, memory):
+                    attrs = UNTRACKED_VIEW
                 leaves[index] = self.detached(leaf, attrs)
         return pytree.tree_unflatten(leaves, tree)
 

@@ -58,13 +58,14 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             "  update the tensor itself, or clone the view"
         )
     chains = [_steps_from(base, alias.value) for alias in sharing]
-    pairs = zip(sharing, chains, strict=True)
-    if len(sharing) > 1 and not all(c is not None and _is_writable(c, memory, alias.is_view) for alias, c in pairs):
-        raise UnsupportedError(
-            f"{trace.name}: {name} updates a tensor that shares memory with a view of it whose elements may be copies, "
-            f"as those of reshape, expand and contiguous are{quote(user_location())}\n"
-            "  clone the view where it is made, or use the operation that returns a new tensor"
-        )
+    for alias, chain in zip(sharing, chains, strict=True) if len(sharing) > 1 else ():
+        if chain is None or not _is_writable(chain, memory, alias.is_view):
+            raise UnsupportedError(
+                f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
+                f"results of reshape, expand and contiguous are{quote(user_location())}\n"
+                f"  clone it where it is made, or use the operation that returns a new tensor; it is made"
+                f"{quote(_made_at(base, alias.value))}"
+            )
     shape = proxy.value.shape
     same = len(value.shape) == len(shape) and all(
         trace.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
@@ -153,6 +154,17 @@ def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
         steps.append(value)
         value = value.inputs[0]
     return tuple(reversed(steps))
+
+
+def _made_at(base: Node, value: Node) -> str | None:
+    """Returns the line that made ``value`` of ``base``: the one of a reshape, an expansion or a copy among those
+    steps."""
+    node = value
+    while node is not base and node.inputs:
+        if node.kind is not VIEW or node.attrs.kind in ("reshape", "expand"):
+            return node.location
+        node = node.inputs[0]
+    return value.location
 
 
 def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:

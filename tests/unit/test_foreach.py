@@ -82,15 +82,58 @@ def test_values(function: Any, compiled: bool) -> None:
         torch.testing.assert_close((found, given), (wanted, eager), rtol=1e-5, atol=1e-6)
 
 
+def keywords(xs: list[Tensor], ys: list[Tensor], zs: list[Tensor], factors: Any) -> Any:
+    found = [torch._foreach_lerp(xs, weights=zs, tensors1=ys), torch._foreach_add(alpha=2, other=ys, self=xs)]
+    for name in ["addcmul", "addcdiv"]:
+        function = getattr(torch, f"_foreach_{name}")
+        found += [function(tensor2=zs, tensor1=ys, self=xs), function(xs, tensor1=ys, tensor2=zs, value=0.5)]
+        found += [function(xs, ys, zs, factors), function(xs, ys, zs, scalars=factors)]
+    found += [
+        torch._foreach_norm(xs, dtype=torch.float64),
+        torch._foreach_powsum(xs, 3),
+        torch._foreach_mm(ys[:1], ys[:1]),
+    ]
+    updated = torch._foreach_addcdiv_(xs, ys, scalars=factors, tensor2=zs)
+    return [*found, updated, torch._foreach_mul_(self=ys, scalars=[1, 2.0, 3])]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_arguments_are_bound_by_torchs_schemas(compiled: bool) -> None:
+    made = torch.compile(keywords, backend="jitgen") if compiled else jitgen.jit(keywords)
+    sizes = ((3, 3), (5,), (1,))
+    factors = [0.5, 1.0, 2.0]
+    packed = factors if compiled else torch.tensor(factors)  # Dynamo refuses tensors of numbers
+    given, eager = ([*lists(3, sizes), packed] for _ in range(2))
+    found, wanted = made(*given), keywords(*eager)
+    torch.testing.assert_close((found, given), (wanted, eager), rtol=1e-5, atol=1e-6)
+    assert all(left is right for left, right in zip(found[-1], given[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda xs: torch._foreach_addcmul(xs, xs, xs, torch.ones(2)), "one number for each tensor"),
+        (
+            lambda xs: torch._foreach_lerp([x.int() for x in xs], xs, torch.tensor(0.5)),
+            "beside integers; pass a number",
+        ),
+        (lambda xs: torch._foreach_powsum([x.int() for x in xs]), "floating point"),
+    ],
+)
+def test_numbers_that_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        jitgen.jit(function)(*lists(1))
+
+
 def test_every_row_is_found_by_torchs_function() -> None:
     for name in foreach.EACH:
         row, _ = find(getattr(torch, name))
         assert row is rows()[name]
 
 
-def test_functions_without_a_row_are_refused() -> None:
-    with pytest.raises(jitgen.UnsupportedError, match="_foreach_mm"):
-        jitgen.jit(lambda xs: torch._foreach_mm(xs, xs))([torch.rand(2, 2)])
+def test_every_function_has_a_row() -> None:
+    names = {name for name in dir(torch) if name.startswith("_foreach_")}
+    assert not names - foreach.EACH.keys(), "each of them has a row"
 
 
 @pytest.mark.parametrize(

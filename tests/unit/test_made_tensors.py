@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import jitgen
-from jitgen.errors import UnsupportedError
+from jitgen.errors import TraceError, UnsupportedError
 
 
 def zeros_like(x: torch.Tensor) -> torch.Tensor:
@@ -181,11 +182,14 @@ def test_a_view_that_may_be_a_copy_is_refused_with_the_cause() -> None:
         y.t().reshape(-1).view(3, 4)[0] += 1
         return y
 
-    with pytest.raises(UnsupportedError, match="elements may be copies"):
+    with pytest.raises(UnsupportedError, match="may be a view of it or a copy"):
         jitgen.jit(of_a_copy)(operand())
-    with pytest.raises(UnsupportedError, match="elements may be copies") as refused:
+    with pytest.raises(UnsupportedError, match="may be a view of it or a copy") as refused:
         jitgen.jit(function)(operand())
-    assert f"{__file__}:{function.__code__.co_firstlineno + 3}" in str(refused.value)
+    update = f"{__file__}:{function.__code__.co_firstlineno + 3}"
+    made = f"it is made\n  at {__file__}:{function.__code__.co_firstlineno + 2}"
+    assert update in str(refused.value)
+    assert made in str(refused.value)
 
     def remedied(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -194,3 +198,61 @@ def test_a_view_that_may_be_a_copy_is_refused_with_the_cause() -> None:
         return y + flat.sum()
 
     torch.testing.assert_close(jitgen.jit(remedied)(operand()), remedied(operand()))
+
+
+DIAGONALS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "product": (lambda x: x.diagonal().mul_(3.0), torch.rand(4, 3)),
+    "above, of a transposed tensor": (lambda x: torch.diagonal(x, 1).add_(x[0, 0]), torch.rand(5, 3).t()),
+    "below, of matrices": (
+        lambda x: (torch.linalg.diagonal(x, offset=-1).copy_(x[..., 0, :1]), x * 2),
+        torch.rand(2, 3, 4),
+    ),
+    "filled": (lambda x: x.fill_diagonal_(5), torch.rand(7, 3)),
+    "filled again and again": (lambda x: x.fill_diagonal_(2.5, wrap=True), torch.rand(7, 3)),
+    "filled, of integers": (lambda x: x.fill_diagonal_(2.5), torch.arange(6).reshape(2, 3)),
+    "filled, of a cube": (lambda x: x.mT.fill_diagonal_(-1.0), torch.rand(3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_diagonals_are_updated(name: str) -> None:
+    function, given = DIAGONALS[name]
+
+    def of_new(x: torch.Tensor) -> Any:
+        y = x + 1
+        return function(y), y
+
+    ours, theirs = given.clone(), given.clone()
+    torch.testing.assert_close(jitgen.jit(function)(ours), function(theirs))
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(jitgen.jit(of_new)(given), of_new(given))
+
+
+def test_gradients_of_filled_diagonals() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x * 2
+        z.diagonal().mul_(y)
+        w = z.clone().fill_diagonal_(1.0) * z
+        return w.sum() + (z * 1).diagonal(1).add_(y[:2]).square().sum()
+
+    given = torch.rand(3, 3, requires_grad=True), torch.rand(3, requires_grad=True)
+    ours, theirs = (torch.autograd.grad(f(*given), given) for f in (jitgen.jit(function), function))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 3)])
+def test_what_has_no_diagonal_to_fill(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TraceError, match="dimensions"):
+        jitgen.jit(lambda x: x.fill_diagonal_(1.0))(torch.rand(shape))
+
+
+def test_a_value_without_elements_leaves_its_history() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(3, 4, dtype=torch.float64)
+        y[1:1].copy_(x[3:].double())
+        return y
+
+    x = torch.rand(3, 4, requires_grad=True)
+    y = jitgen.jit(function)(x)
+    assert y.requires_grad
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.zeros(3, 4))

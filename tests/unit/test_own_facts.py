@@ -118,3 +118,19 @@ def test_an_attribute_of_an_intermediate_tensor() -> None:
         return y * y.scale
 
     torch.testing.assert_close(jitgen.jit(f)(X), f(X))
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_views_without_gradients_of_a_view_that_requires_grad(disabled: bool) -> None:
+    """torch makes them of the tensor that the argument is a view of."""
+
+    def function(t: Any) -> Any:
+        with torch.no_grad():
+            y = t[0]
+        return y * (2 if y.requires_grad else 3)
+
+    jitted = jitgen.jit(function)
+    with torch.set_grad_enabled(not disabled):
+        for base in (torch.rand(6), torch.rand(6, requires_grad=True), torch.rand(6)):
+            x = base.view(2, 3).requires_grad_() if not disabled or not base.requires_grad else base.detach().view(2, 3)
+            torch.testing.assert_close(jitted(x), function(x))

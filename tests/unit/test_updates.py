@@ -128,6 +128,18 @@ def test_values_that_arguments_share(function: Any) -> None:
     assert all(map(torch.equal, arguments, expected))
 
 
+def test_a_guard_that_makes_a_size_a_number_leaves_an_order() -> None:
+    def function(a: Any, b: Any, c: Any) -> Any:
+        weights = torch.sigmoid(a).expand(6, 6).softmax(1)
+        c.lerp_((weights + b[:1])[:, :1].expand(6, 6), 0.3)
+        return weights + b[:, :1], c * 2
+
+    arguments = [torch.rand(6, 6) for _ in range(3)]
+    expected = [argument.clone() for argument in arguments]
+    torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*expected))
+    torch.testing.assert_close(arguments, expected)
+
+
 @pytest.mark.parametrize(
     "function", [_slice_then_update, _update_then_slice, _steps_beside_an_update, _rows_by_index_beside_an_update]
 )

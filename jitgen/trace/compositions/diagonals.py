@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,24 @@ def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -
 def trace(input: Tensor) -> Tensor:
     require_rank(input, (2,))
     return diagonal(input).sum()
+
+
+@composition("fill_diagonal")
+def fill_diagonal(input: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Computes what ``fill_diagonal_`` makes of a tensor.
+
+    With ``wrap`` the diagonal of a tall matrix begins again after a row that is left out.
+    """
+    if input.dim() < 2:
+        raise ValueError(f"expected a tensor of at least 2 dimensions, got {input.dim()}")
+    if input.dim() > 2 and len(set(map(int, input.shape))) > 1:
+        raise ValueError("all dimensions of a tensor with more than two must be of one length")
+    rows, *others = (
+        torch.arange(size).reshape(-1, *[1] * (input.dim() - 1 - dim)) for dim, size in enumerate(input.shape)
+    )
+    rows = rows % (input.shape[1] + 1) if wrap and input.dim() == 2 else rows
+    on_diagonal = functools.reduce(torch.logical_and, [rows == columns for columns in others])
+    return torch.where(on_diagonal, torch.full_like(input, fill_value), input)
 
 
 @composition("diag_embed")

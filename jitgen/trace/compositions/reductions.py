@@ -45,6 +45,16 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     return input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
+@composition("linalg__powsum")
+def power_sum(
+    input: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Computes the sum of powers that a vector norm is the root of."""
+    require_float(input)
+    powers = input.to(torch.promote_types(dtype or input.dtype, torch.float32)).abs() ** ord
+    return powers.sum(dim, keepdim).to(dtype or input.dtype)
+
+
 @composition("_VF.cdist", "torch.cdist", "_cdist_forward")
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
     require_float(x1, x2)
