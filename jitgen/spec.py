@@ -248,6 +248,7 @@ class TensorSpec:
         format: the format of a quantised weight of shape (N, K), such as ``"int4"``; None for a dense tensor.
         group_size: columns that share a scale; None means one scale per row.
         alignment: of the data pointer, in bytes.
+        activation: how products quantise what they multiply with a quantised weight, such as ``"int8"``; None for not.
     """
 
     shape: tuple[int | str, ...]
@@ -256,14 +257,18 @@ class TensorSpec:
     format: str | None = None
     group_size: int | None = None
     alignment: int = 16
+    activation: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         dtype_name(self.dtype)
         if self.format is not None:
             self._check_format(self.format)
-        elif self.group_size is not None:
-            raise FormatError(f"TensorSpec group_size {self.group_size!r} without a format; give one, such as 'int4'")
+        elif self.group_size is not None or self.activation is not None:
+            given = (
+                f"group_size {self.group_size!r}" if self.group_size is not None else f"activation {self.activation!r}"
+            )
+            raise FormatError(f"TensorSpec {given} without a format; give one, such as 'int4'")
         for size in self.shape:
             if isinstance(size, str) and not size.isidentifier():
                 raise UnsupportedError(f"symbolic size {size!r} is not a name; use one such as 'M'")
@@ -273,11 +278,12 @@ class TensorSpec:
             raise UnsupportedError(f"{len(self.strides)} strides for {len(self.shape)} dimensions")
 
     def _check_format(self, format: str) -> None:
-        from jitgen.quant import formats
+        from jitgen.quant import activations, formats
 
         row = formats.find(format)
         object.__setattr__(self, "format", row.name)
         object.__setattr__(self, "group_size", formats.check_group_size(self.group_size, row))
+        activations.check_activation(self.activation, row, self.group_size)
         if len(self.shape) != 2 or self.strides is not None or not self.dtype.is_floating_point:
             raise FormatError(
                 f"a quantised weight is a contiguous [N, K] of a floating-point dtype, not {list(self.shape)} of "

@@ -322,13 +322,14 @@ def _contract(node: Node) -> None:
     except ValueError as problem:
         node.field.refuse(str(problem))
     named.one_of((expected,))
-    accumulator.one_of((accumulator_dtype(x.dtype),))
+    of_codes = weight.weight and x.dtype == "int8"
+    accumulator.one_of(("float32",) if of_codes else (accumulator_dtype(x.dtype),))
     node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
     node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
     node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
-    if (x.dtype, node.dtype) != ("int8", "int32"):
-        node.has_dtype(x.dtype)
+    if of_codes or (x.dtype, node.dtype) != ("int8", "int32"):
+        node.has_dtype("float32" if of_codes else x.dtype)
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
 
 

@@ -250,7 +250,9 @@ def spec_of(value: Any) -> Any:
     """Returns what an import is tried with, in place of what Dynamo knows of a value; None if that cannot be."""
     if weights.is_quantized(value):
         token = value.token
-        return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
+        return TensorSpec(
+            token.shape, token.dtype, format=token.format, group_size=token.group_size, activation=token.activation
+        )
     if isinstance(value, torch.Tensor):
         if type(value).__name__ != "FakeTensor" and type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None

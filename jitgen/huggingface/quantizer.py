@@ -17,6 +17,7 @@ from torch import nn
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import io
+from jitgen.quant.activations import check_activation
 from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
@@ -50,9 +51,11 @@ class JitgenConfig(QuantizationConfigMixin):
             ``embeddings``.
         embeddings: whether embeddings are quantised too; one that is tied to the output layer shares its codes.
         method: how scales are found (``jitgen.quantize``).
+        activation: how products quantise what they multiply with a weight, such as ``"int8"`` on a CPU, or a mapping
+            from patterns of module names to it; None for not.
 
     Raises:
-        FormatError: there is no such format or group size.
+        FormatError: there is no such format, group size or activation.
     """
 
     def __init__(
@@ -62,14 +65,17 @@ class JitgenConfig(QuantizationConfigMixin):
         modules_to_not_convert: list[str] | None = None,
         embeddings: bool = False,
         method: str = "mse",
+        activation: str | Mapping[str, str | None] | None = None,
         **kwargs: Any,
     ):
         self.quant_method = METHOD
         if isinstance(format, str):
             group_size = check_group_size(find(format).group_size or group_size, format)
+            if not isinstance(activation, Mapping):
+                check_activation(activation, find(format), group_size)
         self.format, self.group_size = format, group_size
         self.modules_to_not_convert = modules_to_not_convert
-        self.embeddings, self.method = embeddings, method
+        self.embeddings, self.method, self.activation = embeddings, method, activation
 
 
 @register_quantizer(METHOD)
@@ -277,7 +283,14 @@ class _Quantize(ConversionOps):
         formats = config.format
         if isinstance(formats, Mapping):  # lists in a config that was read from JSON
             formats = {key: tuple(one) if isinstance(one, list) else one for key, one in formats.items()}
-        report = quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
+        report = quantize_(
+            alone.root,
+            formats,
+            config.group_size,
+            method=config.method,
+            activation=config.activation,
+            embeddings=config.embeddings,
+        )
         self.hf_quantizer.skipped.extend(report.skipped)
         _mark_loaded(module, leaf)
         return alone.parameter

@@ -51,6 +51,23 @@ def page() -> str:
             "(`jitgen/quant/layouts/planes.py`), on a GPU by the mainloops that int4 has. NaN and infinite codes "
             "are refused.",
             "",
+            "## Quantised activations",
+            "",
+            '`jitgen.quantize(weight, format, group_size, activation="int8")`, and `quantize_(model, ..., '
+            "activation=...)` with a kind or a mapping from patterns of names, make weights whose products "
+            "quantise what they are multiplied with, at every call and row by row (a token): codes from -127 "
+            "to 127, and a scale that is the largest magnitude over 127. Sums of products of codes within a "
+            "group are exact integers, computed by the integer units (VPMADDWD on AVX2); scales and "
+            "everything else are float32. The quantisation is computed by the kernel of what is before it, "
+            "such as an RMSNorm, and once for all products that read it.",
+            "",
+            "It is for int8, int4 and uint4, and on CPUs: other formats are an error when the weight is made,"
+            " and other backends when it is multiplied. `weight.activation` says how a weight does, "
+            "`weight.with_activation(None)` is the same weight for activations as they are, and files, state "
+            'dicts, `TensorSpec(..., activation="int8")` and manifests keep it. A row with a NaN or an '
+            "infinity has a result of NaN. Gradients pass straight through: they are those of the product "
+            "with the activation as it was.",
+            "",
             "## Qualifiers",
             "",
             "A name may be followed by qualifiers, each after a dot:",

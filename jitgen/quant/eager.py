@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant import activations
 from jitgen.quant.fakes import with_fakes
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns ``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
     if dequantizes.get() or x.is_meta:
-        return F.linear(x, weight.dequantize(x.dtype), bias)
+        return reference(x, weight, bias)
     if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
         return _autocast(x, weight, bias)
     if torch.compiler.is_compiling():
@@ -80,9 +81,16 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
         raise UnsupportedError(
             f"a product with a quantised weight: {'; '.join(obstacle)}. The weight would be rounded to {x.dtype}"
         )
-    result = F.linear(x, weight.dequantize(x.dtype), bias)
+    result = reference(x, weight, bias)
     fallback(*obstacle)
     return result
+
+
+def reference(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Computes ``linear`` in torch, on the dequantised weight."""
+    if weight.token.activation is not None:
+        return activations.linear(x, weight.dequantize(torch.promote_types(x.dtype, torch.float32)), bias)
+    return F.linear(x, weight.dequantize(x.dtype), bias)
 
 
 def _is_fake(x: torch.Tensor) -> bool:

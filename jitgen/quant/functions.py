@@ -425,7 +425,7 @@ def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
         refuse(func, (x, weight, bias))
     if weight.transposed:
         eager.fallback("its weight is transposed", "quantise the transpose: a weight is (N, K), for x @ w.T")
-        return F.linear(x, weight.dequantize(x.dtype), bias)
+        return eager.reference(x, weight, bias)
     return eager.linear(x, weight, bias)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.paths import check_writable
+from jitgen.quant.activations import check_activation
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.qtensor import QTensor
 
@@ -47,6 +48,7 @@ def description(tensor: QTensor) -> str:
         "dtype": str(token.dtype),
         "transposed": token.transposed,
         **({"experts": token.experts} if token.experts is not None else {}),
+        **({"activation": token.activation} if token.activation is not None else {}),
     }
     return json.dumps(facts, sort_keys=True)
 
@@ -61,14 +63,15 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     row = find(described["format"])
     group_size = check_group_size(described["group_size"], row)
     rows, columns = described["shape"]
-    dtype, transposed, experts = _DTYPES[described["dtype"]], bool(described["transposed"]), described.get("experts")
+    dtype, transposed = _DTYPES[described["dtype"]], bool(described["transposed"])
+    more: dict[str, Any] = {"experts": described.get("experts"), "activation": described.get("activation")}
     names = [f"{name}.{suffix}" for suffix in row.tensor_names]
     missing = [stored for stored in names if stored not in tensors]
     if missing:
         raise FormatError(f"{name}: there is no tensor {', '.join(missing)}")
     values = tuple(tensors[stored].contiguous() for stored in names)
     try:
-        return QTensor(values, row.name, group_size, (rows, columns), dtype, transposed=transposed, experts=experts)
+        return QTensor(values, row.name, group_size, (rows, columns), dtype, transposed=transposed, **more)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
 
@@ -87,6 +90,7 @@ def facts(name: str, text: str) -> dict[str, Any]:
             raise ValueError("shape, dtype or transposed")
         if not (described.get("experts") is None or type(described["experts"]) is int):
             raise ValueError("experts")
+        check_activation(described.get("activation"), find(described["format"]), described["group_size"])
     except (KeyError, TypeError, ValueError, FormatError) as error:
         raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
     return described

@@ -20,6 +20,7 @@ from torch import nn
 from jitgen import progress
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
+from jitgen.quant.activations import check_activation
 from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import Format, check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
@@ -36,6 +37,7 @@ class QuantizedLayer:
         shape: (N, K), or (experts, N, K).
         sqnr: the ratio of signal to quantisation noise, in dB.
         bytes_before, bytes_after: the size of the weight, in bytes.
+        activation: how products quantise what they multiply with it; None where they leave it as it is.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,7 @@ class QuantizedLayer:
     sqnr: float
     bytes_before: int
     bytes_after: int
+    activation: str | None = None
 
     @property
     def name(self) -> str:
@@ -67,7 +70,8 @@ class QuantizationReport:
         layers, skipped: each weight that was quantised, and each layer that was not.
         frozen_biases: the names of the biases of quantised layers that were trainable and are not any more.
         others: parameters of two and more dimensions that belong to no layer that is quantised.
-        unmatched: the patterns of ``format`` that match the name of no layer, such as one with a typing error.
+        unmatched: the patterns of ``format`` and ``activation`` that match the name of no layer, such as one with a
+            typing error.
     """
 
     layers: tuple[QuantizedLayer, ...]
@@ -90,7 +94,8 @@ class QuantizationReport:
             (
                 " = ".join(layer.names),
                 "x".join(map(str, layer.shape)),
-                f"{layer.format} {f'g{layer.group_size}' if layer.group_size else 'per row'}",
+                f"{layer.format} {f'g{layer.group_size}' if layer.group_size else 'per row'}"
+                + (f", activations {layer.activation}" if layer.activation else ""),
                 "exact" if math.isinf(layer.sqnr) else f"{layer.sqnr:.1f} dB",
                 f"{layer.bytes_before:,}",
                 f"{layer.bytes_after:,}",
@@ -147,6 +152,7 @@ def quantize_(
     *,
     layout: str | None = None,
     method: str = "mse",
+    activation: str | Mapping[str, str | None] | None = None,
     trainable_bias: bool = False,
     embeddings: bool = False,
     experts: str | Collection[str] = (),
@@ -162,6 +168,8 @@ def quantize_(
             group size), or to None for layers that are left as they are. The first pattern that matches decides, and
             ``group_size`` is for those without one of their own. Layers that none matches are left as they are.
         filter_fn: ``(module, fully qualified name) -> bool`` selects the layers to quantise; None selects all.
+        activation: the same argument as that of ``jitgen.quantize``, or a mapping from patterns to it; layers that no
+            pattern matches leave activations as they are.
         trainable_bias: whether a bias that requires grad continues to.
         embeddings: whether ``nn.Embedding``s are quantised too; one whose weight is also a Linear's shares its codes.
             Where not, a Linear whose weight is an embedding's is left as it is.
@@ -174,14 +182,15 @@ def quantize_(
         quantised, with the reason, the biases that are no longer trainable, and the patterns that match no layer.
 
     Raises:
-        FormatError: there is no such format, group size or method, or ``model`` is no module. UnsupportedError: there
-            is no such layout. In either case the model is unchanged.
+        FormatError: there is no such format, group size, method or activation, a layer's format has no kernels for its
+            activation, or ``model`` is no module. UnsupportedError: there is no such layout. In either case the model
+            is unchanged.
     """
     if not isinstance(model, nn.Module):
         raise FormatError(
             f"quantize_ takes a torch.nn.Module, not {type(model).__name__}; jitgen.quantize makes a weight of a tensor"
         )
-    choices = _choices(format, group_size)
+    choices, activations = _choices(format, group_size), _activations(activation)
     check_method(method)
     layouts.find(layout or "portable")
     users = _users(model)
@@ -197,6 +206,8 @@ def quantize_(
             reason = _obstacle(layer, users, taken) if choice is not None else "no pattern gives it a format"
         if reason is None:
             wanted.setdefault(id(layer.weight), []).append(layer)
+            assert choice is not None
+            check_activation(_activation(activations, layer.name), *choice)
         else:
             skipped.append(SkippedLayer(layer.name, reason))
     layers: list[QuantizedLayer] = []
@@ -211,21 +222,24 @@ def quantize_(
                 skipped += [SkippedLayer(name, f"tied to a weight that {kept}") for name in names]
                 continue
             chosen = {_choice(choices, name) for name in names}
-            if len(chosen) > 1:
-                reason = "tied to a weight to which another pattern gives another format"
+            quantised_by = {_activation(activations, name) for name in names}
+            if len(chosen) > 1 or len(quantised_by) > 1:
+                what = "format" if len(chosen) > 1 else "activation"
+                reason = f"tied to a weight to which another pattern gives another {what}"
                 skipped += [SkippedLayer(name, reason) for name in names]
                 continue
             ((row, group_size),) = (choice for choice in chosen if choice is not None)
+            (kind,) = quantised_by
             transposed = owners[0].transposed
             dense = weight.mT if transposed else weight
             try:
-                quantised = quantize(dense, row.name, group_size, layout=layout, method=method)
+                quantised = quantize(dense, row.name, group_size, layout=layout, method=method, activation=kind)
             except FormatError as error:
                 skipped += [SkippedLayer(name, str(error)) for name in names]
                 continue
             noise = sqnr(dense, quantised)
             size = weight.nbytes, quantised.nbytes
-            layers.append(QuantizedLayer(names, tuple(dense.shape), row.name, group_size, noise, *size))
+            layers.append(QuantizedLayer(names, tuple(dense.shape), row.name, group_size, noise, *size, kind))
             parameter = nn.Parameter(quantised.mT if transposed else quantised, requires_grad=False)
             for layer in owners:
                 setattr(layer.module, layer.leaf, parameter)
@@ -237,13 +251,13 @@ def quantize_(
         tuple(skipped),
         tuple(frozen),
         tuple(_others(model, taken, embeddings)),
-        _unmatched(format, candidates),
+        (*_unmatched(format, candidates), *_unmatched(activation, candidates)),
     )
 
 
-def _unmatched(format: str | Mapping[str, Any], layers: Sequence[_Layer]) -> tuple[str, ...]:
+def _unmatched(choice: str | Mapping[str, Any] | None, layers: Sequence[_Layer]) -> tuple[str, ...]:
     """Returns the patterns of a mapping that match no layer's name."""
-    patterns = format if isinstance(format, Mapping) else ()
+    patterns = choice if isinstance(choice, Mapping) else ()
     return tuple(
         pattern for pattern in patterns if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
     )
@@ -296,6 +310,16 @@ def _choice(choices: list[tuple[str, Format | None, int | None]], name: str) -> 
         if fnmatch.fnmatchcase(name, pattern):
             return None if row is None else (row, group_size)
     return None
+
+
+def _activations(activation: str | Mapping[str, str | None] | None) -> list[tuple[str, str | None]]:
+    """Lists (pattern, kind of activation or None) in the order in which they are tried."""
+    return list(activation.items()) if isinstance(activation, Mapping) else [("*", activation)]
+
+
+def _activation(activations: list[tuple[str, str | None]], name: str) -> str | None:
+    """Returns how the layer called ``name`` quantises its activation."""
+    return next((kind for pattern, kind in activations if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def freeze_bias(module: nn.Module) -> bool:

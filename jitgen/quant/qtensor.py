@@ -20,6 +20,7 @@ from torch._guards import TracingContext
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.forks import Lock
 from jitgen.quant import distributed, exported, fakes, layouts, slices
+from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode
 from jitgen.quant.eager import kernels
 from jitgen.quant.formats import TENSOR_NAMES, check_group_size, find
@@ -83,6 +84,7 @@ class QTensor(torch.Tensor):
         transposed: bool = False,
         experts: int | None = None,
         filled: bool = True,
+        activation: str | None = None,
     ) -> QTensor:
         """Makes a weight of existing tensors: ``weight_shape`` is (N, K), and ``dequantize`` returns ``dtype`` by
         default.
@@ -108,7 +110,9 @@ class QTensor(torch.Tensor):
             )
         if experts is not None and (experts < 0 or shape[0] % max(experts, 1)):
             raise FormatError(f"{shape[0]} rows are not divided among {experts} matrices")
-        token = intern(row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed, experts)
+        activation = check_activation(activation, row, group_size)
+        facts = row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed, experts
+        token = intern(*facts, activation)
         made = QTensor.wrap(settled(tuple(tensors)), token)
         made._copies.is_checked = filled
         return made
@@ -149,6 +153,11 @@ class QTensor(torch.Tensor):
     @property
     def group_size(self) -> int | None:
         return self.token.group_size
+
+    @property
+    def activation(self) -> str | None:
+        """Returns how products quantise what they multiply with this weight; None where they leave it as it is."""
+        return self.token.activation
 
     @property
     def layout(self) -> LayoutName:  # type: ignore[override]
@@ -205,6 +214,16 @@ class QTensor(torch.Tensor):
         """Returns the names of the tensors in the portable layout, such as ``portable_codes``, whatever its own layout
         is."""
         return tuple(PORTABLE + name for name in find(self.token.format).tensor_names)
+
+    def with_activation(self, activation: str | None) -> QTensor:
+        """Returns a weight that shares the tensors of this one, and whose products quantise activations so, or leave
+        them as they are (None).
+
+        Raises:
+            FormatError: there is no such kind, or no kernel for it with weights of this format.
+        """
+        token = self.token
+        return self._alias(activation=check_activation(activation, find(token.format), token.group_size))
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns the weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made
@@ -386,7 +405,8 @@ class QTensor(torch.Tensor):
         tensors = self._tensors_in("portable", keep=False)
         facts = (token.format, token.group_size, token.weight_shape, token.dtype, token.transposed)
         # ``torch.load(weights_only=True)`` knows this function of the package before it reads any checkpoint.
-        return sys.modules[__package__].rebuild, (tensors, *facts, getattr(self, "_is_param", False), token.experts)
+        more = getattr(self, "_is_param", False), token.experts, token.activation
+        return sys.modules[__package__].rebuild, (tensors, *facts, *more)
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
@@ -439,9 +459,10 @@ class QTensor(torch.Tensor):
         token = self.token
         parameter = ", Parameter" if getattr(self, "_is_param", False) else ""
         transposed = ", transposed" if token.transposed else ""
+        activation = f", activation={token.activation!r}" if token.activation else ""
         return (
             f"QTensor({token.format}, group_size={token.group_size}, shape={token.shape}, layout={token.layout!r}, "
-            f"dtype={token.dtype}, device={str(token.device)!r}{transposed}{parameter})"
+            f"dtype={token.dtype}, device={str(token.device)!r}{activation}{transposed}{parameter})"
         )
 
     __hash__ = object.__hash__
@@ -474,10 +495,11 @@ def rebuild(
     transposed: bool = False,
     parameter: bool = False,
     experts: int | None = None,
+    activation: str | None = None,
 ) -> QTensor:
     """Rebuilds a ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
     # torch.save's older format has the numbers after the pickle: torch.load reads them when this has returned.
-    facts = {"transposed": transposed, "experts": experts, "filled": False}
+    facts = {"transposed": transposed, "experts": experts, "filled": False, "activation": activation}
     made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, **facts)  # type: ignore[arg-type]
     exported.loaded()
     return _as_parameter(made, parameter)

@@ -28,6 +28,7 @@ class Token:
         transposed: whether the ``QTensor`` is the transpose of the weight, of shape (K, N).
         experts: the number of matrices in a weight of three dimensions, (experts, N / experts, K), which are stored one
             below another; None for a matrix.
+        activation: how products quantise what they multiply with it (``quant/activations.py``); None for not at all.
     """
 
     format: str
@@ -38,6 +39,7 @@ class Token:
     device: torch.device
     transposed: bool = False
     experts: int | None = None
+    activation: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,6 +61,7 @@ class Token:
             self.device,
             self.transposed,
             self.experts,
+            self.activation,
         )
 
     @property
@@ -66,7 +69,8 @@ class Token:
         """Returns all of it but the device, as text that ``from_text`` reads."""
         group = "" if self.group_size is None else self.group_size
         rows, columns = self.weight_shape
-        return f"{self.format} {group} {self.layout} {rows} {columns} {str(self.dtype)[6:]} {int(self.transposed)}"
+        facts = self.format, group, self.layout, rows, columns, str(self.dtype)[6:], int(self.transposed)
+        return " ".join(map(str, (*facts, self.activation or "")))
 
     def replace(self, **changes: Any) -> Token:
         """Returns the token that differs from this one in ``changes``."""
@@ -82,9 +86,9 @@ _lock = Lock()
 
 def from_text(text: str, device: torch.device) -> Token:
     """Returns the token that ``Token.text`` described, of a weight on ``device``."""
-    format, group, layout, rows, columns, dtype, transposed = text.split(" ")
-    shape = int(rows), int(columns)
-    return intern(format, int(group) if group else None, layout, shape, DTYPES[dtype], device, transposed == "1")
+    format, group, layout, rows, columns, dtype, transposed, activation = text.split(" ")
+    facts = format, int(group) if group else None, layout, (int(rows), int(columns)), DTYPES[dtype], device
+    return intern(*facts, transposed == "1", activation=activation or None)
 
 
 def intern(
@@ -96,9 +100,10 @@ def intern(
     device: torch.device,
     transposed: bool = False,
     experts: int | None = None,
+    activation: str | None = None,
 ) -> Token:
     """Returns the token with these attributes; the same attributes always give the same object."""
-    facts = (format, group_size, layout, weight_shape, dtype, device, transposed, experts)
+    facts = (format, group_size, layout, weight_shape, dtype, device, transposed, experts, activation)
     with _lock:
         token = _tokens.get(facts)
         if token is None:

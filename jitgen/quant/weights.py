@@ -135,7 +135,8 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
     assert spec.format is not None
     shape = (int(spec.shape[0]), int(spec.shape[1]))
     tensors = described_tensors(spec.format, spec.group_size, shape, layout)
-    token = intern(spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta"))
+    facts = spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta")
+    token = intern(*facts, activation=spec.activation)
     return Stored(tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
 
 

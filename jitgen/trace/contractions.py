@@ -20,6 +20,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
+from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
@@ -77,7 +78,20 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     order = trace.quantized.column_order(weight)
     if order is not None:  # the columns of the weight are stored in that order
         x = index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
-    return trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
+    product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
+    if weight.is_weight and trace.quantized.activation(weight) is not None and other != 0:
+        return _of_codes(trace, product)
+    return product
+
+
+def _of_codes(trace: Trace, product: Node) -> Node:
+    """Computes ``product``, of an activation and a quantised weight, with the activation quantised row by row: sums of
+    codes times the scales of the rows. Its gradients are those of ``product``."""
+    x, weight = product.inputs
+    codes, scales = trace.quantized.codes(x)
+    attrs = product.attrs.equation, "float32", "ieee"
+    sums = trace.make("contract", (codes, weight), "float32", product.shape, attrs)
+    return with_gradient(trace, trace.cast(pointwise(trace, "mul", sums, scales), x.dtype), product, 1.0)
 
 
 def transposed(trace: Trace, node: Node) -> Node:

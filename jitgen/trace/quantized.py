@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
-from jitgen.quant import formats, lookup, weights
+from jitgen.quant import activations, formats, lookup, weights
 from jitgen.spec import dtype_name
 from jitgen.trace.captured import captured_part, captured_token
 from jitgen.trace.proxy import TensorProxy
@@ -30,6 +30,8 @@ class QuantizedWeights:
         self._tokens: dict[int, Any] = {}
         """The token of a weight, by the id of its node."""
         self._column_orders: dict[int, Node] = {}
+        self._codes: dict[int, tuple[Node, Node, Node]] = {}
+        """Activations that were quantised, with their codes and scales, by the id of their node."""
 
     def argument(self, weight: Any) -> TensorProxy:
         """Makes a proxy for an unpacked weight; its tensors (codes, scales, ...) are proxies already."""
@@ -71,6 +73,28 @@ class QuantizedWeights:
         """Returns the order in which the columns of ``weight``, or of what it is a view of, are stored; None for their
         own."""
         return self._column_orders.get(id(weight.under_views))
+
+    def activation(self, weight: Node) -> str | None:
+        """Returns how products quantise what they multiply with ``weight``, or with what it is a view of.
+
+        Raises:
+            UnsupportedError: kernels of this backend do not.
+        """
+        token = self._tokens.get(id(weight.under_views))
+        if token is None or token.activation is None:
+            return None
+        activations.refuse_backend(token.activation, self.layout)
+        return str(token.activation)
+
+    def codes(self, x: Node) -> tuple[Node, Node]:
+        """Quantises ``x`` (..., K), once for all products that read it: returns its codes, and a scale for each row."""
+        known = self._codes.get(id(x))
+        if known is None:
+            proxy = TensorProxy(x, self._trace)
+            scales = self._trace.composed(activations.scales_of, [proxy])
+            codes = self._trace.composed(activations.codes_of, [proxy, TensorProxy(scales, self._trace)])
+            known = self._codes[id(x)] = x, codes, scales
+        return known[1:]
 
     def rows(self, weight: Node, index: Node) -> Node:
         """Looks up the rows of ``weight`` that ``index`` numbers, by torch operations on its tensors

@@ -55,7 +55,7 @@ def build(
         "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
-        "compute": "Shorts" if dtype in _NARROW else _COMPUTE[accumulator_dtype(dtype)],
+        "compute": _compute(contractions[0]),
         "pairs": pairs,
         "quads": quads,
         "tile_rows": schedule.block_m,
@@ -78,9 +78,19 @@ def _in_pairs(product: ContractionContext) -> bool:
     return product.weight[0].dtype == "bfloat16"
 
 
+def _compute(product: ContractionContext) -> str:
+    """Returns the arithmetic of a product on any processor."""
+    dtype = product.contraction.dtype
+    if dtype not in _NARROW:
+        return _COMPUTE[accumulator_dtype(dtype)]
+    return "Shorts" if product.contraction.format is None else "Scaled<jitgen::gemm::Shorts>"
+
+
 def _quads(products: Sequence[ContractionContext]) -> str | None:
     """Returns the arithmetic of products of bytes, four neighbours in k at once; None where an operand is no byte, or
     all are unsigned."""
+    if any(product.contraction.format is not None for product in products):
+        return None
     pairs = {(product.contraction.dtype, product.weight[0].dtype) for product in products}
     signed = [tuple(dtype == "int8" for dtype in pair) for pair in pairs if set(pair) <= {"int8", "uint8"}]
     if len(pairs) != 1 or not signed or not any(signed[0]):

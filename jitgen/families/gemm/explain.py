@@ -50,4 +50,5 @@ def _weight(contraction: Contraction) -> str:
     format, group = contraction.format, contraction.group_size
     if format is None:
         return "dense"
-    return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}"
+    codes = f", times codes of {contraction.dtype}" if contraction.dtype == "int8" else ""
+    return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

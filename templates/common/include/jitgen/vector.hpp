@@ -138,12 +138,12 @@ JITGEN_INLINE void accumulate(Doubles& acc, Doubles w, Doubles x) {
 JITGEN_INLINE void accumulate(Ints& acc, Ints w, Ints x) { acc += w * x; }
 JITGEN_INLINE void accumulate(Longs& acc, Longs w, Longs x) { acc += w * x; }
 
-// Adds the products of both signed halves of a lane to the lane.
+// Adds the products of both signed halves of a lane to the lane. The addition is inline assembly too: GCC would add
+// products of several steps first, and spill them.
 JITGEN_INLINE void accumulate(Ints& acc, Halves w, Halves x) {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
   Ints products;
-  asm("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(w), "v"(x));
-  acc += products;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(acc), "=&v"(products) : "v"(w), "v"(x));
 #else
   const Ints of_w = (Ints)w, of_x = (Ints)x;
   acc += (of_w << 16 >> 16) * (of_x << 16 >> 16) + (of_w >> 16) * (of_x >> 16);

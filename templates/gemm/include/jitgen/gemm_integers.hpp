@@ -1,6 +1,7 @@
 // Sums of products of small integers, several neighbours in k at once. They are exact modulo 2^32: nothing saturates.
 //
 //   Shorts     two integers of 16 bits (VPMADDWD), to which those of 8 bits are widened
+//   Scaled     the same for weights with scales, whose groups have exact sums that are then added up as floats
 //   Quads      four of 8 bits (VPDPBUSD), where the processor has that: one operand is unsigned, the other one signed
 //
 // Weights of int8 with an activation of int8 are made unsigned by adding 128, and 128 times the sum of the activation's
@@ -72,6 +73,12 @@ struct Shorts {
     if (live > 1) widen(w + stride_k, high);
     return (Weights)((low & 0xffff) | high << 16);
   }
+};
+
+// Integers times quantised weights: the sum of a group is an integer, and sums of groups are floats.
+template <class Compute>
+struct Scaled : Compute {
+  using Accumulator = float;
 };
 
 // Four neighbours in k. `x_signed`, `w_signed`: whether the operands are int8 rather than uint8; not both are unsigned.

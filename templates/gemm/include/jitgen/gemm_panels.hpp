@@ -93,7 +93,9 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
     const int64_t per_group = group != 0 ? group_of<Compute>() : count;
     for (int64_t done = 0; done < count; done += per_group, at += block_rows) {
       typename Compute::Vector scale[vectors];
-      for (int v = 0; v < vectors; ++v) widen(this->scales + at + v * (block_rows / vectors), scale[v]);
+      if constexpr (scaled_here<Compute>) {
+        for (int v = 0; v < vectors; ++v) widen(this->scales + at + v * (block_rows / vectors), scale[v]);
+      }
       decode.group(Codes::zeroed ? this->zeros + at : nullptr);
       for (int64_t unit = 0; unit < per_group / elements; ++unit) {
         decode.open(w);

@@ -15,6 +15,13 @@ namespace detail {
 // flight than the first-level one; the processor's own prefetcher fills that.
 constexpr int64_t ahead = 12288;
 
+// A vector of sums as they are added up to `Compute::Accumulator`s.
+JITGEN_INLINE Floats as_total(Floats sum, float) { return sum; }
+JITGEN_INLINE Doubles as_total(Doubles sum, double) { return sum; }
+JITGEN_INLINE Ints as_total(Ints sum, int32_t) { return sum; }
+JITGEN_INLINE Longs as_total(Longs sum, int64_t) { return sum; }
+JITGEN_INLINE Floats as_total(Ints sum, float) { return __builtin_convertvector(sum, Floats); }
+
 // Multiplies `units` units of a block's weights by `rows` rows of x and adds the products to `c`, or writes them there
 // if `first`. Few rows have several accumulators each, so that consecutive additions do not depend on each other.
 template <class Compute, class Decoder, class Scale, int rows>
@@ -22,6 +29,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
                                     int64_t units_per_group, const Scale* scales, const typename Decoder::Zero* zeros,
                                     typename Compute::Accumulator* c, int64_t row_stride, bool first) {
   using Vector = typename Compute::Vector;
+  using Total = decltype(as_total(Vector{}, *c));
   constexpr int as_rows = summed_as<Compute, rows>(0);
   using Decode = typename Decoder::template type<as_rows>;
   constexpr int vectors = Compute::vectors;
@@ -62,7 +70,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
       w += Decode::bytes;
       x += elements * rows;
     }
-    Vector scale[vectors];
+    Total scale[vectors];
     if constexpr (scaled) {
       for (int v = 0; v < vectors; ++v) widen(scales + v * (block_rows / vectors), scale[v]);
       scales += block_rows;
@@ -81,11 +89,11 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
           accumulate(sum, -decode.zero, (all[0] + all[1]) + (all[2] + all[3]));
         }
         auto* const to = c + m * row_stride + v * (block_rows / vectors);
-        Vector total = first ? Vector{} : load_vector<Vector>(to);
+        Total total = first ? Total{} : load_vector<Total>(to);
         if constexpr (scaled) {
-          accumulate(total, scale[v], sum);
+          accumulate(total, scale[v], as_total(sum, *c));
         } else {
-          total += sum;
+          total += as_total(sum, *c);
         }
         store_vector(to, total);
       }

@@ -8,7 +8,7 @@
 // bfloat16 at once). The instruction ignores the bits above the index, so that codes only have to be shifted.
 #pragma once
 
-#include "jitgen/gemm_compute.hpp"
+#include "jitgen/gemm_integers.hpp"
 
 namespace jitgen {
 namespace gemm {
@@ -125,6 +125,49 @@ struct Bytes {
   }
 };
 
+// Nibbles and bytes as pairs of integers of 16 bits, less the zero-point.
+template <class Compute, bool zeroed>
+struct ShortNibbles {
+  static constexpr int steps = 4;
+  static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
+  static constexpr int vectors = Compute::vectors;
+  Words raw[vectors];
+  Halves offset[vectors];
+
+  JITGEN_INLINE int element(int step) { return step; }
+  inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
+    for (int v = 0; v < vectors; ++v) {
+      const Words zero = zeroed ? widen_bytes(zeros + v * float_lanes) : splat(8u);
+      offset[v] = (Halves)(zero | zero << 16);
+    }
+  }
+  inline __attribute__((always_inline)) void open(const char* from) {
+    for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
+  }
+  inline __attribute__((always_inline)) void take(int step, Halves (&w)[vectors]) const {
+    for (int v = 0; v < vectors; ++v) w[v] = (Halves)(raw[v] >> (4 * step) & 0x000f000fu) - offset[v];
+  }
+};
+
+template <class Compute>
+struct ShortBytes {
+  static constexpr int steps = 2;
+  static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
+  static constexpr int vectors = Compute::vectors;
+  Words raw[vectors];
+
+  JITGEN_INLINE int element(int step) { return step; }
+  inline __attribute__((always_inline)) void group(const uint8_t*) {}
+  inline __attribute__((always_inline)) void open(const char* from) {
+    for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
+  }
+  inline __attribute__((always_inline)) void take(int step, Halves (&w)[vectors]) const {
+    for (int v = 0; v < vectors; ++v) w[v] = (Halves)(raw[v] >> (8 * step) & 0x00ff00ffu) - uint16_t(128);
+  }
+};
+
 #if defined(JITGEN_AVX512)
 
 // Nibbles and bytes as pairs of bfloat16.
@@ -214,11 +257,12 @@ struct SplitBytes {
 
 namespace detail {
 
-// Numbers decoded one by one, pairs of bfloat16, or pairs for one or two rows of x.
-enum Form { single, paired, paired_few };
+// Numbers decoded one by one, pairs of bfloat16, pairs for one or two rows of x, or pairs of integers.
+enum Form { single, paired, paired_few, shorts };
 
 template <class Compute, int rows>
 constexpr Form form_of() {
+  if (same<typename Compute::Element, ShortPair>) return shorts;
   if (Compute::per_element == 1) return single;
   return rows <= 2 ? paired_few : paired;
 }
@@ -230,6 +274,14 @@ struct Choice {
 template <class Compute>
 struct Choice<Compute, 8, false, single> {
   using type = Bytes<Compute>;
+};
+template <class Compute, bool zeroed>
+struct Choice<Compute, 4, zeroed, shorts> {
+  using type = ShortNibbles<Compute, zeroed>;
+};
+template <class Compute>
+struct Choice<Compute, 8, false, shorts> {
+  using type = ShortBytes<Compute>;
 };
 #if defined(JITGEN_AVX512)
 template <class Compute, bool zeroed, Form form>

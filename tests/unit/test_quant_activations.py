@@ -1,0 +1,205 @@
+"""Products that quantise their activations, ``quantize(..., activation="int8")``, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import jitgen
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant import activations
+from jitgen.spec import Target, runs_here
+
+LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if runs_here(Target.parse(level))]
+FORMATS = [("int8", None), ("int8", 64), ("int4", 32), ("int4", None), ("uint4", 128), ("uint4", None)]
+SIZES = [(1, 1, 1), (1, 300, 65), (2, 33, 16), (7, 520, 40), (24, 65, 17), (130, 1030, 70)]
+"""M, K and N."""
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """The data of a test depends on its name alone."""
+    random.seed(request.node.name)
+    torch.manual_seed(random.getrandbits(32))
+
+
+def exact(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """The product of the codes, in float64."""
+    scales = activations.scales_of(x)
+    codes = activations.codes_of(x, scales)
+    return codes.double() @ weight.dequantize(torch.float64).T * scales
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor, relative: float) -> None:
+    """Errors are taken relative to the largest magnitude of a row: sums cancel."""
+    size = wanted.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    assert ((found.double() - wanted).abs() <= relative * size).all()
+
+
+def rows_of(m: int, k: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows of very different magnitudes, one of zeros among them."""
+    x = torch.randn(m, k) * torch.logspace(-3, 3, m)[:, None]
+    x[m // 2] *= m > 1
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize(("format", "group"), FORMATS, ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3" and (format, group) in FORMATS[1::3])
+def test_products_are_those_of_the_codes(
+    format: str, group: int | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITGEN_CPU_TARGET", level)
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    for m, k, n in SIZES:
+        weight = jitgen.quantize(torch.randn(n, k), format, group, activation="int8")
+        x = rows_of(m, k)
+        found = linear(x, weight)
+        assert_near(found, exact(x, weight), 2e-6)
+        assert_near(linear.reference(x, weight), exact(x, weight), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_any_activation_dtype(dtype: torch.dtype) -> None:
+    weight = jitgen.quantize(torch.randn(40, 96), "int4", 32, activation="int8")
+    x = torch.randn(2, 9, 96).to(dtype)
+    bias = torch.randn(40).to(dtype)
+    found = jitgen.jit(lambda x, w, b: F.silu(F.linear(x, w, b)))(x, weight, bias)
+    assert found.dtype == dtype
+    wanted = F.silu(exact(x, weight) + bias.double())
+    assert_near(found, wanted, 1e-5 if dtype == torch.float64 else 2e-2)
+
+
+def test_special_rows() -> None:
+    """A row with a number that is not finite is NaN, and others are as they were; a row of tiny numbers is not lost."""
+    weight = jitgen.quantize(torch.randn(24, 64), "int8", activation="int8")
+    x = torch.randn(6, 64)
+    x[1, 3], x[2, 5], x[3, 7] = torch.nan, torch.inf, -torch.inf
+    x[4] *= 1e-30
+    found = jitgen.jit(lambda x, w: x @ w.T)(x, weight)
+    assert found[1:4].isnan().all()
+    kept = torch.tensor([0, 4, 5])
+    assert_near(found[kept], exact(x[kept], weight), 2e-6)
+    assert jitgen.jit(lambda x, w: F.linear(x, w))(torch.empty(0, 64), weight).shape == (0, 24)
+    nothing = jitgen.quantize(torch.randn(5, 0), "int8", activation="int8")
+    assert (jitgen.jit(lambda x, w: F.linear(x, w))(torch.empty(3, 0), nothing) == 0).all()
+
+
+def test_a_norm_two_weights_and_a_product_are_two_kernels() -> None:
+    """The activation is quantised once, by the kernel of what is before it."""
+    k = 256
+    gate, up = (jitgen.quantize(torch.randn(n, k), "int4", 64, activation="int8") for n in (48, 48))
+
+    @jitgen.jit
+    def mlp(x: torch.Tensor, norm: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        h = F.rms_norm(x, (k,), norm)
+        return F.silu(F.linear(h, gate)) * F.linear(h, up)
+
+    x, norm = torch.randn(5, k), torch.rand(k) + 0.5
+    low = mlp.lower(x, norm, gate, up)
+    assert len(low.kernels) == 2
+    assert "times codes of int8" in low.explain()
+    h = F.rms_norm(x.double(), (k,), norm.double()).float()
+    wanted = F.silu(exact(h, gate)) * exact(h, up)
+    assert (mlp(x, norm, gate, up) - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+def test_gradients_pass_straight_through() -> None:
+    weight = jitgen.quantize(torch.randn(24, 64), "uint4", 32, activation="int8")
+    x = torch.randn(5, 64, requires_grad=True)
+    seed = torch.randn(5, 24)
+    for function in (jitgen.jit(lambda x, w: F.linear(x, w)), lambda x, w: F.linear(x, w)):
+        x.grad = None
+        found = function(x, weight)
+        assert_near(found.detach(), exact(x.detach(), weight), 2e-6)
+        found.backward(seed)
+        torch.testing.assert_close(x.grad, seed @ weight.dequantize(), rtol=1e-4, atol=1e-4)
+
+
+def small_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).requires_grad_(False)
+
+
+def test_a_model_keeps_it_in_files_copies_and_compiled_code(tmp_path: Path) -> None:
+    model = small_model()
+    report = jitgen.quantize_(model, "int4", 32, activation="int8")
+    assert [layer.activation for layer in report.layers] == ["int8", "int8"]
+    assert "activations int8" in str(report)
+    x = torch.randn(3, 64)
+    wanted = model(x)
+    first = exact(x, model[0].weight) + model[0].bias
+    assert_near(wanted, exact(first.relu().float(), model[2].weight) + model[2].bias, 1e-2)
+
+    jitgen.save_quantized(model, tmp_path / "model.safetensors")
+    loaded = small_model()
+    loaded.load_state_dict(jitgen.load_quantized(tmp_path / "model.safetensors"), assign=True)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    unpickled = small_model()
+    unpickled.load_state_dict(torch.load(buffer, weights_only=True), assign=True)
+    for other in (loaded, unpickled, copy.deepcopy(model), torch.compile(model, backend="eager")):
+        assert torch.equal(other(x), wanted)
+    assert "activation='int8'" in repr(loaded[0].weight)
+    torch.testing.assert_close(torch.compile(model, backend="jitgen")(x), wanted)
+
+
+def test_patterns_choose_activations() -> None:
+    model = small_model()
+    report = jitgen.quantize_(model, {"0": "int4", "*": "nf4"}, 32, activation={"0": "int8", "none": "int8"})
+    assert [(layer.format, layer.activation) for layer in report.layers] == [("int4", "int8"), ("nf4", None)]
+    assert report.unmatched == ("none",)
+    model = small_model()
+    with pytest.raises(FormatError, match="int8, int4 and uint4"):
+        jitgen.quantize_(model, {"0": "int4", "*": "nf4"}, 32, activation="int8")
+    assert type(model[0].weight) is nn.Parameter
+
+
+def test_a_weight_without_it_is_another_view() -> None:
+    weight = jitgen.quantize(torch.randn(24, 64), "int8", activation="int8")
+    plain = weight.with_activation(None)
+    assert (weight.activation, plain.activation) == ("int8", None)
+    x = torch.randn(4, 64)
+    dense = x.double() @ weight.dequantize(torch.float64).T
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    assert_near(linear(x, plain), dense, 2e-6)
+    assert_near(linear(x, weight), exact(x, weight), 2e-6)
+    assert not torch.equal(linear(x, plain), linear(x, weight))
+    assert_near(F.linear(x, weight[8:16]), exact(x, weight)[:, 8:16], 2e-6)
+
+
+def test_specs_and_manifests_have_it(tmp_path: Path) -> None:
+    spec = jitgen.TensorSpec((48, 64), torch.float32, format="int4", group_size=32, activation="int8")
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    low = linear.lower(jitgen.TensorSpec(("M", 64), torch.float32), spec, target="x86-64-v3")
+    assert "times codes of int8" in low.explain()
+    weight = jitgen.quantize(torch.randn(48, 64), "int4", 32, activation="int8")
+    with jitgen.record(tmp_path / "specs.json"):
+        linear(torch.randn(4, 64), weight)
+    assert jitgen.prewarm(tmp_path / "specs.json", targets=["cpu"], jobs=1)
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    weight = torch.randn(32, 64)
+    for format, activation, words in (
+        ("int4", "int7", "unknown activation 'int7'"),
+        ("nf4", "int8", "int8, int4 and uint4"),
+        ("int4.float16", "int8", "int8, int4 and uint4"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            jitgen.quantize(weight, format, 32, activation=activation)
+    with pytest.raises(FormatError, match="without a format"):
+        jitgen.TensorSpec((32, 64), torch.float32, activation="int8")
+    spec = jitgen.TensorSpec((48, 64), torch.bfloat16, format="int4", group_size=32, activation="int8")
+    with pytest.raises(UnsupportedError, match="kernels on a CPU alone"):
+        jitgen.jit(lambda x, w: F.linear(x, w)).lower(
+            jitgen.TensorSpec(("M", 64), torch.bfloat16), spec, target="sm_90a", backend="cuda"
+        )
