@@ -135,10 +135,10 @@ struct Attention {
   }
 
   // Whether the rows see none of the keys from `first` to `last`, some, or all of them.
-  jitgen::attention::State state(const Rows& of, int64_t first, int64_t last) const {
+  jitgen::attention::State state(const Rows& chunk_rows, int64_t first, int64_t last) const {
     using jitgen::attention::min;
     using jitgen::attention::max;
-    const int64_t low_of1 = of.low1, high_of1 = of.high1;
+    const int64_t low_of1 = chunk_rows.low1, high_of1 = chunk_rows.high1;
     const int64_t end0[2] = {at0 + first * s0_3, at0 + last * s0_3};
     const int64_t low_of0 = min(end0[0], end0[1]), high_of0 = max(end0[0], end0[1]);
     const int64_t low0 = low_of0;
@@ -152,7 +152,7 @@ struct Attention {
   }
 
   // Scores of products, [keys][lanes]; `open` where no mask hides any.
-  void scores_open(const Rows& of, int64_t first, int64_t count, Compute* to) const {
+  void scores_open(const Rows& chunk_rows, int64_t first, int64_t count, Compute* to) const {
     const float s3 = x4;
     const float s1 = 0.125f;
     for (int64_t n = 0; n < count; ++n) {
@@ -160,7 +160,7 @@ struct Attention {
 #pragma omp simd
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const Compute acc0 = to[n * lanes + lane];
-        const int32_t s5 = of.x6[lane];
+        const int32_t s5 = chunk_rows.x6[lane];
         const float s2 = acc0 * s1;
         const int32_t s6 = jitgen::sub(s4, s5);
         const float s7 = jitgen::cast<float>(s6);
@@ -172,7 +172,7 @@ struct Attention {
     }
   }
   // Scores of products, [keys][lanes]; `open` where no mask hides any.
-  void scores_mixed(const Rows& of, int64_t first, int64_t count, Compute* to) const {
+  void scores_mixed(const Rows& chunk_rows, int64_t first, int64_t count, Compute* to) const {
     const float s7 = x4;
     const float s3 = -__builtin_huge_valf();
     const float s5 = 0.125f;
@@ -182,8 +182,8 @@ struct Attention {
 #pragma omp simd
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const Compute acc0 = to[n * lanes + lane];
-        const int32_t s1 = of.x1[lane];
-        const int32_t s9 = of.x6[lane];
+        const int32_t s1 = chunk_rows.x1[lane];
+        const int32_t s9 = chunk_rows.x6[lane];
         const bool s2 = s0 > s1;
         const float s6 = acc0 * s5;
         const int32_t s10 = jitgen::sub(s8, s9);
@@ -196,9 +196,9 @@ struct Attention {
       }
     }
   }
-  template <bool open, class... Of>
-  void scores(const Of&... of) const {
-    open ? scores_open(of...) : scores_mixed(of...);
+  template <bool open, class... Arguments>
+  void scores(const Arguments&... arguments) const {
+    open ? scores_open(arguments...) : scores_mixed(arguments...);
   }
 
   void row_results(int64_t row, Compute row_max, Compute row_sum) const {
@@ -217,11 +217,11 @@ struct Attention {
   }
 };
 
-void jitgen_attention_055d0592(const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, int32_t threads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int64_t b0, int64_t b1, int64_t o0, int64_t s0_0, int64_t s0_1, int64_t s0_2, int64_t s0_3, int64_t o1, int64_t s1_0, int64_t s1_1, int64_t s1_2, int64_t s1_3, int64_t s2_0, int64_t s2_1, int64_t s2_2, int64_t s2_3, int64_t s3_0, int64_t s3_1, int64_t s3_2, int64_t s3_3, int64_t s4_0, int64_t s4_1, int64_t s4_2, int64_t s4_3, int64_t o5, int64_t s5_0, int64_t s5_1, int64_t s5_2, int64_t s5_3, int64_t o6, int64_t s6_0, int64_t s6_1, int64_t s6_2, int64_t s6_3, int64_t s7_0, int64_t s7_1, int64_t s7_2, int64_t s7_3, int64_t s8_0, int64_t s8_1, int64_t s8_2, int64_t s8_3, int32_t streaming) {
+void jitgen_attention_6078920f(const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, int32_t threads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int64_t b0, int64_t b1, int64_t o0, int64_t s0_0, int64_t s0_1, int64_t s0_2, int64_t s0_3, int64_t o1, int64_t s1_0, int64_t s1_1, int64_t s1_2, int64_t s1_3, int64_t s2_0, int64_t s2_1, int64_t s2_2, int64_t s2_3, int64_t s3_0, int64_t s3_1, int64_t s3_2, int64_t s3_3, int64_t s4_0, int64_t s4_1, int64_t s4_2, int64_t s4_3, int64_t o5, int64_t s5_0, int64_t s5_1, int64_t s5_2, int64_t s5_3, int64_t o6, int64_t s6_0, int64_t s6_1, int64_t s6_2, int64_t s6_3, int64_t s7_0, int64_t s7_1, int64_t s7_2, int64_t s7_3, int64_t s8_0, int64_t s8_1, int64_t s8_2, int64_t s8_3, int32_t streaming) {
   const Attention attention{p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3};
   jitgen::attention::attend<jitgen::attention::Tiles<Attention>>(attention, threads);
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_attention_055d0592)
+JITGEN_PACKED_ENTRY(jitgen_attention_6078920f)

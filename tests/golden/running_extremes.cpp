@@ -62,7 +62,7 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& stat
     }
   }
 }
-void jitgen_scan_79d16143(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
+void jitgen_scan_6ab19241(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
   const int64_t inner = n0;
   const int64_t others = 1;
   int64_t across = width;  // rows of a tile, so many that every thread has one where there are so many rows
@@ -71,13 +71,13 @@ void jitgen_scan_79d16143(const float* p0, float* p1, int64_t* p2, int32_t threa
   const int64_t tasks = others * sizes[0];
   const bool shared = threads > 1 && tasks < threads && length >= threads * least;
   // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
-  States* const found =
+  States* const piece_states =
       shared ? static_cast<States*>(jitgen::aligned_memory(alignof(States), 2 * threads * sizeof(States))) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    const jitgen::Range mine = found ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
+    const jitgen::Range mine = piece_states ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
     auto at = jitgen::Walk<1>::from(sizes, mine.begin);
     Room room;
     for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
@@ -88,17 +88,17 @@ void jitgen_scan_79d16143(const float* p0, float* p1, int64_t* p2, int32_t threa
       int64_t* const x2 = p2 + first * s2_0;
       States states;
       states.clear(together);
-      if (!found) {
+      if (!piece_states) {
         walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
         continue;
       }
       // One piece more than there are threads: the first one's results need no other's state, the last one's state
       // nobody needs. So a thread walks two pieces, and waits once for the others.
-      States* const of_row = found + (task % 2) * team;
-      const int64_t each = jitgen::piece_of(length, team + 1);
-      const int64_t begin = thread * each < length ? thread * each : length;
-      const int64_t middle = begin + each < length ? begin + each : length;
-      const int64_t end = middle + each < length ? middle + each : length;
+      States* const of_row = piece_states + (task % 2) * team;
+      const int64_t piece = jitgen::piece_of(length, team + 1);
+      const int64_t begin = thread * piece < length ? thread * piece : length;
+      const int64_t middle = begin + piece < length ? begin + piece : length;
+      const int64_t end = middle + piece < length ? middle + piece : length;
       if (thread == 0) {
         walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
       } else {
@@ -113,9 +113,9 @@ void jitgen_scan_79d16143(const float* p0, float* p1, int64_t* p2, int32_t threa
     room.flush();
     if (streaming) jitgen::stream_fence();
   }
-  __builtin_free(found);
+  __builtin_free(piece_states);
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scan_79d16143)
+JITGEN_PACKED_ENTRY(jitgen_scan_6ab19241)

@@ -80,18 +80,18 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t, States& states, R
     output2.end(start, count);
   }
 }
-void jitgen_scan_6cb0adf8(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
+void jitgen_scan_6b3c73ad(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t tasks = n0;
   const bool shared = threads > 1 && tasks < threads && length >= threads * least;
   // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
-  States* const found =
+  States* const piece_states =
       shared ? static_cast<States*>(jitgen::aligned_memory(alignof(States), 2 * threads * sizeof(States))) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    const jitgen::Range mine = found ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
+    const jitgen::Range mine = piece_states ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
     auto at = jitgen::Walk<1>::from(sizes, mine.begin);
     Room room;
     for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
@@ -101,17 +101,17 @@ void jitgen_scan_6cb0adf8(const float* p0, const float* p1, float* p2, int32_t t
       float* const x2 = p2 + at.index[0] * s2_0;
       States states;
       states.clear(together);
-      if (!found) {
+      if (!piece_states) {
         walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2);
         continue;
       }
       // One piece more than there are threads: the first one's results need no other's state, the last one's state
       // nobody needs. So a thread walks two pieces, and waits once for the others.
-      States* const of_row = found + (task % 2) * team;
-      const int64_t each = jitgen::piece_of(length, team + 1);
-      const int64_t begin = thread * each < length ? thread * each : length;
-      const int64_t middle = begin + each < length ? begin + each : length;
-      const int64_t end = middle + each < length ? middle + each : length;
+      States* const of_row = piece_states + (task % 2) * team;
+      const int64_t piece = jitgen::piece_of(length, team + 1);
+      const int64_t begin = thread * piece < length ? thread * piece : length;
+      const int64_t middle = begin + piece < length ? begin + piece : length;
+      const int64_t end = middle + piece < length ? middle + piece : length;
       if (thread == 0) {
         walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2);
       } else {
@@ -132,9 +132,9 @@ void jitgen_scan_6cb0adf8(const float* p0, const float* p1, float* p2, int32_t t
     room.flush();
     if (streaming) jitgen::stream_fence();
   }
-  __builtin_free(found);
+  __builtin_free(piece_states);
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scan_6cb0adf8)
+JITGEN_PACKED_ENTRY(jitgen_scan_6b3c73ad)

@@ -30,7 +30,7 @@ constexpr int tile = 2048;  // elements of a row that they take at once
 constexpr int width = 8;  // elements of one access
 using Scan0 = jitgen::Sum<float>;
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_scan_4a552b1d(const __grid_constant__ Params params) {
+jitgen_scan_3efbb100(const __grid_constant__ Params params) {
   const Index length = params.length;
   __shared__ jitgen::ScanScratch<Scan0::Wide::State, 8> scratch0;
   const Index rows = params.size0;
@@ -78,9 +78,9 @@ jitgen_scan_4a552b1d(const __grid_constant__ Params params) {
       }
       upto0[j] = j == 0 ? own0 : Scan0::combine(upto0[j == 0 ? 0 : j - 1], own0);
     }
-    const auto found0 = jitgen::scan_row<Scan0, along>(upto0[items - 1], scratch0, thread, turn);
-    const auto before0 = Scan0::combine(Scan0::narrowed(carry0), found0.before);
-    carry0 = Scan0::Wide::combine(carry0, Scan0::widened(found0.total));
+    const auto scanned0 = jitgen::scan_row<Scan0, along>(upto0[items - 1], scratch0, thread, turn);
+    const auto before0 = Scan0::combine(Scan0::narrowed(carry0), scanned0.before);
+    carry0 = Scan0::Wide::combine(carry0, Scan0::widened(scanned0.total));
     jitgen::Vector<jitgen::bfloat16, width> y2[items / width];
 #pragma unroll
     for (int j = 0; j < items; ++j) {

@@ -21,7 +21,7 @@ namespace {
 using Element = float;
 using Sorter = jitgen::Sorter<Element, uint32_t, true>;
 
-void jitgen_sort_020bd59c(const float* p0, float* p1, int64_t* p2, float a0, int32_t threads, int64_t length, int64_t start, int64_t count, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
+void jitgen_sort_6342447f(const float* p0, float* p1, int64_t* p2, float a0, int32_t threads, int64_t length, int64_t start, int64_t count, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t tasks = n0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -46,10 +46,10 @@ void jitgen_sort_020bd59c(const float* p0, float* p1, int64_t* p2, float a0, int
         elements[i] = jitgen::store<float>(v2);
       }
         });
-        const uint32_t* const found = sorter.sorted();
+        const uint32_t* const sorted = sorter.sorted();
         for (int64_t rank = start; rank < start + count; ++rank) {
-          x1[(rank - start)] = elements[found[rank]];
-          x2[(rank - start)] = int64_t(found[rank]);
+          x1[(rank - start)] = elements[sorted[rank]];
+          x2[(rank - start)] = int64_t(sorted[rank]);
         }
       }
     }
@@ -58,4 +58,4 @@ void jitgen_sort_020bd59c(const float* p0, float* p1, int64_t* p2, float a0, int
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_sort_020bd59c)
+JITGEN_PACKED_ENTRY(jitgen_sort_6342447f)

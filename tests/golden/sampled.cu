@@ -108,7 +108,7 @@ using Order = jitgen::Order<Element, true>;
 constexpr int threads = 256;
 constexpr int tile = 256;  // elements whose ranks a block finds
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sort_31f6451b(const __grid_constant__ Params params) {
+jitgen_sort_0752b61a(const __grid_constant__ Params params) {
   const Index length = params.length, start = params.start, count = params.count, ranks = params.ranks;
   const Index chunks = (length + 4095) / 4096;
   const Index blocks = (chunks * ranks + tile - 1) / tile;  // of a row
@@ -120,11 +120,11 @@ jitgen_sort_31f6451b(const __grid_constant__ Params params) {
   jitgen::next_kernel_may_start();
   jitgen::previous_kernel_wait();
   // How many ranks a chunk has: the last one may have fewer.
-  const auto held = [&](Index of) {
-    const Index left = length - of * 4096;
+  const auto ranks_of = [&](Index number) {
+    const Index left = length - number * 4096;
     return left < ranks ? left : ranks;
   };
-  if (chunk >= chunks || own >= held(chunk)) return;
+  if (chunk >= chunks || own >= ranks_of(chunk)) return;
   const Element* const row_elements = params.input.pointer + i0 * params.input.strides[0];
   const int32_t* const row_places = params.input_2.pointer + i0 * params.input_2.strides[0];
   const Element element = row_elements[slot];
@@ -133,7 +133,7 @@ jitgen_sort_31f6451b(const __grid_constant__ Params params) {
     if (other == chunk) continue;
     // Of equal elements those of earlier chunks come first.
     const Element* const others = row_elements + other * ranks;
-    Index low = 0, high = held(other);
+    Index low = 0, high = ranks_of(other);
     while (low < high) {
       const Index middle = (low + high) / 2;
       const bool before = other < chunk ? !Order::precedes(element, others[middle]) : Order::precedes(others[middle], element);

@@ -2,7 +2,7 @@
 
 The first kernel sorts every chunk and stores as many of its first ranks as the result may need, with their indices in
 the row: ``[rows..., chunks x ranks]``. The second one finds the rank in the row of each of these: its rank in its own
-chunk, and the number of elements of every other chunk that come before it, found by bisection (as in Satish, Harris and
+chunk, and the number of elements of every other chunk that come before it, by bisection (as in Satish, Harris and
 Garland, "Designing Efficient Sorting Algorithms for Manycore GPUs", 2009). What comes out of it does not depend on the
 chunks.
 """

@@ -45,5 +45,5 @@ def _load(operand: RowOperand) -> dict[str, Any]:
 
 
 def _store(operand: RowOperand, what: str) -> dict[str, str]:
-    values_by_kind = {"values": "elements[found[rank]]", "indices": "int64_t(found[rank])"}
-    return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "found": values_by_kind[what]}
+    values_by_kind = {"values": "elements[sorted[rank]]", "indices": "int64_t(sorted[rank])"}
+    return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "value": values_by_kind[what]}

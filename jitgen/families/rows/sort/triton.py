@@ -38,7 +38,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "loads": [_load(o, live, "slot" if rows.merges else "column") for o in rows.loads],
         "list": f"{rows.loads[0].pointer} + {_at(rows.loads[0], 'other * ranks + middle')}" if rows.merges else "",
         "element": _element(rows, compared),
-        "listed": triton.load_cast("found", rows.order.dtype),
+        "listed": triton.load_cast("candidate", rows.order.dtype),
         "stores": [_store(o, what, rows.order.dtype) for o, what in rows.stores],
     }
     return context, rows.triton_options(schedule.wide, max(1, schedule.threads // WARP))

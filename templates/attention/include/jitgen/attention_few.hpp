@@ -71,14 +71,14 @@ struct Few {
       const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.value_stride, a.width, values, stride);
       if (with == values) fill_values(a, own.first, own.last, values, shape_.wide);
       for (int64_t row = 0; row < shape_.rows; ++row) {
-        T* const of = scores + row * shape_.keys;
+        T* const row_scores = scores + row * shape_.keys;
         if (own.state == open) {
-          a.template scores<true>(*rows, row, own.first, count, of);
+          a.template scores<true>(*rows, row, own.first, count, row_scores);
         } else {
-          a.template scores<false>(*rows, row, own.first, count, of);
+          a.template scores<false>(*rows, row, own.first, count, row_scores);
         }
-        softmax(row, count, of);
-        weighted(of, count, with, stride, sums(state, row));
+        softmax(row, count, row_scores);
+        weighted(row_scores, count, with, stride, sums(state, row));
       }
     }
   }
@@ -126,17 +126,17 @@ struct Few {
     }
   }
 
-  void softmax(int64_t row, int64_t count, T* of) const {
+  void softmax(int64_t row, int64_t count, T* row_scores) const {
     const T before = row_max(state)[row];
     T new_max = before;
 #pragma omp simd reduction(max : new_max)
-    for (int64_t n = 0; n < count; ++n) new_max = of[n] > new_max ? of[n] : new_max;
+    for (int64_t n = 0; n < count; ++n) new_max = row_scores[n] > new_max ? row_scores[n] : new_max;
     const T base = finite_base(new_max);
     T sum = 0;
 #pragma omp simd
-    for (int64_t n = 0; n < count; ++n) of[n] = power(of[n] - base);
+    for (int64_t n = 0; n < count; ++n) row_scores[n] = power(row_scores[n] - base);
 #pragma omp simd reduction(+ : sum)
-    for (int64_t n = 0; n < count; ++n) sum += of[n];
+    for (int64_t n = 0; n < count; ++n) sum += row_scores[n];
     row_max(state)[row] = new_max;
     if (new_max != before) {
       const T scale = power(before - base);

@@ -105,7 +105,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   // Calls change(its number, words of its row of the block, of its row of the tile, both rows) for each product of this
   // thread: rows lane / 4 and lane / 4 + 8 of the warp's 16, and two neighbours of every eight rows of the tile.
   template <class Change>
-  JITGEN_DEVICE void each(
+  JITGEN_DEVICE void change_products(
       const BlockWords& of_block, int stage, int block_row, int tile_first, const Change& change) const {
     const uint32_t* const staged = words(stage);
     const int column = threadIdx.x % 4 * 2;
@@ -132,7 +132,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       float (&scores)[n], uint32_t (&probabilities)[steps][4], const Task& task, const BlockWords& of_block, int stage,
       int block_row, int tile_first) const {
     float others[n];
-    each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
+    change_products(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
       scores[i] = operands.template first<masked>(scores[i], others[i], task, of_row, of_key, a, b);
     });
     if constexpr (has_second && Config::early) pack(probabilities, others);
@@ -143,7 +143,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       const float (&scores)[n], float (&gradients)[n], uint32_t (&probabilities)[steps][4], const Task& task,
       const BlockWords& of_block, int stage, int block_row, int tile_first) const {
     float others[n];
-    each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
+    change_products(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
       gradients[i] = operands.template second<masked>(scores[i], gradients[i], others[i], task, of_row, of_key, a, b);
     });
     if constexpr (has_second && !Config::early) pack(probabilities, others);

@@ -44,58 +44,58 @@ struct Backward {
   };
 
   static Shape shape(const A& a, int64_t threads) {
-    Shape of{1, most_keys, 0, 0, 0, 0, 0};
+    Shape shape{1, most_keys, 0, 0, 0, 0, 0};
     int64_t widest = 0;
     for (int t = 0; t < products; ++t) {
       const int64_t padded = round_up(a.depth(t), width_of<T>);
-      of.left += padded * lanes;
-      of.right += a.depth(t);
+      shape.left += padded * lanes;
+      shape.right += a.depth(t);
       widest = max(widest, padded);
     }
     for (int r = 0; r < results; ++r) {
       const int64_t padded = round_up(a.width(r), width_of<T>);
-      of.sums += padded * lanes;
-      of.values += a.shared(r) < 0 ? a.width(r) : 0;
+      shape.sums += padded * lanes;
+      shape.values += a.shared(r) < 0 ? a.width(r) : 0;
       widest = max(widest, padded);
     }
-    of.line = widest * lanes;
-    of.chunks = block_bytes / ((of.left + of.sums) * int64_t(sizeof(T)));
-    of.chunks = of.chunks < 1 ? 1 : of.chunks > most_chunks ? most_chunks : of.chunks;
-    while (of.chunks > 1 && (of.chunks - 1) * lanes >= a.rows) --of.chunks;
-    while (of.chunks > 1 && a.tasks() * blocks(a, of) < 2 * threads) of.chunks = (of.chunks + 1) / 2;
-    while (of.keys > least_keys && of.keys * (of.right + of.values) * int64_t(sizeof(T)) > tile_bytes) of.keys /= 2;
-    return of;
+    shape.line = widest * lanes;
+    shape.chunks = block_bytes / ((shape.left + shape.sums) * int64_t(sizeof(T)));
+    shape.chunks = shape.chunks < 1 ? 1 : shape.chunks > most_chunks ? most_chunks : shape.chunks;
+    while (shape.chunks > 1 && (shape.chunks - 1) * lanes >= a.rows) --shape.chunks;
+    while (shape.chunks > 1 && a.tasks() * blocks(a, shape) < 2 * threads) shape.chunks = (shape.chunks + 1) / 2;
+    while (shape.keys > least_keys && shape.keys * (shape.right + shape.values) * int64_t(sizeof(T)) > tile_bytes) shape.keys /= 2;
+    return shape;
   }
-  static int64_t blocks(const A& a, const Shape& of) { return (a.rows + of.chunks * lanes - 1) / (of.chunks * lanes); }
+  static int64_t blocks(const A& a, const Shape& shape) { return (a.rows + shape.chunks * lanes - 1) / (shape.chunks * lanes); }
 
   A& a;
-  const Shape of;
+  const Shape shape_;
   T *left[products], *right[products], *values[results], *sums[results], *tiles[products], *functions[results], *line;
   Rows* rows;
   int64_t first_row = 0, chunks = 0;
 
-  Backward(A& a, const Shape& shape, char* memory) : a(a), of(shape) {
+  Backward(A& a, const Shape& shape, char* memory) : a(a), shape_(shape) {
     rows = reinterpret_cast<Rows*>(memory);
-    T* next = reinterpret_cast<T*>(memory + of.bytes_of_rows());
+    T* next = reinterpret_cast<T*>(memory + shape_.bytes_of_rows());
     for (int t = 0; t < products; ++t) {
       left[t] = next;
-      next += of.chunks * round_up(a.depth(t), width_of<T>) * lanes;
+      next += shape_.chunks * round_up(a.depth(t), width_of<T>) * lanes;
     }
     for (int r = 0; r < results; ++r) {
       sums[r] = next;
-      next += of.chunks * padded_width(r) * lanes;
+      next += shape_.chunks * padded_width(r) * lanes;
     }
-    for (int t = 0; t < products; ++t, next += of.keys * lanes) tiles[t] = next;
-    for (int r = 0; r < results; ++r, next += of.keys * lanes) functions[r] = next;
+    for (int t = 0; t < products; ++t, next += shape_.keys * lanes) tiles[t] = next;
+    for (int r = 0; r < results; ++r, next += shape_.keys * lanes) functions[r] = next;
     line = next;
-    next += of.line;
+    next += shape_.line;
     for (int t = 0; t < products; ++t) {
       right[t] = next;
-      next += of.keys * a.depth(t);
+      next += shape_.keys * a.depth(t);
     }
     for (int r = 0; r < results; ++r) {
       values[r] = a.shared(r) < 0 ? next : right[a.shared(r)];
-      next += a.shared(r) < 0 ? of.keys * a.width(r) : 0;
+      next += a.shared(r) < 0 ? shape_.keys * a.width(r) : 0;
     }
   }
 
@@ -106,8 +106,8 @@ struct Backward {
 
   void run(int64_t task, int64_t block) {
     a.at(task);
-    first_row = block * of.chunks * lanes;
-    chunks = min((a.rows - first_row + lanes - 1) / lanes, of.chunks);
+    first_row = block * shape_.chunks * lanes;
+    chunks = min((a.rows - first_row + lanes - 1) / lanes, shape_.chunks);
     for (int r = 0; r < results; ++r) __builtin_memset(sums[r], 0, chunks * padded_width(r) * lanes * sizeof(T));
     for (int64_t group = 0; group < a.groups(); ++group) {
       a.group(group);
@@ -140,8 +140,8 @@ struct Backward {
   }
 
   void walk() {
-    for (int64_t n = 0; n < a.keys; n += of.keys) {
-      const int64_t last = min(n + of.keys, a.keys);
+    for (int64_t n = 0; n < a.keys; n += shape_.keys) {
+      const int64_t last = min(n + shape_.keys, a.keys);
       Seen some[most_chunks];
       int64_t from = last, to = n;
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {

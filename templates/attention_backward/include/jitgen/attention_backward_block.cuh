@@ -154,14 +154,14 @@ struct BackwardBlock {
   // Of a block's warpgroups: the ends of what their rows have.
   using Ends = typename Operands::BlockEnds;
   struct BlockEnds {
-    Ends of[Config::warpgroups];
+    Ends of_warpgroup[Config::warpgroups];
   };
   JITGEN_DEVICE BlockEnds ends_of_block(const Task& task, int first) const {
     BlockEnds ends;
 #pragma unroll
     for (int w = 0; w < Config::warpgroups; ++w) {
       const int begin = smaller(first + w * 64, block_items() - 1);
-      ends.of[w] = operands.block_ends(task, begin, smaller(begin + 64, block_items()));
+      ends.of_warpgroup[w] = operands.block_ends(task, begin, smaller(begin + 64, block_items()));
     }
     return ends;
   }
@@ -173,7 +173,7 @@ struct BackwardBlock {
     for (int w = 0; w < Config::warpgroups; ++w) {
       if (first + w * 64 >= block_items()) continue;
       const bool whole = end == begin + Shape::tile && first + w * 64 + 64 <= block_items();
-      const uint32_t bits = Config::masked ? operands.look(task, ends.of[w], begin, end) : 3u;
+      const uint32_t bits = Config::masked ? operands.look(task, ends.of_warpgroup[w], begin, end) : 3u;
       flags |= (bits & (whole ? 3u : 1u)) << 2 * w;
     }
     return flags;

@@ -116,9 +116,9 @@ JITGEN_DEVICE void load_matrices_transposed(uint32_t (&fragment)[4], uint32_t ad
 
 // The transpose of an 8x8 matrix of 16-bit elements, of which lane 4g+t has elements 2t and 2t+1 of row g.
 JITGEN_DEVICE uint32_t transposed_matrix(uint32_t pair) {
-  uint32_t found;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(found) : "r"(pair));
-  return found;
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 // sum[16 x 8] = a[16 x 16] b[16 x 8] + start. Lane 4g+t holds a's rows g and g+8 at columns 2t, 2t+1, 2t+8, 2t+9 (in

@@ -218,14 +218,14 @@ JITGEN_INLINE void accumulate_block(Vector (&acc)[count], const Weights (&w)[cou
 // table[index mod 32] and table[index mod 16] (VPERMW, VPERMPS). This is inline assembly, because GCC 12 generates the
 // two-table instruction for a shuffle by a variable.
 JITGEN_INLINE Words look_up(Halves table, Words index) {
-  Words found;
-  asm("vpermw %2, %1, %0" : "=v"(found) : "v"(index), "v"(table));
-  return found;
+  Words permuted;
+  asm("vpermw %2, %1, %0" : "=v"(permuted) : "v"(index), "v"(table));
+  return permuted;
 }
 JITGEN_INLINE Floats look_up(Floats table, Words index) {
-  Floats found;
-  asm("vpermps %2, %1, %0" : "=v"(found) : "v"(index), "v"(table));
-  return found;
+  Floats permuted;
+  asm("vpermps %2, %1, %0" : "=v"(permuted) : "v"(index), "v"(table));
+  return permuted;
 }
 #endif
 

@@ -112,9 +112,9 @@ struct TableCodes {
   // Four neighbouring bytes of the table, the lower or the upper ones of its numbers.
   template <class Element>
   static constexpr uint32_t four(int first, int byte) {
-    uint32_t found = 0;
-    for (int i = 0; i < 4; ++i) found |= (rounded<Element>(first + i) >> (8 * byte) & 255u) << (8 * i);
-    return found;
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i) bytes |= (rounded<Element>(first + i) >> (8 * byte) & 255u) << (8 * i);
+    return bytes;
   }
   // Four bytes of the numbers whose indices are the four lowest nibbles of `indices`: all lower or all upper ones.
   // `above`: 255 in the bytes of the indices from 8 on.
@@ -146,10 +146,10 @@ struct TableCodes {
   }
   JITGEN_DEVICE static float number(uint32_t code) {
     constexpr uint32_t table[16] = {words...};
-    uint32_t found = table[0];
+    uint32_t bits = table[0];
 #pragma unroll
-    for (uint32_t i = 1; i < 16; ++i) found = code == i ? table[i] : found;
-    return __int_as_float(int(found));
+    for (uint32_t i = 1; i < 16; ++i) bits = code == i ? table[i] : bits;
+    return __int_as_float(int(bits));
   }
 };
 

@@ -75,20 +75,20 @@ struct OperandTile {
     } else {
       // Loads of a batch are in flight together: the compiler moves none of them across a store to shared memory.
       constexpr int elements = lines * line, each = (elements + threads - 1) / threads, batch = each < 8 ? each : 8;
-      const auto of = [&](int piece) { return along == Along::outer ? piece % line : piece / line; };
+      const auto line_of = [&](int piece) { return along == Along::outer ? piece % line : piece / line; };
       const auto along_k = [&](int piece) { return along == Along::outer ? piece / line : piece % line; };
 #pragma unroll 1
       for (int first = thread; first < elements; first += batch * threads) {
         uint16_t loaded[batch];
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-          const int piece = first + i * threads, at = of(piece), k = along_k(piece);
+          const int piece = first + i * threads, at = line_of(piece), k = along_k(piece);
           const bool inside = piece < elements && at < live && k0 + k < K;
           loaded[i] = inside ? from[at * outer_stride + (k0 + k) * k_stride].bits : uint16_t(0);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-          const int piece = first + i * threads, at = of(piece), k = along_k(piece);
+          const int piece = first + i * threads, at = line_of(piece), k = along_k(piece);
           if (piece >= elements || at >= live) continue;
           asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + place(at, k)), "h"(loaded[i]) : "memory");
         }

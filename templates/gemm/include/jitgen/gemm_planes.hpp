@@ -23,9 +23,9 @@ struct E4m3 {
 
 JITGEN_INLINE Floats lesser(Floats a, Floats b) {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
-  Floats found;
-  asm("vminps %2, %1, %0" : "=v"(found) : "v"(a), "v"(b));
-  return found;
+  Floats least;
+  asm("vminps %2, %1, %0" : "=v"(least) : "v"(a), "v"(b));
+  return least;
 #else
   const Words mask = (Words)(a < b);
   return (Floats)(((Words)a & mask) | ((Words)b & ~mask));
@@ -105,23 +105,23 @@ struct HalfCodes {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
     typedef uint8_t Table __attribute__((vector_size(16)));
     const Table table = {bytes_...};
-    Words all, found;
+    Words all, entries;
 #if defined(JITGEN_AVX512)
     asm("vbroadcasti32x4 %1, %0" : "=v"(all) : "m"(table));
 #else
     asm("vbroadcasti128 %1, %0" : "=x"(all) : "m"(table));
 #endif
-    asm("vpshufb %2, %1, %0" : "=v"(found) : "v"(all), "v"(bytes));
-    return found;
+    asm("vpshufb %2, %1, %0" : "=v"(entries) : "v"(all), "v"(bytes));
+    return entries;
 #else
     static constexpr uint8_t table[16] = {bytes_...};
-    Words found;
+    Words entries;
     for (int lane = 0; lane < float_lanes; ++lane) {
       const uint32_t four = bytes[lane];
-      found[lane] = table[four & 15] | table[four >> 8 & 15] << 8 | table[four >> 16 & 15] << 16 |
+      entries[lane] = table[four & 15] | table[four >> 8 & 15] << 8 | table[four >> 16 & 15] << 16 |
                     uint32_t(table[four >> 24]) << 24;
     }
-    return found;
+    return entries;
 #endif
   }
   JITGEN_INLINE Floats value(Words bytes, int j) {
@@ -141,16 +141,16 @@ struct TableCodes {
     return look_up((Floats)Words{bits...}, code);
 #elif defined(JITGEN_AVX2)
     alignas(32) static constexpr uint32_t table[16] = {bits...};
-    Floats low, high, found;
+    Floats low, high, entries;
     asm("vpermps %2, %1, %0" : "=x"(low) : "x"(code), "x"(load_vector<Floats>(table)));
     asm("vpermps %2, %1, %0" : "=x"(high) : "x"(code), "x"(load_vector<Floats>(table + 8)));
-    asm("vblendvps %3, %2, %1, %0" : "=x"(found) : "x"(low), "x"(high), "x"(code << 28));
-    return found;
+    asm("vblendvps %3, %2, %1, %0" : "=x"(entries) : "x"(low), "x"(high), "x"(code << 28));
+    return entries;
 #else
     static constexpr uint32_t table[16] = {bits...};
-    Words found;
-    for (int lane = 0; lane < float_lanes; ++lane) found[lane] = table[code[lane] & 15];
-    return (Floats)found;
+    Words entries;
+    for (int lane = 0; lane < float_lanes; ++lane) entries[lane] = table[code[lane] & 15];
+    return (Floats)entries;
 #endif
   }
 };

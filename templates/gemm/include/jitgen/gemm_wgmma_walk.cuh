@@ -111,21 +111,21 @@ JITGEN_DEVICE void add_of_cluster(float (&sums)[8], uint32_t at, int splits) {
 // all[region]. It is selected by comparisons, because an array of parameters that is indexed has to be in local memory.
 template <class Region, int regions>
 JITGEN_DEVICE Region region_of(const Region (&all)[regions], int region) {
-  Region found = all[0];
+  Region chosen = all[0];
 #pragma unroll
   for (int r = 1; r < regions; ++r) {
-    if (region == r) found = all[r];
+    if (region == r) chosen = all[r];
   }
-  return found;
+  return chosen;
 }
 template <class Region, int regions>
 JITGEN_DEVICE int columns_of(const Region (&all)[regions], int region) {
-  int found = all[0].columns;
+  int columns = all[0].columns;
 #pragma unroll
   for (int r = 1; r < regions; ++r) {
-    if (region == r) found = all[r].columns;
+    if (region == r) columns = all[r].columns;
   }
-  return found;
+  return columns;
 }
 
 // The current stage, and the parity of its barriers' current phase.

@@ -262,9 +262,9 @@ JITGEN_DEVICE Shifted<T> receive_cluster(Inbox<Shifted<T>, warps * cluster>& inb
 template <int states, int rows, class... States>
 struct ColumnScratch {
   static constexpr int largest() {
-    int found = 1;
-    for (int size : {int(sizeof(States))...}) found = size > found ? size : found;
-    return found;
+    int largest = 1;
+    for (int size : {int(sizeof(States))...}) largest = size > largest ? size : largest;
+    return largest;
   }
   alignas(16) unsigned char partial[states * rows * largest()];
   alignas(16) unsigned char total[rows * largest()];

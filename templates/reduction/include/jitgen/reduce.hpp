@@ -355,13 +355,13 @@ struct Parts {
     if (count == 1 && shared == nullptr) return;
     for (int64_t j = 0; j < width; ++j) total[j] = Kind::identity();
   }
-  JITGEN_MEMBER void put(int64_t piece, int64_t start, const Lanes<Kind, width>& of, int64_t rows) {
+  JITGEN_MEMBER void put(int64_t piece, int64_t start, const Lanes<Kind, width>& lanes, int64_t rows) {
     if (shared != nullptr) {
-      for (int64_t j = 0; j < rows; ++j) shared[piece * width + j] = of.at(j, start);
+      for (int64_t j = 0; j < rows; ++j) shared[piece * width + j] = lanes.at(j, start);
     } else if (count == 1) {
-      for (int64_t j = 0; j < rows; ++j) total[j] = of.at(j, start);
+      for (int64_t j = 0; j < rows; ++j) total[j] = lanes.at(j, start);
     } else {
-      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], of.at(j, start));
+      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], lanes.at(j, start));
     }
   }
   template <class T>

@@ -56,20 +56,20 @@ JITGEN_INLINE void transpose(Eight (&rows)[together]) {
 // A square of accumulators: eight lanes of each of eight rows; after `transpose`, eight rows of each of eight lanes.
 template <class T>
 struct Square {
-  alignas(cache_line) T of[together][together];
+  alignas(cache_line) T elements[together][together];
 
   JITGEN_MEMBER void transpose() {
     if constexpr (sizeof(T) == 4) {
       detail::Eight rows[together];
-      __builtin_memcpy(rows, of, sizeof(of));
+      __builtin_memcpy(rows, elements, sizeof(elements));
       detail::transpose(rows);
-      __builtin_memcpy(of, rows, sizeof(of));
+      __builtin_memcpy(elements, rows, sizeof(elements));
     } else {
       for (int64_t i = 0; i < together; ++i) {
         for (int64_t j = 0; j < i; ++j) {
-          const T swapped = of[i][j];
-          of[i][j] = of[j][i];
-          of[j][i] = swapped;
+          const T swapped = elements[i][j];
+          elements[i][j] = elements[j][i];
+          elements[j][i] = swapped;
         }
       }
     }
@@ -104,26 +104,26 @@ JITGEN_INLINE void fold_square(T* results, const At& at, const Combine& combine)
     for (int64_t j = 0; j < together; ++j) {
       T value = at(row, j);
       for (int64_t other = j + together; other < count; other += together) value = combine(value, at(row, other));
-      square.of[row][j] = value;
+      square.elements[row][j] = value;
     }
   }
   square.transpose();
   fold_lanes([&](int64_t j, int64_t other, int64_t row) JITGEN_LAMBDA {
-    square.of[j][row] = combine(square.of[j][row], square.of[other][row]);
+    square.elements[j][row] = combine(square.elements[j][row], square.elements[other][row]);
   });
-  __builtin_memcpy(results, square.of[0], sizeof(square.of[0]));
+  __builtin_memcpy(results, square.elements[0], sizeof(square.elements[0]));
 }
 
 // Extremes of floats take two squares, values and magnitudes. In one square, a comparison that sees NaN would become a
 // jump for each lane.
-template <class Kind, int64_t count, class Of>
-JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
+template <class Kind, int64_t count, class Rows>
+JITGEN_INLINE void fold_extremes(const Rows& rows, float* results) {
   alignas(cache_line) uint32_t magnitudes[together];
   fold_square<count>(
-      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].lane[lane]; },
+      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return rows[row].lane[lane]; },
       [](float a, float b) JITGEN_LAMBDA { return Kind::of_numbers(a, b); });
   fold_square<count>(
-      magnitudes, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].magnitude[lane]; },
+      magnitudes, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return rows[row].magnitude[lane]; },
       [](uint32_t a, uint32_t b) JITGEN_LAMBDA { return b > a ? b : a; });
 #pragma omp simd
   for (int64_t row = 0; row < together; ++row) {
@@ -134,7 +134,7 @@ JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
 
 // Values and their indices have a square each, so that there are two vectors and no jump for any lane.
 template <class Kind, int64_t count, class T>
-JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
+JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&rows)[together], int64_t* results) {
   const auto join = [](T& value, int32_t& position, T other, int32_t at) JITGEN_LAMBDA {
     const bool wins = Kind::wins(other, at, value, position);
     value = wins ? other : value;
@@ -146,22 +146,22 @@ JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together]
   for (int64_t row = 0; row < together; ++row) {
 #pragma omp simd
     for (int64_t j = 0; j < together; ++j) {
-      T value = of[row].lane[j];
-      int32_t position = of[row].index[j];
+      T value = rows[row].lane[j];
+      int32_t position = rows[row].index[j];
       for (int64_t other = j + together; other < count; other += together) {
-        join(value, position, of[row].lane[other], of[row].index[other]);
+        join(value, position, rows[row].lane[other], rows[row].index[other]);
       }
-      values.of[row][j] = value;
-      positions.of[row][j] = position;
+      values.elements[row][j] = value;
+      positions.elements[row][j] = position;
     }
   }
   values.transpose();
   positions.transpose();
   fold_lanes([&](int64_t j, int64_t other, int64_t row) JITGEN_LAMBDA {
-    join(values.of[j][row], positions.of[j][row], values.of[other][row], positions.of[other][row]);
+    join(values.elements[j][row], positions.elements[j][row], values.elements[other][row], positions.elements[other][row]);
   });
   for (int64_t row = 0; row < together; ++row) {
-    results[row] = positions.of[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : positions.of[0][row];
+    results[row] = positions.elements[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : positions.elements[0][row];
   }
 }
 
@@ -169,22 +169,22 @@ JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together]
 
 // Writes the results of the eight rows with the accumulators `of`.
 template <class Kind, int64_t count, class T>
-JITGEN_INLINE void fold(Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
-  detail::fold_found(of, results);
+JITGEN_INLINE void fold(Lanes<Kind, count, Found<T>> (&rows)[together], int64_t* results) {
+  detail::fold_found(rows, results);
 }
 template <class Kind, int64_t count, class T>
-JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
+JITGEN_INLINE void fold(Lanes<Kind, count, T> (&rows)[together], T* results) {
   detail::fold_square<count>(
-      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].at(lane, 0); },
+      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return rows[row].at(lane, 0); },
       [](T a, T b) JITGEN_LAMBDA { return Kind::combine(a, b); });
 }
 template <int64_t count>
-JITGEN_INLINE void fold(Lanes<Max<float>, count, float> (&of)[together], float* results) {
-  detail::fold_extremes<Max<float>, count>(of, results);
+JITGEN_INLINE void fold(Lanes<Max<float>, count, float> (&rows)[together], float* results) {
+  detail::fold_extremes<Max<float>, count>(rows, results);
 }
 template <int64_t count>
-JITGEN_INLINE void fold(Lanes<Min<float>, count, float> (&of)[together], float* results) {
-  detail::fold_extremes<Min<float>, count>(of, results);
+JITGEN_INLINE void fold(Lanes<Min<float>, count, float> (&rows)[together], float* results) {
+  detail::fold_extremes<Min<float>, count>(rows, results);
 }
 #undef JITGEN_LAMBDA
 

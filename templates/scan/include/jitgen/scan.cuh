@@ -3,7 +3,7 @@
 //
 //   using Kind = jitgen::Sum<float>;                       // what, see below
 //   Kind::State mine = Kind::of(x, index);                 // the state of one element; combine() has two in a row's order
-//   auto found = jitgen::scan_row<Kind, along>(mine, scratch, thread);      // found.before, found.total
+//   auto scanned = jitgen::scan_row<Kind, along>(mine, scratch, thread);      // scanned.before, scanned.total
 //   jitgen::scan_columns<Kind, along, lanes, rows_per_thread>(mine, before, total, scratch, slice, lane);
 //
 // A warp's threads combine by shuffles in log2 steps (Hillis and Steele, "Data parallel algorithms", 1986), a block's

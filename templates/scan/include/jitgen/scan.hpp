@@ -241,13 +241,13 @@ struct Range<double> {
 // The largest absolute value.
 template <class T>
 inline T largest(const T* values, int64_t count) {
-  T found = 0;
-#pragma omp simd reduction(max : found)
+  T largest = 0;
+#pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < count; ++i) {
     const T size = values[i] < T(0) ? -values[i] : values[i];
-    found = size > found ? size : found;
+    largest = size > largest ? size : largest;
   }
-  return found;
+  return largest;
 }
 // Each of `count` values with those before it in the row, in the row's order.
 template <class Op, class T, class State>
@@ -445,10 +445,10 @@ struct Columns<Placed<Op>, T, width> {
     }
   }
   JITGEN_MEMBER void take(int64_t j, int64_t index, T value) {
-    const T found = Op::combine(state[j], value);
-    const bool wins = (found == value) | (value != value);
+    const T combined = Op::combine(state[j], value);
+    const bool wins = (combined == value) | (value != value);
     at[j] = wins ? index : at[j];
-    state[j] = found;
+    state[j] = combined;
   }
   JITGEN_MEMBER T result(int64_t j) const { return state[j]; }
   JITGEN_MEMBER int64_t place(int64_t j) const { return at[j]; }
