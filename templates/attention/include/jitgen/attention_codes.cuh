@@ -1,4 +1,4 @@
-// Codes of keys and values: how a lane reads eight neighbours, and makes numbers of them, exactly.
+// Reads codes of keys and values: a lane takes eight neighbours, and makes numbers of them, exactly.
 #pragma once
 
 #include "jitgen/vector.cuh"

@@ -1,4 +1,4 @@
-// Attention of a few rows that share keys: elements of a key or a value are in lanes. See jitgen/attention.hpp.
+// Computes attention of a few rows that share keys: elements of a key or a value are in lanes. See jitgen/attention.hpp.
 #pragma once
 
 #include "jitgen/attention_rows.hpp"

@@ -1,4 +1,4 @@
-// Attention with rows in the lanes of vectors. See jitgen/attention.hpp.
+// Computes attention with rows in the lanes of vectors. See jitgen/attention.hpp.
 #pragma once
 
 #include "jitgen/attention_products.hpp"

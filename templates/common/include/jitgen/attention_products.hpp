@@ -1,4 +1,4 @@
-// Products with rows in the lanes of vectors, as attention and its backward have them.
+// Multiplies with rows in the lanes of vectors, as attention and its backward do.
 #pragma once
 
 #include "jitgen/attention_rows.hpp"

@@ -1,4 +1,5 @@
-// What every mainloop of attention does with scores.
+// Turns scores into probabilities, as every mainloop of attention does: the online softmax (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018).
 #pragma once
 
 #include "jitgen/ptx.cuh"
@@ -6,9 +7,9 @@
 namespace jitgen {
 
 constexpr float log2_e = 1.44269504f;
-// A row's probabilities, before they are divided by their sum, are 2^(score * factor - base), and at most 2^8, which float16
-// and its sums hold. Its base remains where it is little below the greatest score, so that sums seldom have to be multiplied
-// (FlashAttention-4, Dao et al., 2025).
+// A row's probabilities, before they are divided by their sum, are 2^(score * factor - base), and at most 2^8, which
+// float16 and its sums hold. Its base remains where it is little below the greatest score, so that sums seldom have to
+// be multiplied (FlashAttention-4, Dao et al., 2025).
 constexpr float greatest_exponent = 8.0f;
 
 // A score's tanh, with an absolute error of 2^-22: two of the hardware's functions instead of some twenty instructions.

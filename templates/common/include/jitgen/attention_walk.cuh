@@ -1,4 +1,4 @@
-// Which pieces of work a block takes, and which tiles of keys a piece walks.
+// Decides which pieces of work a block takes, and which tiles of keys a piece walks.
 #pragma once
 
 #include "jitgen/ptx.cuh"

@@ -1,4 +1,4 @@
-// Indices of gathers.
+// Checks the indices of gathers, and keeps them within the tensor.
 #pragma once
 
 #include "jitgen/base.hpp"

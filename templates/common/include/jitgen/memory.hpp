@@ -1,4 +1,4 @@
-// Memory that the threads of a call share.
+// Allocates memory that the threads of a call share.
 #pragma once
 
 #include <stddef.h>

@@ -1,7 +1,8 @@
 // y^T = W x^T with mma.sync for dense bfloat16 and float16, sm_80 and up, any strides and alignments. Both operands go
 // through a ring of `stages` tiles in shared memory. Copies are asynchronous where the alignment allows 4 bytes or more
-// at a time, and plain loads otherwise. An operand with stride 1 along k is stored as rows of 64 k's. One with stride 1
-// along its rows or columns is stored as 64 runs of these, and ldmatrix transposes it when fragments are loaded.
+// at a time, and plain loads otherwise (the multistage pipeline of CUTLASS's mainloops for sm_80). An operand with
+// stride 1 along k is stored as rows of 64 k's. One with stride 1 along its rows or columns is stored as 64 runs of
+// these, and ldmatrix transposes it when fragments are loaded.
 //
 // A block computes 16 * row_tiles * warps_n rows of the weight and 8 * token_tiles * warps_m tokens. K is distributed
 // among warps_k groups of warps, and among the blocks of a cluster. The epilogue is called by gemm_epilogue.cuh.

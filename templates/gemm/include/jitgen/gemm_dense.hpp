@@ -1,4 +1,5 @@
-// Dense weights of any strides, packed into panels: the 16 rows of a block are interleaved, as a tile reads them.
+// Packs dense weights of any strides into panels: the 16 rows of a block are interleaved, as a tile reads them (Goto and
+// van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 #pragma once
 
 #include "jitgen/gemm_integers.hpp"

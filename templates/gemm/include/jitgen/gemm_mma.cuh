@@ -1,6 +1,6 @@
 // y^T = W x^T with mma.sync, sm_80 and up. Weights, quantised (gemm_quant.cuh) or dense (gemm_rows.cuh), are operand A;
-// they are loaded from global memory into registers, already as fragments. Tokens are the n of the products, eight at a
-// time, and go through shared memory (gemm_activation.cuh).
+// they are loaded from global memory into registers, already as fragments (as Marlin does: Frantar et al., 2024).
+// Tokens are the n of the products, eight at a time, and go through shared memory (gemm_activation.cuh).
 //
 // A block computes 16 * row_tiles * warps_n rows of the weight and up to 8 * token_tiles tokens. K is distributed among
 // warps_k groups of warps, and among the blocks of a cluster. Each group has `depth` chunks of 64 k's of the weights in

@@ -1,7 +1,7 @@
 // y = x W^T in full float32 or float64, by fused multiply-adds on the ordinary cores, or in integers that wrap around:
-// dense weights of any strides, and quantised ones, whose values need not be rounded here. A block computes `tokens` by `rows`, and a thread 4 or 8 by 8
-// of these. Tiles of both operands, `depth` k's long, alternate between two buffers in shared memory, and the next one
-// is loaded while this one is multiplied. The epilogue is called by gemm_epilogue.cuh.
+// dense weights of any strides, and quantised ones, whose values need not be rounded here. A block computes `tokens` by
+// `rows`, and a thread 4 or 8 by 8 of these. Tiles of both operands, `depth` k's long, alternate between two buffers in
+// shared memory, and the next one is loaded while this one is multiplied. The epilogue is called by gemm_epilogue.cuh.
 #pragma once
 
 #include "jitgen/gemm_activation.cuh"

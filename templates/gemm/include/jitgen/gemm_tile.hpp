@@ -1,4 +1,4 @@
-// A tile: some rows of x against one block of 16 rows of weights.
+// Multiplies a tile: some rows of x with one block of 16 rows of weights.
 #pragma once
 
 #include "jitgen/gemm_weights.hpp"

@@ -1,4 +1,4 @@
-// What follows from a Config and a Weight of gemm_wgmma_quantized.cuh: threads, tiles, and offsets in shared memory.
+// Derives threads, tiles and offsets in shared memory from a Config and a Weight of gemm_wgmma_quantized.cuh.
 #pragma once
 
 #include "jitgen/gemm_quant.cuh"

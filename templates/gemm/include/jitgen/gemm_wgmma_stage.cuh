@@ -1,5 +1,5 @@
-// From a stage of the quantised wgmma mainloop to fragments: what a lane of a consumer reads of a stage, and how it
-// decodes that.
+// Reads a stage of the quantised wgmma mainloop: what a lane of a consumer takes of it, and how it decodes that to
+// fragments.
 #pragma once
 
 #include "jitgen/gemm_wgmma_decode.cuh"

@@ -1,4 +1,4 @@
-// What the wgmma mainloops have in common: the order of tiles, the ring of stages, and the call of the epilogue.
+// The wgmma mainloops share what is here: the order of tiles, the ring of stages, and the call of the epilogue.
 #pragma once
 
 #include "jitgen/ptx.cuh"
