@@ -19,7 +19,6 @@ from jitgen.balance import Balance
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
@@ -118,6 +117,8 @@ def partition(
     out: Sequence[Memory | None],
 ) -> Partitioned:
     """Divides ``graph`` into kernels; each belongs to one family."""
+    from jitgen.families.partition import program_of  # decorating a function does not need it
+
     guards = Guards(environment, graph.guards)
     read = [memory_.view for memory_ in memory]
     written = [None if memory_ is None else memory_.view for memory_ in out]

@@ -31,8 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from jitgen.device import Device
-from jitgen.families.call_memory import CallMemory
-from jitgen.families.temporaries import Temporaries
 from jitgen.fingerprint import folders_digest
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
@@ -48,6 +46,8 @@ from jitgen.schedule.choose import Choice, choose
 
 if TYPE_CHECKING:
     from jitgen.codegen.environment import Rendered
+    from jitgen.families.call_memory import CallMemory
+    from jitgen.families.temporaries import Temporaries
     from jitgen.spec import KernelSource
 
 ANY_FAMILY = ""

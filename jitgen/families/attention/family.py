@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.families.deferred import deferred
+from jitgen.families.deferred import deferred, family_in
 from jitgen.families.family import Family
 
 RULE = "jitgen.families.attention.rule"
 
 
-def attention_family(name: str, package: str, **hooks: Any) -> Family:
+def attention_family(package: str, name: str, **hooks: Any) -> Family:
     """Makes the family ``name``, of whose package modules are imported when they are asked for; ``hooks`` are further
     attributes of ``Family``."""
-    return Family(
-        name=name,
+    return family_in(
+        package,
+        name,
         body=deferred(package, "body.body_of"),
-        layout=deferred(package, "layout.layout"),
-        candidates=deferred(package, "schedule.candidates"),
-        parameters=deferred(package, "layout.parameters"),
         tensor_maps=deferred(package, "wgmma.tensor_maps"),
-        render=deferred(package, "context.render"),
         launch=deferred(RULE, "launch.launch"),
         work=deferred(RULE, "launch.work"),
         explain=deferred(package, "explain.explain"),

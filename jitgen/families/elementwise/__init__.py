@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.deferred import deferred
+from jitgen.families.deferred import deferred, family_in
 from jitgen.families.elementwise.claim import NAME, claim, joins
-from jitgen.families.family import Family, SizeBuckets
+from jitgen.families.family import SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
 
@@ -23,17 +23,12 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 
-FAMILY = Family(
-    name=NAME,
+FAMILY = family_in(
+    __name__,
+    NAME,
     claim=claim,
     joins=joins,
-    layout=deferred(__name__, "layout.layout"),
-    candidates=deferred(__name__, "schedule.candidates"),
-    parameters=deferred(__name__, "layout.parameters"),
     settle=deferred(__name__, "schedule.settle"),
-    render=deferred(__name__, "context.render"),
-    launch=deferred(__name__, "schedule.launch"),
     work=deferred("jitgen.kernel", "launch.work"),
-    explain=deferred(__name__, "schedule.explain"),
     buckets=_buckets,
 )

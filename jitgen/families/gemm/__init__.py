@@ -23,27 +23,23 @@ integers that ``layout.parameters`` declares, and the run-time scalars; tensor m
 
 from __future__ import annotations
 
-from jitgen.families.deferred import deferred
-from jitgen.families.family import Family
+from jitgen.families.deferred import deferred, family_in
 from jitgen.families.gemm.claim import claim, joins
 
-FAMILY = Family(
-    name="gemm",
+FAMILY = family_in(
+    __name__,
+    "gemm",
     claim=claim,
     plan=deferred(__name__, "stored.with_stored_values"),
     rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
     decide=deferred(__name__, "schedule.decide"),
     joins=joins,
     rewrite_kernel=deferred(__name__, "split_k.split_k"),
-    layout=deferred(__name__, "layout.layout"),
     problem=deferred(__name__, "schedule.problem"),
-    candidates=deferred(__name__, "schedule.candidates"),
     cost=deferred(__name__, "schedule.cost"),
     facts=deferred(__name__, "schedule.facts"),
-    render=deferred(__name__, "context.render"),
     settle=deferred(__name__, "launch.settle"),
     launch=deferred(__name__, "launch.launch"),
-    parameters=deferred(__name__, "layout.parameters"),
     tensor_maps=deferred(__name__, "launch.tensor_maps"),
     work=deferred(__name__, "launch.work"),
     explain=deferred(__name__, "explain.explain"),

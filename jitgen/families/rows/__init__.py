@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.families.deferred import deferred
+from jitgen.families.deferred import deferred, family_in
 from jitgen.families.family import Family
 
 KERNEL = "jitgen.kernel"
 
 
-def row_family(name: str, package: str, **hooks: Any) -> Family:
+def row_family(package: str, name: str, **hooks: Any) -> Family:
     """Makes the family ``name``. Its package has ``schedule.candidates``, ``schedule.explain`` and ``context.render``,
     which are imported when they are asked for. ``hooks`` are attributes of ``Family``, in place of those of rows."""
     rows = {
         "layout": deferred(KERNEL, "rows.layout"),
         "parameters": deferred(KERNEL, "rows.row_parameters"),
-        "candidates": deferred(package, "schedule.candidates"),
-        "render": deferred(package, "context.render"),
         "launch": deferred(KERNEL, "rows.row_launch"),
         "work": deferred(KERNEL, "rows.row_work"),
-        "explain": deferred(package, "schedule.explain"),
     }
-    return Family(name=name, **{**rows, **hooks})
+    return family_in(package, name, **{**rows, **hooks})

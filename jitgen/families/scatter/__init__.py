@@ -9,19 +9,13 @@ threads. Where a GPU would have few threads at work so, the scatter is computed 
 
 from __future__ import annotations
 
-from jitgen.families.deferred import deferred
-from jitgen.families.family import Family
+from jitgen.families.deferred import deferred, family_in
 from jitgen.families.scatter.claim import NAME, claim
 
-FAMILY = Family(
-    name=NAME,
+FAMILY = family_in(
+    __name__,
+    NAME,
     claim=claim,
     decide=deferred(__name__, "by_pairs.decide"),
-    layout=deferred(__name__, "layout.layout"),
-    candidates=deferred(__name__, "schedule.candidates"),
-    parameters=deferred(__name__, "layout.parameters"),
-    render=deferred(__name__, "context.render"),
-    launch=deferred(__name__, "schedule.launch"),
     work=deferred(__name__, "layout.work"),
-    explain=deferred(__name__, "schedule.explain"),
 )

@@ -16,4 +16,4 @@ from __future__ import annotations
 from jitgen.families.attention.backward.claim import NAME, claim, decide, merge, rewrite_values
 from jitgen.families.attention.family import attention_family
 
-FAMILY = attention_family(NAME, __name__, rewrite_values=rewrite_values, claim=claim, decide=decide, merge=merge)
+FAMILY = attention_family(__name__, NAME, rewrite_values=rewrite_values, claim=claim, decide=decide, merge=merge)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from jitgen.device import Device
 from jitgen.families.attention.backward.cuda import words_of
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.wgmma import WIDTHS, WgmmaSchedule, left_operands, roles, tile_operands
 from jitgen.families.attention.rule.layout import TileGeometry, results_of
-from jitgen.families.attention.rule.wgmma import SHARED_BYTES, Mapped
+from jitgen.families.attention.rule.wgmma import Mapped, with_most_stages
 from jitgen.ir.body import Body
 
 MOST_STAGES = 4
@@ -46,13 +44,7 @@ def candidates(body: Body, layout: Layout, geometry: TileGeometry, device: Devic
         overlap=overlap,
         wide=layout.wide,
     )
-    staged = (replace(first, stages=stages) for stages in range(1, MOST_STAGES + 1))
-    return [
-        max(
-            (schedule for schedule in staged if schedule.shared_bytes <= SHARED_BYTES),
-            key=lambda schedule: schedule.stages,
-        )
-    ]
+    return [with_most_stages(first, range(1, MOST_STAGES + 1))]
 
 
 def _tile(large: int, results: int, early: bool) -> tuple[int, bool]:

@@ -23,8 +23,8 @@ from jitgen.families.attention.forward.claim import NAME, claim, decide, rewrite
 from jitgen.families.deferred import deferred
 
 FAMILY = attention_family(
-    NAME,
     __name__,
+    NAME,
     rewrite_values=rewrite_values,
     claim=claim,
     decide=decide,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.device import Device
@@ -17,7 +17,7 @@ from jitgen.families.attention.forward.scales import scaled
 from jitgen.families.attention.rule import wgmma
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.families.attention.rule.layout import TileGeometry
-from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, Mapped, WgmmaTiles
+from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, Mapped, WgmmaTiles, with_most_stages
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import MappedTensor
@@ -109,13 +109,7 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
         staged=wide if shares else min(wide, 32),
         wide=layout.wide,
     )
-    staged = (replace(schedule_, stages=count) for count in range(2, most_stages + 1))
-    return [
-        max(
-            (candidate for candidate in staged if candidate.shared_bytes <= SHARED_BYTES),
-            key=lambda candidate: candidate.stages,
-        )
-    ]
+    return [with_most_stages(schedule_, range(2, most_stages + 1))]
 
 
 def few_rows(geometry: AttentionGeometry) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from jitgen.families.attention.rule.cuda import BATCH_RANK
 from jitgen.families.attention.rule.layout import TileGeometry, TileLayout
@@ -43,6 +43,21 @@ class WgmmaTiles(TileSchedule):
     @property
     def threads(self) -> int:
         return (self.warpgroups + 1) * WARPGROUP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Returns the dynamic shared memory of a block, as the header's ``Shape::bytes``."""
+        raise NotImplementedError
+
+
+W = TypeVar("W", bound=WgmmaTiles)
+
+
+def with_most_stages(schedule: W, stages: Iterable[int]) -> W:
+    """Returns ``schedule`` with the most of ``stages`` that fit shared memory."""
+    staged = (replace(schedule, stages=count) for count in stages)
+    fitting = [candidate for candidate in staged if candidate.shared_bytes <= SHARED_BYTES]
+    return max(fitting, key=lambda candidate: candidate.stages)
 
 
 class Mapped(NamedTuple):

@@ -32,8 +32,8 @@ from jitgen.families.rows.reduction.claim import claim, merge
 from jitgen.families.rows.reduction.row_chunks import chunk_long_rows
 
 FAMILY = row_family(
-    "reduction",
     __name__,
+    "reduction",
     rewrite_values=chunk_long_rows,
     claim=claim,
     merge=merge,

@@ -14,8 +14,8 @@ from jitgen.families.rows import row_family
 from jitgen.families.rows.scan.claim import NAME, claim, merge
 
 FAMILY = row_family(
-    NAME,
     __name__,
+    NAME,
     claim=claim,
     merge=merge,
     rewrite_kernel=deferred(__name__, "chunks.in_chunks"),
