@@ -278,14 +278,17 @@ def run(
     are views are not known.
 
     Args:
-        arguments: tensors and quantised weights, or lists of them.
+        arguments: tensors, quantised weights and numbers, or lists of them.
         headers: the text of headers that take the place of those of the source, by name.
     """
     lowered = jitgen.jit(function).lower(*arguments, backend="cuda", target=target)._lowered
     program = lowered.program
+    leaves = pytree.tree_leaves(arguments)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
     tensors = [
         tensor
-        for argument in pytree.tree_leaves(arguments)
+        for argument in leaves
+        if not isinstance(argument, (int, float))
         for tensor in (argument.with_layout("mma").tensors if isinstance(argument, jitgen.QTensor) else (argument,))
     ]
     held = list(tensors)
@@ -304,6 +307,7 @@ def run(
         for dim, size in enumerate(tensor.shape)
         for symbol in [symbols.size_symbol(index, dim)]
     } | dict(zip(symbols.DRAWN, DRAWN, strict=True))
+    environment |= {f"a{index}": number for index, number in enumerate(numbers)}
     for number, kernel in enumerate(program.kernels):
         if not lowered.work(number).elements:
             continue

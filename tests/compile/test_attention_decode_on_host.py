@@ -48,6 +48,20 @@ def test_rules_and_masks(rules: list[str], masks: list[str], rows: int, keys: in
     assert failure(on_host(function, q, k, v), wanted, q, k, v, rounded=True) is None
 
 
+def test_a_window_that_is_a_number_of_the_call() -> None:
+    """Which tiles it hides depends on the number, so that bounds of tiles read it too."""
+
+    def attend(q: Any, k: Any, v: Any, window: int) -> Any:
+        i, j = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2], torch.arange(k.shape[-2])
+        scores = (q @ k.transpose(-1, -2) * 0.125).masked_fill((j > i) | (i - j > window), float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    q, k, v = operands((1, 2), 5, 300, 64, 64, BF16)
+    for window in (7, 200):
+        wanted = attend(q.double(), k.double(), v.double(), window)
+        assert failure(on_host(attend, q, k, v, window), wanted, q, k, v, rounded=True) is None
+
+
 @pytest.mark.slow
 def test_heads_that_share_keys_and_a_mask_in_memory() -> None:
     q, k, v = sample((2, 6, 2, 40), BF16, 1), sample((2, 2, 200, 40), BF16, 2), sample((2, 2, 200, 128), BF16, 3)

@@ -11,6 +11,7 @@ import pytest
 from jitgen.families.attention.backward.match import ORIENTATIONS, oriented
 from jitgen.families.attention.forward.match import Attention, matched, maxima, sums
 from jitgen.families.attention.forward.spellings import SPELLINGS
+from jitgen.families.gemm.integer_products import MOST_INT8_LENGTH, PRODUCTS
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Builder, Node, topological
 from jitgen.ir.patterns import (
@@ -478,6 +479,35 @@ def _proportional(g: Graph) -> dict[str, tuple[Node, Node | None]]:
 def test_what_is_proportional(case: str, g: Graph) -> None:
     node, operand = _proportional(g)[case]
     assert linear_operand(node, (1,)) is operand
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulator", "length", "rewritten"),
+    [
+        ("int16", "int32", 5, True),
+        ("uint8", "int32", 5, True),
+        ("int64", "int64", 5, True),
+        ("int8", "int32", 5, False),
+        ("int8", "int32", MOST_INT8_LENGTH, False),
+        ("int8", "int32", MOST_INT8_LENGTH + 1, True),
+        ("float32", "float32", MOST_INT8_LENGTH + 1, False),
+        ("bfloat16", "float32", 5, False),
+    ],
+)
+def test_products_of_integers_without_a_mainloop(
+    dtype: str, accumulator: str, length: int, rewritten: bool, g: Graph
+) -> None:
+    rows, columns = g.input(0, 3, length, dtype=dtype), g.input(1, 4, length, dtype=dtype)
+    product = g.make("contract", (rows, columns), accumulator, (3, 4), ("mk,nk->mn", accumulator, "ieee"))
+    rewriter = Rewriter(PRODUCTS, Mover(g))
+    image = rewriter.images([product])[id(product)]
+    assert (image is not product) == rewritten == bool(rewriter.mover.fired)
+    if rewritten:
+        assert (image.dtype, image.shape) == (product.dtype, product.shape)
+        reduction = image.under_views
+        assert (reduction.op, reduction.attrs.kind, reduction.inputs[0].op) == ("reduce", "sum", "mul")
+        assert reduction.inputs[0].shape == (3, 4, length)
+    assert rewriter.images([rows])[id(rows)] is rows
 
 
 @pytest.mark.parametrize(

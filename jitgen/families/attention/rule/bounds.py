@@ -25,14 +25,15 @@ from jitgen.ir.ops import INTS
 
 @dataclass(frozen=True)
 class Words:
-    """Holds how a dialect writes false, true, the smaller and the larger of two integers, and a quotient rounded down:
-    a format string, or empty if it has no bounds."""
+    """Holds how a dialect writes false, true, the smaller and the larger of two integers, a quotient rounded down (a
+    format string, or empty if it has no bounds), and the run-time scalar of a number."""
 
     false: str
     true: str
     min: str
     max: str
     quotient: str = ""
+    scalar: str = "a{0}"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], wo
 
     Args:
         known: the ends of the integers and conditions that are read, by the numbers of their operands; those of
-            run-time scalars are the parameters ``a0`` ...
+            run-time scalars are parameters.
         words: the dialect's.
     """
     lines, ends, hidden = _analysed(instructions, known, words)
@@ -271,7 +272,8 @@ def _ends(
         number = str(int(instruction.attr))
         return (number, number) if abs(int(instruction.attr)) < _SMALL else None
     if op == "scalar":
-        return (f"a{instruction.attr}", f"a{instruction.attr}") if instruction.dtype in INTS else None
+        scalar = dialect.scalar.format(instruction.attr)
+        return (scalar, scalar) if instruction.dtype in INTS else None
     if any(argument is None for argument in arguments):
         return None
     words = {

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitgen.codegen.cuda import CUDA
 from jitgen.families.attention.rule.bounds import Words
 from jitgen.families.attention.rule.context import Frame, Operand
 from jitgen.kernel.printed_entry import map_names
 
-WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+WORDS = Words(
+    "false",
+    "true",
+    "jitgen::lesser",
+    "jitgen::greater",
+    "jitgen::floor_divide(int64_t({0}), int64_t({1}))",
+    CUDA.scalar,
+)
 RUN = 8
 """Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
 BATCH_RANK = 3
