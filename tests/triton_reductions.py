@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from tests import joined_rows
 from tests.interpreter import Check, serve
 from tests.numeric import mismatch, widened
 
@@ -366,6 +367,14 @@ def _quantization(*lengths: int) -> Iterator[str | None]:
             kernels = jitgen.jit(function).lower(*arguments, target="sm_90", backend="triton").kernels
             if len(kernels) != 1:
                 yield f"{len(kernels)} kernels of {function.__name__}"
+
+
+@check
+def joined() -> Iterator[str | None]:
+    """Rows that are joined of lengths of themselves: one kernel, with two or more stores of its result."""
+    for name, function in joined_rows.ONE_KERNEL.items():
+        wrong = compare(function, *joined_rows.arguments((5, 3, 24), torch.float32), magnitude=4.0)
+        yield f"{name}: {wrong}" if wrong else None
 
 
 @check

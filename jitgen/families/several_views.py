@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CONTRACT, INPUT, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, INPUT, REDUCE, SCAN, SORT, VIEW
 from jitgen.ir.regions import Movement
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
@@ -42,8 +42,8 @@ Chain = tuple[Movement, ...]
 
 
 def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
-    """Returns the ids of the nodes to store: scans and sorts, products of which results are several views, and what is
-    computed from reductions and returned in several orders.
+    """Returns the ids of the nodes to store: scans and sorts, products of which results are several views, what is
+    computed from reductions and returned in several orders, and operands of attention that are returned.
 
     Args:
         same: whether two shapes are equal, so that one is no expansion of the other.
@@ -74,6 +74,7 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
                 stored |= {end} if _costs_less(node, end, read, partition) else set()
             elif _is_in_orders(node, returned) and any(_is_permuted(user) for user in index.users[node]):
                 stored |= {node} if _costs_less(node, node, read, partition) else set()
+        stored |= _returned_operands(index)
     return frozenset(map(id, stored))
 
 
@@ -187,6 +188,16 @@ def _is_weighted_mean(product: Node) -> bool:
     weights = product.inputs[0]
     spread = nearest(weights, REDUCE, lambda node: node.kind.is_pointwise or node.under_expand is not node)
     return any(spread) and any(at_own_coordinates(weights, CONTRACT))
+
+
+def _returned_operands(index: Index) -> set[Node]:
+    """Returns what is returned and is an operand of attention through views, such as keys that were appended to a
+    cache: attention reads the result. What a product computes is stored by its kernel anyway."""
+    returned = {root.under_views for root in index.roots}
+    means = [node for node in index.order if node.kind is CONTRACT and _is_weighted_mean(node)]
+    products = [*means, *(node for mean in means for node in at_own_coordinates(mean.inputs[0], CONTRACT))]
+    operands = {operand.under_views for product in products for operand in product.inputs}
+    return {node for node in operands & returned if node.inputs and (node.kind.is_pointwise or node.kind is CAT)}
 
 
 def _is_permuted(node: Node) -> bool:

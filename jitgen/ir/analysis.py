@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
+from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
+from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 
@@ -61,12 +62,36 @@ def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
     return mover.builder.make("mul", (node, one), dtype, node.shape, (), node.location)
 
 
+def sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
+    """Slices ``node`` to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced; the slices of its
+    pointwise operands are added to ``memo``."""
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        pointwise = top.kind.is_pointwise
+        waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if id(top) in memo:
+            continue
+        if top.kind.is_number:
+            memo[id(top)] = top
+        elif not pointwise:
+            memo[id(top)] = mover.slice(top, dim, start, length)
+        else:
+            shape = (*top.shape[:dim], length, *top.shape[dim + 1 :])
+            memo[id(top)] = mover.builder.like(top, [memo[id(n)] for n in top.inputs], shape)
+    return memo[id(node)]
+
+
 def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     """Cuts ``root``, a pointwise result that does not vary along ``dims``, to one element along them."""
     order = topological([root], leaves=_SHAPES_TELL | {VIEW})
     needed = {id(root)}
     for node in reversed(order):
-        if id(node) in needed and (node.kind.commutes or _only_chosen(node, dims)):
+        if id(node) in needed and (node.kind.commutes or _joins_others(node, dims) or _only_chosen(node, dims)):
             needed.update(map(id, node.inputs[node.kind is GATHER :]))
     cut: dict[int, Node] = {}
     for node in order:
@@ -77,18 +102,34 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
             cut[id(node)] = source
             continue
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
-        if node.kind.commutes:
+        if node.kind.commutes or _joins_others(node, dims):
             cut[id(node)] = mover.builder.like(node, [cut[id(child)] for child in node.inputs], shape)
         elif _only_chosen(node, dims):
             indices = [cut[id(child)] for child in node.inputs[1:]]
             cut[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)
-        elif source is not node and all(source.shape[dim] == 1 for dim in dims):
-            cut[id(node)] = mover.move(source, ("expand",), shape)
         else:
-            cut[id(node)] = node
-            for dim in dims:
-                cut[id(node)] = mover.slice(cut[id(node)], dim, 0, 1)
+            cut[id(node)] = _cut_view(node, dims, mover)
     return cut[id(root)]
+
+
+def _cut_view(node: Node, dims: Sequence[int], mover: Mover) -> Node:
+    """Cuts ``node`` to one element along ``dims``; views that repeat or reorder elements are of what is cut so."""
+    shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
+    if shape == node.shape:
+        return node
+    if node.kind is VIEW and node.attrs.kind == "permute":
+        cut = _cut_view(node.inputs[0], [node.attrs.order[dim] for dim in dims], mover)
+        return mover.move(cut, node.attrs, shape)
+    if node.kind is VIEW and node.attrs.kind == "expand" and len(node.inputs[0].shape) == len(shape):
+        return mover.move(_cut_view(node.inputs[0], dims, mover), node.attrs, shape)
+    for dim in dims:
+        node = mover.slice(node, dim, 0, 1)
+    return node
+
+
+def _joins_others(node: Node, dims: Sequence[int]) -> bool:
+    """Returns whether ``node`` joins tensors along another dimension than ``dims``."""
+    return node.kind is CAT and node.attrs.dim not in dims
 
 
 def _only_chosen(node: Node, dims: Sequence[int]) -> bool:
@@ -106,7 +147,7 @@ def varying_dims(node: Node) -> frozenset[int]:
     return varying(topological([node], leaves=_SHAPES_TELL))[id(node)]
 
 
-_SHAPES_TELL = frozenset(kind for kind in STRUCTURED if not kind.commutes) - {VIEW, GATHER}
+_SHAPES_TELL = frozenset(kind for kind in STRUCTURED if not kind.commutes) - {VIEW, GATHER, CAT, REDUCE}
 """Kinds whose own shape tells along which dimensions elements may differ."""
 
 
@@ -131,7 +172,9 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
             dims = frozenset(at for dim, at in enumerate(node.attrs) if at >= 0 and dim in along)
             dims = dims.union(*(dims_by_id[id(index)] for index in node.inputs[1:]))
         elif node.kind is REDUCE:
-            dims = [dim for dim in dims if dim not in node.attrs.dims]
+            dims = dims_by_id[id(node.inputs[0])].difference(node.attrs.dims)
+        elif node.kind is CAT:
+            dims = frozenset([node.attrs.dim]).union(*(dims_by_id[id(child)] for child in node.inputs))
         elif node.kind.commutes:
             dims = frozenset().union(*(dims_by_id[id(child)] for child in node.inputs))
         dims_by_id[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)

@@ -44,6 +44,40 @@ def decoder_arguments(rows: int, **weights: Any) -> tuple[Any, ...]:
     return spec(1, rows, HIDDEN), spec(HIDDEN), *products, spec(HIDDEN), *mlp
 
 
+def rope_layer(normed: bool = False, joined: bool = False) -> Callable[..., Any]:
+    """A decoder layer with a rotary embedding.
+
+    Args:
+        normed: whether heads of queries and keys are normalised, as in Qwen3.
+        joined: whether keys and values are appended to a cache by ``cat``, and returned.
+    """
+
+    def layer(  # type: ignore[no-untyped-def]
+        x, first, wq, wk, wv, wo, second, gate, up, down, cos, sin, of_q, of_k, keys=None, values=None
+    ):
+        def heads(h: Any, weight: Any, count: int, norm: Any = None) -> Any:
+            y = F.linear(h, weight).view(h.shape[0], h.shape[1], count, WIDTH)
+            return (y if norm is None else F.rms_norm(y, (WIDTH,), norm, 1e-5)).transpose(1, 2)
+
+        h = F.rms_norm(x, (HIDDEN,), first, 1e-5)
+        q = rope(heads(h, wq, HEADS, of_q if normed else None), cos, sin)
+        k, v = rope(heads(h, wk, GROUPS, of_k if normed else None), cos, sin), heads(h, wv, GROUPS)
+        if joined:
+            k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=not joined, enable_gqa=True)
+        x = x + F.linear(o.transpose(1, 2).flatten(2), wo)
+        h = F.rms_norm(x, (HIDDEN,), second, 1e-5)
+        x = x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+        return (x, k, v) if joined else x
+
+    return layer
+
+
+def rope_arguments(rows: int, cache: int = 0) -> tuple[Any, ...]:
+    kept = 2 * [spec(1, GROUPS, cache, WIDTH)] if cache else []
+    return (*decoder_arguments(rows), *2 * [spec(rows, WIDTH)], *2 * [spec(WIDTH)], *kept)
+
+
 def residual_blocks(x, *weights):  # type: ignore[no-untyped-def]
     for w1, w2 in zip(weights[::2], weights[1::2], strict=True):
         x = x + F.linear(F.silu(F.linear(x, w1)), w2)
@@ -153,6 +187,12 @@ ROWS = {
     "decoder layer, int4, 512 rows": Row(
         decoder_layer, decoder_arguments(512, format="int4", group_size=128), 7, 1.0, 3.59
     ),
+    "decoder layer with rope, 64 rows": Row(rope_layer(), rope_arguments(64), 8, 1.0, 1.13),
+    "decoder layer with rope, 512 rows": Row(rope_layer(), rope_arguments(512), 8, 1.0, 1.99),
+    "decoder layer with norms of heads and rope, 512 rows": Row(rope_layer(True), rope_arguments(512), 9, 1.0, 1.99),
+    "decoder layer that joins a cache, 1 row": Row(
+        rope_layer(joined=True), rope_arguments(1, cache=2048), 8, 1.0, 1.08
+    ),
     "residual blocks": Row(residual_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 8, 1.0, 2.0),
     "residual blocks with norms": Row(normed_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 12, 1.0, 2.45),
     "gelu": Row(F.gelu, (square,), 1, 1.0, 1.0),
@@ -169,9 +209,9 @@ ROWS = {
     "norm, rope and gate": Row(
         norm_rope_gate,
         (spec(512, 8, 128), spec(128), spec(512, 1, 128), spec(512, 1, 128), spec(512, 8, 128)),
-        3,
-        1.46,
-        2.24,
+        1,
+        1.08,
+        1.0,
     ),
     "linear": Row(F.linear, (square, square), 1, 1.0, 1.0),
     "linear, few rows": Row(F.linear, (spec(4, 1024), square), 1, 1.0, 1.0),

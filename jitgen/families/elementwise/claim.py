@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
+from jitgen.ir.analysis import sliced
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.nodes import CAT, GATHER, INPUT, SCATTER, VIEW
@@ -203,34 +204,11 @@ def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
         length = concatenated.shape[dim]
         shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
         memo: dict[int, Node] = {id(cat): concatenated}
-        sliced = functools.partial(_sliced, dim=dim, start=start, length=length, mover=mover, memo=memo)
-        stores = tuple(store.moved(("slice", dim, start, 1), shape, sliced) for store in region.stores)
+        cut = functools.partial(sliced, dim=dim, start=start, length=length, mover=mover, memo=memo)
+        stores = tuple(store.moved(("slice", dim, start, 1), shape, cut) for store in region.stores)
         regions.append(_region(shape, stores))
         start = symbols.add(start, length)  # type: ignore[assignment]
     return regions
-
-
-def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
-    """Slices ``node`` to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
-    stack = [node]
-    while stack:
-        top = stack[-1]
-        pointwise = top.kind.is_pointwise
-        waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
-        if waiting:
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        if id(top) in memo:
-            continue
-        if top.kind.is_number:
-            memo[id(top)] = top
-        elif not pointwise:
-            memo[id(top)] = mover.slice(top, dim, start, length)
-        else:
-            shape = (*top.shape[:dim], length, *top.shape[dim + 1 :])
-            memo[id(top)] = mover.builder.like(top, [memo[id(n)] for n in top.inputs], shape)
-    return memo[id(node)]
 
 
 def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:

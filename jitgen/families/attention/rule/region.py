@@ -10,6 +10,7 @@ from jitgen.families.family import Partition
 from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import CAT, VIEW
 
 
 def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
@@ -53,7 +54,11 @@ class RegionBuilder:
 
     def in_memory(self, operand: Node, transposed: bool = False) -> Node:
         """Returns ``operand`` (lead..., rows, elements), over the split lead, as views of a tensor. What is the same
-        for several heads is materialized once. ``transposed``: its rows are the last dimension."""
+        for several heads is materialized once, and so is what is joined before views of it, such as pairs that were
+        rotated. ``transposed``: its rows are the last dimension."""
+        joined = operand.under_views
+        if operand.kind is VIEW and joined.kind is CAT:
+            operand = self.mover.substituted(operand, {id(joined): self.partition.materialize(joined)})
         if operand.is_in_memory:
             return operand
         rank = len(operand.shape)

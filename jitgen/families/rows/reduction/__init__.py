@@ -10,6 +10,7 @@ The files, in the order in which a kernel meets them:
 
 ================================  ======================================================================================
 ``claim``, ``row_chunks``         which results are row regions; a few very long rows are divided into chunks first
+``joined``                        rows that are joined of lengths of themselves, such as rotary embeddings
 ``even_rows``                     copies of operands whose rows have no single stride
 ``layout``                        strides along rows and over rows
 ``residency``                     which values a resident row keeps in registers

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.rows.reduction.joined import stores_of_lengths
 from jitgen.ir.analysis import nearest, one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
@@ -48,12 +49,13 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     for position, node in enumerate(results):
         if REDUCE not in node.kinds:
             continue
-        rows, store = _as_rows(position, node, mover, materialize)
-        if rows is None or store is None:
-            rest[position] = without_reductions(node, mover, materialize)
-        else:
-            gathered.setdefault(rows, []).append(store)
-            rest[position] = None
+        for whole in stores_of_lengths(Store(position, node), mover):
+            rows, store = _as_rows(whole, mover, materialize)
+            if rows is None or store is None:
+                rest[position] = without_reductions(node, mover, materialize)
+            else:
+                gathered.setdefault(rows, []).append(store)
+                rest[position] = None
     for position, node in enumerate(results):
         if rest[position] is not None and REDUCE not in node.kinds and not node.kind.reads_elsewhere:
             rows = _rows_read_with(node, gathered)
@@ -72,27 +74,26 @@ def merge(left: Region, right: Region, result: int) -> Region | None:
     return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
 
 
-def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
-    """Returns the rows over which ``node`` can be computed, and its store in their iteration space."""
-    # No other reduction stands between it and ``node``.
-    outermost = next(nearest(node, REDUCE, lambda between: not between.kind.reads_elsewhere), None)
+def _as_rows(store: Store, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
+    """Returns the rows over which the value of ``store`` can be computed, and its store in their iteration space."""
+    # No other reduction stands between it and the value.
+    outermost = next(nearest(store.value, REDUCE, lambda between: not between.kind.reads_elsewhere), None)
     if outermost is None:
         return None, None
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs.dims)
-    store = Store(position, node)
     reduced = rows.reduced_shape
     for dim, size in enumerate(reduced):
         shape = store.value.shape
         if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
             shape = (*shape[:dim], 1, *shape[dim:])
             moved = mover.move(store.value, ("unsqueeze", dim), shape)
-            store = Store(position, moved, (*store.movements, (("unsqueeze", dim), shape)))
+            store = Store(store.result, moved, (*store.movements, (("unsqueeze", dim), shape)))
     if store.value.shape not in (rows.shape, reduced):
         return None, None
     if store.value.shape == rows.shape and not _is_run(rows.dims):
         return None, None  # a row of the result would have no single stride
     value = _fit(store.value, rows, mover, materialize)
-    return (None, None) if value is None else (rows, Store(position, value, store.movements))
+    return (None, None) if value is None else (rows, replace(store, value=value))
 
 
 def _is_run(dims: Sequence[int]) -> bool:
