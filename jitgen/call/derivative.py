@@ -3,7 +3,7 @@ kernels.
 
 A call of which a tensor requires grad is traced with marks where no gradient flows (``Trace.differentiable``). Its
 ``Derivative`` runs that graph with the values that a backward needs as further results (``gradients/plan.py``), and
-imports the backward as a graph, which is lowered and stored as any other. What is saved are results of the autograd
+makes the backward, a graph that is lowered and stored as any other. What is saved are results of the autograd
 function too, so that a backward of the backward reaches them.
 
 Neighbours: ``dispatch.py`` comes here, ``gradients/`` knows how graphs are differentiated, ``resolver.py`` resolves the
@@ -26,12 +26,12 @@ from jitgen.call.opaque import opaque
 from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
-from jitgen.gradients.backward import gradients
+from jitgen.gradients.backward import Backward
 from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
 from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
-from jitgen.ir.nodes import CONTRACT, INPUT
+from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.runtime import inference, overlap
@@ -57,7 +57,7 @@ class Derivative:
         specialization: of a differentiable trace.
         wanted: the indices of inputs that require grad, captured tensors among them.
         forward_of: makes the launch of a graph, which it is given as ``Traced``.
-        backward_of: makes the launch of a function of tensors and numbers, given its name.
+        backward_of: makes the launch of a backward, given its name.
         keeps_marks: whether the graph of ``forward_of`` has the marks, since its launch has gradients of its own.
     """
 
@@ -66,7 +66,7 @@ class Derivative:
         specialization: Specialization,
         wanted: Sequence[int],
         forward_of: Callable[[Traced], Launch],
-        backward_of: Callable[[Callable[..., Any], str], Launch],
+        backward_of: Callable[[Backward, str], Launch],
         keeps_marks: bool = False,
     ):
         graph = specialization.traced.graph
@@ -121,7 +121,7 @@ class Derivative:
             values = [results[position] for position in self.outputs]  # type: ignore[index]
             return self._with_updates(values, tensors, numbers) if self.updated else values
         known = {id(node): tensors[node.attrs.number] for node in self._viewed}
-        views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
+        views = Replay(known, environment_of(tensors, numbers))
         values = [results[output] if isinstance(output, int) else views.value(output) for output in self.outputs]
         return self._with_updates(values, tensors, numbers) if self.updated else values
 
@@ -137,7 +137,7 @@ class Derivative:
         returned = [values[position] for position in self._returned]
         if self._views:
             known = {id(node): tensors[index] for index, node in self._new_values.items()}
-            views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
+            views = Replay(known, environment_of(tensors, numbers))
             for position, node in self._views.items():
                 returned.insert(position, views.value(node))
         return returned
@@ -224,8 +224,9 @@ class Derivative:
         """Returns the launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
         flows = inputs_reached(self.plan, [self.results[index] for index in given])
         reached = tuple(index for index in wanted if index in flows)
-        function = _Backward(self, dataclasses.replace(self.plan, wanted=reached), given)
-        return self._backward_of(function.computed, f"{self.name.strip('<>')}_backward"), reached
+        plan = dataclasses.replace(self.plan, wanted=reached)
+        backward = Backward(plan, tuple(self.results[index] for index in given), tuple(self.sizes_of))
+        return self._backward_of(backward, f"{self.name.strip('<>')}_backward"), reached
 
 
 class GradientCall(Captures):
@@ -284,49 +285,6 @@ def _let_autograd_finish_at_exit() -> None:
     atexit.register(time.sleep, EXIT_SECONDS)
 
 
-class _Backward:
-    """Computes the backward of one derivative for the gradients of some inputs, given those of some results."""
-
-    def __init__(self, derivative: Derivative, plan: Plan, given: tuple[int, ...]):
-        self.derivative = derivative
-        self.plan = plan
-        self.given = given
-
-    def computed(self, *leaves: Any) -> tuple[Any, ...]:
-        """Computes the gradients of inputs, from gradients of results, what was kept, and numbers; imported as a
-        graph."""
-        derivative, plan = self.derivative, self.plan
-        rest = list(leaves)
-        grads = [rest.pop(0) for _ in self.given]
-        inputs = {index: rest.pop(0) for index in plan.inputs}
-        saved = [rest.pop(0) for _ in plan.saved]
-        weights = [rest.pop(0) for _ in plan.weights]
-        sizes = inputs | {index: rest.pop(0) for index in derivative.sizes_of}
-        environment = {
-            f"s{index}_{dim}": size for index, tensor in sizes.items() for dim, size in enumerate(tensor.shape)
-        } | {f"a{index}": number for index, number in enumerate(rest)}
-        known = {id(node): value for node, value in zip((*plan.saved, *plan.weights), (*saved, *weights), strict=True)}
-        own = _inputs_of(derivative.graph)
-        known |= {id(node): inputs[node.attrs.number] for node in own if node.attrs.number in inputs}
-        forward = Replay(known, environment, grads[0].device)
-        given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
-        results = gradients(plan, given, forward)
-        return tuple(
-            torch.zeros(
-                tuple(map(forward.size, derivative.graph.inputs[index].shape)),
-                dtype=_dtype(plan, index),
-                device=grads[0].device,
-            )
-            if g is None
-            else g
-            for index, g in zip(plan.wanted, results, strict=True)
-        )
-
-
-def _inputs_of(graph: Graph) -> list[Node]:
-    return [node for node in topological(graph.outputs) if node.kind is INPUT]
-
-
 def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
     """Returns the dtype in which a backward multiplies with a quantised weight: the widest of the operands that meet
     it.
@@ -336,10 +294,6 @@ def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
     products = (node for node in topological(graph.outputs) if node.kind is CONTRACT)
     dtypes = [DTYPES[node.inputs[0].dtype] for node in products if node.inputs[1].under_views is weight]
     return reduce(torch.promote_types, dtypes)
-
-
-def _dtype(plan: Plan, index: int) -> torch.dtype:
-    return DTYPES[plan.graph.inputs[index].dtype]
 
 
 def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:

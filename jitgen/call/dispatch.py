@@ -17,7 +17,7 @@ import torch
 from jitgen.call import observers
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.dispatch_text import DispatchFacts, make_dispatch, make_unpacking
-from jitgen.call.resolver import MANY_TRACES, BoundLaunch, ImportingResolver, Resolver, ResolverOfGraph
+from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
 from jitgen.call.signature import Call, check
 from jitgen.call.table import LaunchTable, Table
 from jitgen.errors import RequiresGrad
@@ -110,8 +110,8 @@ class Dispatchers:
                 specialization,
                 wanted,
                 lambda traced: _launch(ResolverOfGraph(traced, resolver.routing), resolvers),
-                lambda function, name: _launch(
-                    ImportingResolver(function, dataclasses.replace(resolver.routing, name=name)), resolvers
+                lambda backward, name: _launch(
+                    ResolverOfBackward(backward, dataclasses.replace(resolver.routing, name=name)), resolvers
                 ),
             )
             if specialization.traced.changes is not None:

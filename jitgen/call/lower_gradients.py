@@ -6,7 +6,7 @@ may lie otherwise (``sum().backward()`` passes one element, expanded), and have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 
 from jitgen import events, lowering, pipeline
 from jitgen.call.derivative import Derivative
-from jitgen.call.resolver import ImportingResolver, Resolver
+from jitgen.call.resolver import Resolver, ResolverOfBackward
 from jitgen.call.signature import Call
 from jitgen.call.specialization import Specialization
 from jitgen.events import CallEvent
+from jitgen.gradients.backward import Backward
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.views import Memory, Strided
@@ -48,13 +49,13 @@ def lower_both(
         device: which the kernels are for.
     """
     graphs: list[Graph] = []
-    backwards: list[tuple[Callable[..., Any], str]] = []
+    backwards: list[tuple[Backward, str]] = []
 
     def forward_of(traced: Traced) -> Any:
         graphs.append(traced.graph)
 
-    def backward_of(function: Callable[..., Any], name: str) -> Any:
-        backwards.append((function, name))
+    def backward_of(backward: Backward, name: str) -> Any:
+        backwards.append((backward, name))
 
     wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
     derivative = Derivative(specialization, wanted, forward_of, backward_of)
@@ -65,7 +66,7 @@ def lower_both(
     given = tuple(sorted(index for index in outputs if index not in derivative.without_gradient))
     if not given or not derivative.launch_of(wanted, given)[1]:
         return forward, None
-    ((function, name),) = backwards
+    ((backward, name),) = backwards
     kept = derivative.kept([_described(tensor) for tensor in inputs], results)
     weights = derivative.plan.weights
     codes = sum(len(weight.inputs) for weight in weights)
@@ -73,10 +74,10 @@ def lower_both(
     grads = [results[index] for index in given]
     sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
     tensors = [*grads, *kept, *sizes]
-    of_backward = ImportingResolver(function, replace(resolver.routing, name=name))
-    backward, _, around = of_backward.specialize(Call.unchecked([*tensors, *numbers], None, device), route, False)
+    of_backward = ResolverOfBackward(backward, replace(resolver.routing, name=name))
+    specialization, _, around = of_backward.specialize(Call.unchecked([*tensors, *numbers], None, device), route, False)
     lies = [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
-    return forward, _lowered(of_backward, backward.traced.graph, around, lies, route)
+    return forward, _lowered(of_backward, specialization.traced.graph, around, lies, route)
 
 
 def _lowered(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -46,6 +46,9 @@ from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
+
+if TYPE_CHECKING:
+    from jitgen.gradients.backward import Backward
 
 _adding = Lock()
 """Held while a trace joins those of its resolver, but not while it is made, because that runs the user's code."""
@@ -447,6 +450,27 @@ class ImportingResolver(Resolver):
             what = f"{objects[0].path} is neither a tensor nor a number"
             raise UnsupportedError(f"{self.name}: {what}; pass the tensors and numbers of it as arguments")
         return imported(self.function, self.name, leaves, tree, guards, device, layout, differentiable)
+
+
+class ResolverOfBackward(Resolver):
+    """Resolves calls of a backward, whose graph is made of that of the forward."""
+
+    def __init__(self, backward: Backward, routing: Routing):
+        super().__init__(_called_as_a_graph, routing)
+        self._backward = backward
+
+    def _run(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        guards: Guards,
+        device: torch.device,
+        layout: str,
+        objects: Sequence[Captured],
+        runs: bool,
+        differentiable: bool,
+    ) -> Traced:
+        return self._backward.traced(self.name, leaves, guards, device, layout, differentiable)
 
 
 def _called_as_a_graph(*leaves: Any) -> Any:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
 from jitgen.call.operator import LIBRARY, NAMES, Program, call_operator, operator_of, parsed
-from jitgen.call.resolver import ImportingResolver, Resolver
+from jitgen.call.resolver import Resolver, ResolverOfBackward
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, Call, environment_of, sizes_of_one
 from jitgen.call.specialization import Specialization, memory_of
@@ -42,6 +42,7 @@ from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative
+    from jitgen.gradients.backward import Backward
 
 
 def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
@@ -109,8 +110,8 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     """Returns the derivative of a specialisation, with operators as its forward and backward."""
     from jitgen.call.derivative import Derivative
 
-    def backward_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        resolver = ImportingResolver(function, replace(routing, name=name))
+    def backward_of(backward: Backward, name: str) -> Callable[..., Any]:
+        resolver = ResolverOfBackward(backward, replace(routing, name=name))
         return lambda *leaves: call(resolver, leaves, None)
 
     def forward_of(traced: Any) -> Callable[..., Any]:
@@ -132,14 +133,13 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
         values = _call_operator(replace(graph, outputs=computed, mutated=()), routing, [*inputs, *numbers])
     known = {id(node): inputs[node.attrs.number] for node in topological(ends) if node.kind is INPUT}
     known |= {id(node): value for node, value in zip(computed, values, strict=True)}
-    device = inputs[0].device if inputs else torch.device("cpu")
     environment = environment_of(inputs, numbers)
-    replay = Replay(known, environment, device)
+    replay = Replay(known, environment)
     by_id = {id(node): replay.value(node) for node in ends}
     for index, node in graph.mutated:
         inputs[index].copy_(by_id[id(node)])
         by_id[id(node)] = inputs[index]
-    views = Replay(by_id, environment, device)
+    views = Replay(by_id, environment)
     by_id |= {id(graph.outputs[position]): views.value(graph.outputs[position]) for position in viewed}
     return [by_id[id(node)] for node in graph.outputs]
 

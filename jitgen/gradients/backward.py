@@ -1,4 +1,4 @@
-"""Runs the backward of a graph: rules in torch calls, each of which is a row that makes nodes (``trace/importing.py``).
+"""Makes the backward of a graph, which is another graph: rules make it of the nodes, and no function is traced.
 
 It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute
 to its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
@@ -6,7 +6,8 @@ to its gradient. Gradients of 16-bit values are summed in float32; what leaves t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +16,94 @@ from jitgen.gradients.plan import Plan, active_operands
 from jitgen.gradients.replay import Replay
 from jitgen.gradients.rules import RULES, apply, reads
 from jitgen.gradients.structured import DERIVATIVES
+from jitgen.gradients.values import BackwardTrace, Functions, Value
 from jitgen.gradients.weights import RowGradients, recognised
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT
 from jitgen.spec import DTYPES
+from jitgen.trace.boundary import graph_of, settings_guards
+from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.traced import Traced
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """Says what is computed for the gradients of some inputs of a graph, given those of some of its values.
+
+    Attributes:
+        plan: the inputs, and what of the forward is read.
+        given: the values whose gradients are given.
+        sizes_of: inputs of which the sizes alone are read.
+    """
+
+    plan: Plan
+    given: tuple[Node, ...]
+    sizes_of: tuple[int, ...]
+
+    def traced(
+        self, name: str, leaves: Sequence[Any], guards: Guards, device: torch.device, layout: str, differentiable: bool
+    ) -> Traced:
+        """Makes the graph.
+
+        Args:
+            name: for kernels and messages.
+            leaves: what a call is given, of which facts are read alone: the gradients, tensors of the forward as
+                ``plan`` has them (inputs, saved values, weights), those of ``sizes_of``, and symbolic numbers.
+            guards: decide about sizes and numbers.
+            layout: in which kernels read quantised weights.
+            differentiable: whether gradients are computed of the graph.
+        """
+        trace = BackwardTrace(name, guards, device, layout, differentiable)
+        functions = Functions(trace)
+        token = tracing.set(guards)  # of the settings too that rows ask for
+        try:
+            results = self._computed(functions, iter([functions.entered(leaf) for leaf in leaves]))
+        finally:
+            tracing.reset(token)
+        traced = Traced.from_graph(graph_of(trace, _outputs(results, trace)))
+        return replace(traced, guards=tuple(settings_guards(guards)))
+
+    def _computed(self, functions: Functions, leaves: Iterator[Any]) -> list[Value]:
+        """Computes the gradients of the inputs ``plan.wanted``."""
+        plan, graph = self.plan, self.plan.graph
+        given = [(node, next(leaves)) for node in self.given]
+        inputs = {index: next(leaves) for index in plan.inputs}
+        known = {id(node): next(leaves) for node in (*plan.saved, *plan.weights)}
+        known |= {
+            id(node): inputs[node.attrs.number]
+            for node in topological(graph.outputs)
+            if node.kind is INPUT and node.attrs.number in inputs
+        }
+        sizes = inputs | {index: next(leaves) for index in self.sizes_of}
+        environment = environment_of(sizes, leaves)
+        forward = Replay(known, environment, functions)
+        return [
+            gradient
+            if gradient is not None
+            else functions.zeros(
+                tuple(map(forward.size, graph.inputs[index].shape)), dtype=DTYPES[graph.inputs[index].dtype]
+            )
+            for index, gradient in zip(plan.wanted, gradients(plan, given, forward), strict=True)
+        ]
+
+
+def environment_of(tensors: Mapping[int, Value], numbers: Iterable[Any]) -> dict[str, Any]:
+    """Returns a value for every symbol of the forward; ``tensors`` are its inputs by their indices."""
+    sizes = {f"s{i}_{dim}": size for i, tensor in tensors.items() for dim, size in enumerate(tensor.shape)}
+    return sizes | {f"a{index}": number for index, number in enumerate(numbers)}
+
+
+def _outputs(results: Sequence[Value], trace: BackwardTrace) -> list[Node]:
+    """Returns the nodes of ``results``. Two values of one node are two tensors."""
+    outputs: dict[int, Node] = {}
+    for result in results:
+        node = result.node
+        if not node.is_in_memory and id(result) not in outputs and node in outputs.values():
+            node = trace.make("cast", (node,), node.dtype, node.shape, ("copy", len(outputs)))
+        if id(result) not in outputs:
+            outputs[id(result)] = node
+    return [outputs[id(result)] for result in results]
 
 
 def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) -> list[Any]:
@@ -40,6 +124,7 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
         if id(node) not in total or node.kind is INPUT or id(node) not in plan.active:
             continue
         g = total.pop(id(node))
+        forward.at(node)
         if rows.is_zero(node):
             continue
         rows.meet(node, g)
@@ -82,4 +167,4 @@ def _pointwise(node: Node, g: Any, positions: Sequence[int], forward: Replay) ->
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Converts a floating tensor to ``dtype``, in which its gradient is computed; any other value stays as it is."""
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return value.to(dtype) if isinstance(value, Value) and value.is_floating_point() else value

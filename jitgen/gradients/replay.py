@@ -1,4 +1,6 @@
-"""Replays nodes of a graph as torch calls: what ``backward.py`` computes again of a forward.
+"""Makes nodes of a graph again, as values of another: what ``backward.py`` needs of a forward.
+
+Views are made of torch's tensors too, where a function returns one of an argument.
 
 Only what needs no kernel of its own is here: constants, indices, views, casts and pointwise operations, and products
 that the kernel of an attention's backward computes again. The results of all other operations are saved by the forward
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 
+from jitgen.gradients.values import Value, fn
 from jitgen.ir import symbols
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
@@ -20,24 +23,25 @@ from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
+from jitgen.trace.numbers import unwrap
 
 _TAKES_NUMBERS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "pow", "eq", "ne", "lt", "le", "gt", "ge")},
     "div": operator.truediv,
-    "where": torch.where,
+    "where": fn.where,
 }
 """Functions whose operands may be numbers."""
 _NAMED_OTHERWISE: dict[str, Callable[..., Any]] = {
-    "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "left_shift": torch.bitwise_left_shift,
-    "right_shift": torch.bitwise_right_shift,
+    "trunc_divide": lambda a, b: fn.div(a, b, rounding_mode="trunc"),
+    "left_shift": fn.bitwise_left_shift,
+    "right_shift": fn.bitwise_right_shift,
 }
 
 
 def function_of(op: str) -> Callable[..., Any]:
     """Returns the torch function that is the pointwise operation ``op``."""
     function = _TAKES_NUMBERS.get(op) or _NAMED_OTHERWISE.get(op)
-    return function or getattr(torch, op)
+    return function or getattr(fn, op)
 
 
 class Replay:
@@ -46,22 +50,32 @@ class Replay:
     Args:
         values: the values that are known, by the ids of their nodes: inputs and what was saved.
         environment: a value for every symbol, of sizes and of numeric arguments.
-        device: where constants are made.
+        functions: makes constants, where values of a graph are computed; views of tensors need none.
     """
 
-    def __init__(self, values: Mapping[int, Any], environment: Mapping[str, Any], device: torch.device):
+    def __init__(self, values: Mapping[int, Any], environment: Mapping[str, Any], functions: Any = None):
         self._values = dict(values)
         self._known = frozenset(values)
         self._environment = environment
-        self._device = device
+        self._functions = functions
         self._of_products: set[int] = set()
         """Nodes that are computed from products that are computed again, by their ids."""
+
+    def at(self, node: Node) -> None:
+        """Notes that the gradient of ``node`` is computed next: what is made belongs to its line."""
+        self._functions.trace.line = node.location
 
     def size(self, expr: Any) -> Any:
         return symbols.evaluate(expr, self._environment) if isinstance(expr, Expr) else expr
 
     def shape(self, node: Node) -> tuple[Any, ...]:
         return tuple(map(self.size, node.shape))
+
+    def symbolic(self, attrs: Any) -> Any:
+        """Returns ``attrs``, of a node of the forward, in the symbols of the backward."""
+        if isinstance(attrs, tuple):
+            return tuple(map(self.symbolic, attrs))
+        return unwrap(self.size(attrs))
 
     def value(self, node: Node) -> Any:
         """Returns the value of ``node``: a tensor of its dtype and shape; a number where it is a constant."""
@@ -95,33 +109,29 @@ class Replay:
         if node.kind is IOTA:
             return self._index(node)
         if node.kind is VIEW:
-            if not isinstance(operands[0], torch.Tensor):
-                return torch.full(self.shape(node), operands[0], dtype=DTYPES[node.dtype], device=self._device)
+            if not _has_elements(operands[0]):
+                return self._functions.full(self.shape(node), operands[0], dtype=DTYPES[node.dtype])
             return self.viewed(operands[0], node.attrs, node.shape)
         if node.kind is CAST:
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
         if node.kind is CAT:
-            return torch.cat(operands, node.attrs.dim)
+            return fn.cat(operands, node.attrs.dim)
         if node.kind is CONTRACT:
-            return torch.einsum(node.attrs.equation, *operands).to(DTYPES[node.dtype])
+            return fn.einsum(node.attrs.equation, *operands).to(DTYPES[node.dtype])
         if node.kind is CUSTOM_GRADIENT:
-            return with_gradient(*operands)
+            return operands[0].functions.called(with_gradient, *operands)
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is computed again; the forward should have saved it")
         return self._pointwise(node, operands)
 
     def _tensor(self, value: Any, dtype: str) -> Any:
         """Converts ``value`` to a tensor; a number to one without dimensions."""
-        return (
-            value
-            if isinstance(value, torch.Tensor)
-            else torch.full((), value, dtype=DTYPES[dtype], device=self._device)
-        )
+        return value if _has_elements(value) else self._functions.full((), value, dtype=DTYPES[dtype])
 
     def _index(self, node: Node) -> Any:
         """Computes the index along one dimension, for every element."""
         (dim,) = node.attrs
-        index = torch.arange(self.size(node.shape[dim]), device=self._device)
+        index = self._functions.arange(self.size(node.shape[dim]))
         return index.reshape([-1 if other == dim else 1 for other in range(len(node.shape))]).expand(self.shape(node))
 
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
@@ -140,6 +150,8 @@ class Replay:
         if attrs in (SAVED_VIEW, SHARED_EXTREMUM):
             return source
         if attrs == UNTRACKED_VIEW:
+            if isinstance(source, Value):
+                return source.detached(attrs)
             with torch.no_grad():
                 return source.view_as(source)
         if kind in ("detach", "untracked_contiguous"):  # for the derivative of what reads it
@@ -168,10 +180,15 @@ class Replay:
                     common = torch.promote_types(common, DTYPES[child.dtype])
         conditions = 1 if node.op == "where" else 0
         values = [
-            value.to(common) if index >= conditions and isinstance(value, torch.Tensor) else value
+            value.to(common) if index >= conditions and _has_elements(value) else value
             for index, value in enumerate(operands)
         ]
-        if node.op not in _TAKES_NUMBERS or not any(isinstance(value, torch.Tensor) for value in values):
+        if node.op not in _TAKES_NUMBERS or not any(_has_elements(value) for value in values):
             values = [self._tensor(v, c.dtype) for v, c in zip(values, node.inputs, strict=True)]
         result = function_of(node.op)(*values)
         return result if op.predicate else result.to(dtype)
+
+
+def _has_elements(value: Any) -> bool:
+    """Returns whether ``value`` is no number."""
+    return isinstance(value, (Value, torch.Tensor))

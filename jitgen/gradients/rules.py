@@ -2,8 +2,8 @@
 
 A row has a function for every operand: the gradient of that operand, given the gradient ``g`` of the result. What else
 it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the result. Only what the wanted gradients name
-is saved or computed again for the backward (``plan.py``). Tensors have one shape and one dtype; an operand that is the
-same number in every call is that number.
+is saved or computed again for the backward (``plan.py``). Values (``values.py``) have one shape and one dtype; an
+operand that is the same number in every call is that number.
 
 Where two operands of a minimum or a maximum are equal, each gets half the gradient, and where one is NaN each gets all
 of it, as in torch. None stands for an operand without a gradient: a condition, a comparison, an operation that is
@@ -18,36 +18,36 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import torch
+from jitgen.gradients.values import fn
 
 Rule = Callable[..., Any]
 
 
 def _chosen(g: Any, lost: Any, equal: Any) -> Any:
     """Computes 0 where ``lost`` holds, half of ``g`` where ``equal`` holds, and ``g`` elsewhere."""
-    return torch.where(equal, g * 0.5, torch.where(lost, 0.0, g))
+    return fn.where(equal, g * 0.5, fn.where(lost, 0.0, g))
 
 
 def _over_square(g: Any, a: Any, b: Any) -> Any:
     """Divides ``g`` by the squared length of (a, b), and gives 0 at the origin."""
     square = a * a + b * b
-    return torch.where(square == 0, 0.0, g / square)
+    return fn.where(square == 0, 0.0, g / square)
 
 
 def _power(g: Any, a: Any, b: Any) -> Any:
     """Computes the gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
-    if isinstance(b, torch.Tensor):
-        return torch.where(b == 0, 0.0, g * (b * a ** (b - 1)))
-    return torch.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
+    if isinstance(b, (int, float)):
+        return fn.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
+    return fn.where(b == 0, 0.0, g * (b * a ** (b - 1)))
 
 
 def _exponent(g: Any, a: Any, b: Any, out: Any) -> Any:
     """Computes the gradient of the exponent: out * log(a), and 0 for a = 0 with a non-negative exponent."""
     if isinstance(a, (int, float)):
         logarithm = math.log(a) if a > 0 else math.nan
-        return torch.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * logarithm
-    exponent = torch.full_like(g, b) if isinstance(b, (int, float)) else b
-    return torch.where((a == 0) & (exponent >= 0), 0.0, g * out * torch.log(a))
+        return fn.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * logarithm
+    exponent = fn.full_like(g, b) if isinstance(b, (int, float)) else b
+    return fn.where((a == 0) & (exponent >= 0), 0.0, g * out * fn.log(a))
 
 
 _TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
@@ -59,24 +59,24 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "mul": (lambda g, b: g * b, lambda g, a: g * a),
     "div": (lambda g, b: g / b, lambda g, b, out: -g * (out / b)),
     "floor_divide": (None, None),
-    "fmod": (lambda g: g, lambda g, a, b: -g * torch.div(a, b, rounding_mode="trunc")),
-    "remainder": (lambda g: g, lambda g, a, b: -g * torch.div(a, b, rounding_mode="floor")),
+    "fmod": (lambda g: g, lambda g, a, b: -g * fn.div(a, b, rounding_mode="trunc")),
+    "remainder": (lambda g: g, lambda g, a, b: -g * fn.div(a, b, rounding_mode="floor")),
     "pow": (_power, _exponent),
     "atan2": (lambda g, a, b: _over_square(g * b, a, b), lambda g, a, b: _over_square(-g * a, a, b)),
-    "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * (out / a)), None),
+    "copysign": (lambda g, a, out: fn.where(a == 0, 0.0, g * (out / a)), None),
     "minimum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
     "maximum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
     "fmin": (
-        lambda g, a, b: torch.where((a <= b) | (b != b), g, 0.0),
-        lambda g, a, b: torch.where((a <= b) | (b != b), 0.0, g),
+        lambda g, a, b: fn.where((a <= b) | (b != b), g, 0.0),
+        lambda g, a, b: fn.where((a <= b) | (b != b), 0.0, g),
     ),
     "fmax": (
-        lambda g, a, b: torch.where((a >= b) | (b != b), g, 0.0),
-        lambda g, a, b: torch.where((a >= b) | (b != b), 0.0, g),
+        lambda g, a, b: fn.where((a >= b) | (b != b), g, 0.0),
+        lambda g, a, b: fn.where((a >= b) | (b != b), 0.0, g),
     ),
     # unary arithmetic
     "neg": (lambda g: -g,),
-    "abs": (lambda g, a: g * torch.sign(a),),
+    "abs": (lambda g, a: g * fn.sign(a),),
     "sign": (None,),
     "floor": (None,),
     "ceil": (None,),
@@ -94,23 +94,23 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "log10": (lambda g, a: g / (a * math.log(10.0)),),
     "log1p": (lambda g, a: g / (a + 1),),
     # trigonometry
-    "sin": (lambda g, a: g * torch.cos(a),),
-    "cos": (lambda g, a: -g * torch.sin(a),),
+    "sin": (lambda g, a: g * fn.cos(a),),
+    "cos": (lambda g, a: -g * fn.sin(a),),
     "tan": (lambda g, out: g * (1 + out * out),),
-    "asin": (lambda g, a: g * torch.rsqrt(1 - a * a),),
-    "acos": (lambda g, a: -g * torch.rsqrt(1 - a * a),),
+    "asin": (lambda g, a: g * fn.rsqrt(1 - a * a),),
+    "acos": (lambda g, a: -g * fn.rsqrt(1 - a * a),),
     "atan": (lambda g, a: g / (1 + a * a),),
-    "sinh": (lambda g, a: g * torch.cosh(a),),
-    "cosh": (lambda g, a: g * torch.sinh(a),),
+    "sinh": (lambda g, a: g * fn.cosh(a),),
+    "cosh": (lambda g, a: g * fn.sinh(a),),
     "tanh": (lambda g, out: g * (1 - out * out),),
-    "asinh": (lambda g, a: g * torch.rsqrt(a * a + 1),),
-    "acosh": (lambda g, a: g * torch.rsqrt(a * a - 1),),
+    "asinh": (lambda g, a: g * fn.rsqrt(a * a + 1),),
+    "acosh": (lambda g, a: g * fn.rsqrt(a * a - 1),),
     "atanh": (lambda g, a: g / (1 - a * a),),
-    "erf": (lambda g, a: g * _TWO_OVER_ROOT_PI * torch.exp(-a * a),),
-    "erfc": (lambda g, a: -g * _TWO_OVER_ROOT_PI * torch.exp(-a * a),),
+    "erf": (lambda g, a: g * _TWO_OVER_ROOT_PI * fn.exp(-a * a),),
+    "erfc": (lambda g, a: -g * _TWO_OVER_ROOT_PI * fn.exp(-a * a),),
     "sigmoid": (lambda g, out: g * (1 - out) * out,),
     # selection
-    "where": (None, lambda g, a: torch.where(a, g, 0.0), lambda g, a: torch.where(a, 0.0, g)),
+    "where": (None, lambda g, a: fn.where(a, g, 0.0), lambda g, a: fn.where(a, 0.0, g)),
 }
 
 

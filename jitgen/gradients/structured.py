@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.gradients.values import Functions, Value, fn
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
 from jitgen.ir.equations import axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, GATHER, REDUCE, SCAN, SCATTER, SORT, VIEW, Kind
 from jitgen.spec import DTYPES
+from jitgen.trace.scatters import scattered
 
 
 class Forward(Protocol):
@@ -36,6 +38,9 @@ class Forward(Protocol):
 
     def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
         """Applies to a tensor a movement whose result has the symbolic ``shape``."""
+
+    def symbolic(self, attrs: Any) -> Any:
+        """Returns attributes in the symbols of the backward."""
 
     def has_other_sums(self, node: Node) -> bool:
         """Returns whether the value of a node that was asked for may differ from the forward's in its last bits."""
@@ -115,9 +120,9 @@ def _unsliced(node: Node, g: Any, at: Forward) -> Any:
         g, start, step = g.flip(dim), start + step * (length - 1), -step
     if step == 1:
         behind = len(node.shape) - 1 - dim
-        return torch.nn.functional.pad(g, (*(0, 0) * behind, start, whole - start - length))
-    zeros = torch.zeros(at.shape(node.inputs[0]), dtype=g.dtype, device=g.device)
-    index = torch.arange(length, device=g.device) * step + start
+        return fn.pad(g, (*(0, 0) * behind, start, whole - start - length))
+    zeros = g.functions.zeros(at.shape(node.inputs[0]), dtype=g.dtype)
+    index = g.functions.arange(length) * step + start
     return zeros.index_copy(dim, index, g)
 
 
@@ -130,10 +135,10 @@ def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     gradients_ = {}
     for position in positions:
         slope = at.value(node.inputs[position + 1])
-        if isinstance(slope, torch.Tensor):
+        if isinstance(slope, Value):
             gradients_[position] = g * slope.to(g.dtype)
         else:
-            gradients_[position] = g * slope if slope else torch.zeros_like(g)
+            gradients_[position] = g * slope if slope else fn.zeros_like(g)
         if node.inputs[position].shape != node.shape:
             gradients_[position] = gradients_[position].expand(at.shape(node.inputs[position]))
     return gradients_
@@ -172,18 +177,18 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     if kind == "prod":
         zero = a == 0
         zeros = zero.sum(dims, keepdim=True)
-        others = torch.where(zero, 1.0, a)
+        others = fn.where(zero, 1.0, a)
         for dim in dims:
             others = others.prod(dim, keepdim=True)
-        return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
+        return {0: fn.where(zero, fn.where(zeros == 1, g * others, 0.0), g * out / fn.where(zero, 1.0, a))}
     if at.has_other_sums(node.inputs[0]):
-        selected = torch.where(_first_extremum(a, kind, dims), g, 0.0)
+        selected = fn.where(_first_extremum(a, kind, dims), g, 0.0)
     else:
         if at.is_unrounded(node.inputs[0]):
-            out = (torch.amax if kind == "max" else torch.amin)(a, dims, keepdim=True)
-        chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
-        selected = torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
-    return {0: selected if node.inputs[0].attrs == SHARED_EXTREMUM else torch.where(torch.isnan(out), out, selected)}
+            out = (fn.amax if kind == "max" else fn.amin)(a, dims, keepdim=True)
+        chosen = (a == out) | (fn.isnan(a) & fn.isnan(out))
+        selected = fn.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
+    return {0: selected if node.inputs[0].attrs == SHARED_EXTREMUM else fn.where(fn.isnan(out), out, selected)}
 
 
 def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
@@ -192,8 +197,8 @@ def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
     order = [*others, *dims]
     last = a.permute(order)
     rows = last.reshape(*last.shape[: len(others)], -1)
-    index = (torch.argmax if kind == "max" else torch.argmin)(rows, -1, keepdim=True)
-    first = torch.arange(rows.shape[-1], device=a.device) == index
+    index = (fn.argmax if kind == "max" else fn.argmin)(rows, -1, keepdim=True)
+    first = a.functions.arange(rows.shape[-1]) == index
     return first.reshape(last.shape).permute([order.index(dim) for dim in range(a.dim())])
 
 
@@ -216,11 +221,11 @@ def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
             return {0: rule(g.flip(dim), a.flip(dim), out.flip(dim), dim).flip(dim)}
         return {0: rule(g, a, out, dim)}
     a = at.value(node.inputs[0])
-    extremum = torch.cummax if kind == "max" else torch.cummin
+    extremum = fn.cummax if kind == "max" else fn.cummin
     chosen = extremum(a.flip(dim), dim).indices.flip(dim) if reverse else extremum(a, dim).indices
     if reverse:
         chosen = at.size(node.shape[dim]) - 1 - chosen
-    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+    return {0: fn.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
 
 
 def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
@@ -229,9 +234,9 @@ def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
     zero = a == 0
     zeros = zero.long().cumsum(dim)
     first = zero & (zeros == 1)
-    total = (g * out).flip(dim).cumsum(dim).flip(dim) / torch.where(zero, 1.0, a)
-    without = (g * torch.where(first, 1.0, a).cumprod(dim)).flip(dim).cumsum(dim).flip(dim)
-    return torch.where(zeros == 0, total, torch.where(first, without, 0.0))
+    total = (g * out).flip(dim).cumsum(dim).flip(dim) / fn.where(zero, 1.0, a)
+    without = (g * fn.where(first, 1.0, a).cumprod(dim)).flip(dim).cumsum(dim).flip(dim)
+    return fn.where(zeros == 0, total, fn.where(first, without, 0.0))
 
 
 def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:
@@ -239,7 +244,7 @@ def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:
     logarithms."""
 
     def total(g: Any) -> Any:
-        logarithm = torch.where(g > 0, torch.where(g > 0, g, 1.0).log(), torch.finfo(g.dtype).min)
+        logarithm = fn.where(g > 0, fn.where(g > 0, g, 1.0).log(), torch.finfo(g.dtype).min)
         return (a + (logarithm - out).flip(dim).logcumsumexp(dim).flip(dim)).exp()
 
     return total(g) - total(-g)
@@ -254,9 +259,9 @@ def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
     """Gives each rank's gradient to the element of that rank; the ranks are computed again."""
     _, dim, descending, start = node.attrs
     a = at.value(node.inputs[0])
-    order = torch.argsort(a, dim=dim, descending=descending, stable=True)
+    order = fn.argsort(a, dim=dim, descending=descending, stable=True)
     chosen = order.narrow(dim, at.size(start), at.size(node.shape[dim]))
-    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+    return {0: fn.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
 
 
 # ---------------------------------------------------------------------------------------------------------- products
@@ -274,13 +279,13 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     result = "".join((*named.batch, *named.rows, *named.columns))
     dtype, gradients_ = DTYPES[node.inputs[0].dtype], {}
     if 0 in positions:
-        gradients_[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
+        gradients_[0] = fn.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
     if 1 in positions:
         value, g = at.value(node.inputs[0]), g.to(dtype)
         if named.batch or len(named.rows) < 2:
-            gradients_[1] = torch.einsum(f"{result},{x}->{weight}", g, value)
+            gradients_[1] = fn.einsum(f"{result},{x}->{weight}", g, value)
         else:  # both as matrices, in the order of their memory
-            gradients_[1] = torch.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
+            gradients_[1] = fn.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
     return gradients_
 
 
@@ -295,14 +300,14 @@ def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Adds each element of ``g`` to the gradient of the source, where it was read from."""
     source, coordinates = node.inputs[0], node.attrs
-    zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
+    zeros = g.functions.zeros(at.shape(source), dtype=g.dtype)
     indices = [at.value(index) for index in node.inputs[1:]]
     rank = len(node.shape)
     behind = len(coordinates) - 1
     whole = coordinates == (-1, *range(rank - behind, rank)) and _same_behind(node.inputs[1], behind)
     if whole:  # slices, as an embedding reads them
         return {0: _added_slices(zeros, g, indices[0], behind, at.shape(node))}
-    return {0: zeros.index_put(_everywhere(coordinates, indices, node.shape, at, g.device), g, accumulate=True)}
+    return {0: zeros.index_put(_everywhere(coordinates, indices, node.shape, at, g.functions), g, accumulate=True)}
 
 
 def _same_behind(index: Node, behind: int) -> bool:
@@ -321,7 +326,7 @@ def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[A
 
 
 def _everywhere(
-    coordinates: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
+    coordinates: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, functions: Functions
 ) -> tuple[Any, ...]:
     """Returns, for each dimension of a tensor, the index at which an element of ``shape`` is read or written there."""
     dims, sizes, indices_ = gathered_dims(tuple(coordinates)), tuple(map(at.size, shape)), []
@@ -329,7 +334,7 @@ def _everywhere(
         if coordinate < 0:
             indices_.append(indices[dims.index(dim)].expand(sizes))
         else:
-            along = torch.arange(sizes[coordinate], device=device)
+            along = functions.arange(sizes[coordinate])
             indices_.append(
                 along.reshape([-1 if other == coordinate else 1 for other in range(len(sizes))]).expand(sizes)
             )
@@ -348,14 +353,16 @@ def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradi
     gradient, as in torch; the base gets none there."""
     (kind, coordinates, movements), gradients_ = node.attrs, {}
     indices = [at.value(index) for index in node.inputs[2:]]
-    index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.device)
     if 0 in positions:
-        base = g
+        gradients_[0] = g
         if kind == "set":
-            base = g.clone()
-            _moved(base, movements, at).index_put_(index, torch.zeros((), dtype=g.dtype, device=g.device))
-        gradients_[0] = base
+            trace, zeros = g.functions.trace, g.functions.zeros(at.shape(node.inputs[1]), dtype=g.dtype)
+            at_indices = [index.node for index in indices]
+            gradients_[0] = g.functions.left(
+                scattered(trace, g.node, zeros.node, at_indices, coordinates, "set", at.symbolic(movements))
+            )
     if 1 in positions:
+        index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.functions)
         gradients_[1] = _moved(g, movements, at)[index]
     return gradients_
 

@@ -196,7 +196,7 @@ class RowGradients:
     """Computes the gradients of the row values of weighted products, as a backward meets their nodes.
 
     Args:
-        found: the products.
+        products: which are recognised.
         value: gives the value of a node of the forward.
         shape: gives the sizes of a node.
     """

@@ -1,4 +1,4 @@
-"""Imports functions of jitgen's own as graphs, such as a graph of Dynamo's and a derivative.
+"""Imports functions of jitgen's own as graphs, such as those of Dynamo's graphs.
 
 Such a function calls torch functions of its arguments and returns what they give. It reads nothing by name, changes no
 object and keeps no tensor, so nothing is done here of what ``run.py`` does for a user's function: no names are

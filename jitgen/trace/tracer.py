@@ -144,7 +144,7 @@ class Trace:
         """
         index = len(self.inputs)
         self.sources.append(Captured(f"argument {position}", lambda: call_leaves.get()[position], tensor))
-        return TensorProxy(self._input_node(tensor), self, input=index)
+        return TensorProxy(self.input_node(tensor), self, input=index)
 
     def _on_device(self, captured: Captured, tensor: torch.Tensor) -> Captured:
         if self.runs and tensor.device != self.device:
@@ -167,7 +167,7 @@ class Trace:
         self.host_scalars.append(TensorProxy(self.builder.scalar(scalar.expr, scalar.dtype), self))
         return self.host_scalars[-1]
 
-    def _input_node(self, tensor: torch.Tensor) -> Node:
+    def input_node(self, tensor: torch.Tensor) -> Node:
         index = len(self.inputs)
         self.guards.hints.update({f"s{index}_{dim}": size for dim, size in enumerate(tensor.shape)})
         dtype, shape = dtype_name(tensor.dtype), input_shape(index, tensor.shape)
@@ -182,7 +182,7 @@ class Trace:
         """Returns the input node of a tensor of such a weight."""
         self.captured.append(part)
         self.sources.append(part)
-        return self._input_node(part.value)
+        return self.input_node(part.value)
 
     def captured_tensor(self, tensor: torch.Tensor) -> Node:
         """Returns the value of a tensor that the function closes over: an input, or what an update has made of it."""
@@ -270,6 +270,14 @@ class Trace:
             raise
         except Exception as error:
             raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
+
+    def made(self, row: table.Row, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Returns what a row makes of nodes and numbers, as ``call`` would leave it of proxies."""
+        with torch._C.DisableTorchFunction():
+            result = self._result(row, name, positional, named, ())
+            if self.rounds_results and not row.is_view:
+                result = pytree.tree_map(self._rounded, result)
+            return result if row.is_view or row.copied else self._unaliased(result)
 
     def _result(
         self,
@@ -525,11 +533,15 @@ class Trace:
 
     # ---------------------------------------------------------------------------------------------- nodes, for rows
 
+    def location(self) -> str | None:
+        """Returns the user's line that the next node comes from."""
+        return user_location()
+
     def make(
         self, op: str, inputs: Sequence[Node], dtype: str, shape: Shape | list[Any], attrs: tuple[Any, ...] = ()
     ) -> Node:
         shape = [self.guards.value(size) if symbols.is_too_long(size) else size for size in shape]
-        return self.builder.make(op, inputs, dtype, shape, attrs, user_location())
+        return self.builder.make(op, inputs, dtype, shape, attrs, self.location())
 
     def cast(self, node: Node, dtype: str) -> Node:
         if node.dtype == dtype:

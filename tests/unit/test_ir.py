@@ -327,7 +327,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"codegen", "errors", "forks", "settings", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},
-    "gradients": {"errors", "spec", "ir"},
+    "gradients": {"errors", "spec", "ir", "trace"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "kernel": {"errors", "spec", "device", "ir", "codegen", "_version"},
     "families": {

@@ -362,15 +362,15 @@ def test_an_exported_program_runs_and_trains_with_one_row() -> None:
         torch.testing.assert_close(_first_and_second(program, x), expected)
 
 
-def test_the_backward_of_an_exported_program_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitgen.trace import importing
+def test_the_backward_of_an_exported_program_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitgen.gradients.backward import Backward
 
     program = _exported(partly_detached, torch.randn(3, 4))
-    traced, imported = list[str](), importing.imported
-    monkeypatch.setattr(importing, "imported", lambda *args: traced.append(args[1]) or imported(*args))
+    made, traced = list[str](), Backward.traced
+    monkeypatch.setattr(Backward, "traced", lambda *args: made.append(args[1]) or traced(*args))
     for _ in range(3):
         program(torch.randn(5, 4, requires_grad=True))[0].sum().backward()
-    assert traced == ["partly_detached_backward"]
+    assert made == ["partly_detached_backward"]
 
 
 # ----------------------------------------------------------------------------------------------- torch's other tracers
