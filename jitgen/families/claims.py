@@ -126,15 +126,41 @@ class Claims:
         return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
 
     def _with_viewable_reshapes(self, root: Node) -> Node:
-        """Makes reshapes under ``root`` that need a copy read a temporary."""
+        """Makes reshapes under ``root`` that need a copy read a temporary; a value that is computed of several of them
+        is one temporary in their place."""
         builder = self.mover.builder
-        memo: dict[int, Node] = {}
-        for node in topological([root]):
+        memo = self._reshaped_values(root)
+        for node in topological([root], known=memo):
+            if id(node) in memo:
+                continue
             children = [memo[id(child)] for child in node.inputs]
             rebuilt = node
             if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
                 rebuilt = builder.like(node, children)
-            if node.kind is VIEW and node.attrs.kind == "reshape" and self.memory.strides(rebuilt) is None:
+            if self._needs_copy(node, rebuilt):
                 rebuilt = builder.like(node, [self.materialize(children[0])])
             memo[id(node)] = rebuilt
         return memo[id(root)]
+
+    def _needs_copy(self, node: Node, rebuilt: Node) -> bool:
+        return node.kind is VIEW and node.attrs.kind == "reshape" and self.memory.strides(rebuilt) is None
+
+    def _reshaped_values(self, root: Node) -> dict[int, Node]:
+        """Returns, by their ids, the last values under ``root`` that are computed pointwise of several reshapes that
+        need a copy, as a reshape of one temporary, which has the shape before these."""
+        order = topological([root])
+        copied: dict[int, frozenset[Node]] = {}  # such reshapes, by what is computed from them and of tensors alone
+        for node in order:
+            if node.is_in_memory or node.kind.is_number:
+                copied[id(node)] = frozenset([node] if self._needs_copy(node, node) else [])
+            elif node.kind.is_pointwise and all(id(child) in copied for child in node.inputs):
+                copied[id(node)] = frozenset().union(*(copied[id(child)] for child in node.inputs))
+        ends = {id(child) for node in order if id(node) not in copied for child in node.inputs} | {id(root)}
+        reshaped: dict[int, Node] = {}
+        for node in order:
+            several = copied.get(id(node), frozenset())
+            shapes = {reshape.inputs[0].shape for reshape in several}
+            if id(node) in ends and len(several) > 1 and len(shapes) == 1:
+                value = self.materialize(self.mover.move(node, ("reshape",), *shapes))
+                reshaped[id(node)] = self.mover.move(value, ("reshape",), node.shape)
+        return reshaped

@@ -193,7 +193,7 @@ def _keep_region(region: Region, partition: Partition, memories: Sequence[Stride
     return region
 
 
-def _never_merge(left: Region, right: Region, result: int) -> Region | None:
+def _never_merge(left: Region, right: Region) -> Region | None:
     return None
 
 
@@ -268,8 +268,7 @@ class Family:
         plan: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, in which what
             several kernels would compute again is read from temporaries.
         rewrite_values: ``(values, partition) -> values``.
-        merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
-            where they stay two.
+        merge: ``(region, other) -> Region`` that computes both; None where they stay two.
         legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides
             it cannot walk, and lacks the stores whose strides it cannot walk: their results are copied from
             temporaries.
@@ -301,7 +300,7 @@ class Family:
     settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
     plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
-    merge: Callable[[Region, Region, int], Region | None] = _never_merge
+    merge: Callable[[Region, Region], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
     body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
     joins: Callable[[Sequence[Body], Body], bool] = _never_join

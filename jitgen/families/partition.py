@@ -113,7 +113,7 @@ class Partitioner:
         moved = self._planned(moved)
         results = returned(self.graph, moved, self.memory)
         stages = self._stages(moved, results)
-        aliases = stored_in_temporaries(stages.results, results, self.memory, self.temporaries.first)
+        aliases = stored_in_temporaries(stages.results, results, self.memory, self.temporaries)
         if aliases:
             new = itertools.count()
             positions = [-1 if position in aliases else next(new) for position in range(len(results.nodes))]
@@ -205,7 +205,11 @@ class Partitioner:
 
     def _program(self, results: Results, stages: Stages) -> Program:
         """Makes kernels of the regions of temporaries and of ``stages``."""
-        steps = Steps(self.claims, self.graph.name, len(self.index.order)).stages(stages.changes)
+        order = Steps(self.claims, self.graph.name, len(self.index.order))
+        steps = order.stages(stages.changes)
+        if not stages.changes:
+            steps, behind = order.with_results(steps, stages.results, results.mutated)
+            stages = replace(stages, results=behind)
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.temporaries.values)
         outputs = tuple(

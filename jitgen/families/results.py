@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from jitgen.families.call_memory import CallMemory, has_order
 from jitgen.families.moved import Moved
 from jitgen.families.several_views import are_disjoint
+from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.nodes import CAT, INPUT
 from jitgen.ir.program import Alias
@@ -115,28 +116,29 @@ def views_of_updated(graph: Graph, memory: CallMemory) -> dict[int, Alias]:
 
 
 def stored_in_temporaries(
-    regions: Sequence[Region], results: Results, memory: CallMemory, first: int
+    regions: Sequence[Region], results: Results, memory: CallMemory, temporaries: Temporaries
 ) -> dict[int, Alias]:
-    """Maps results that would be copies of a temporary, or of a view of one, to the alias to return instead.
+    """Maps results that a temporary holds, or that would be copies of a view of one, to the alias to return instead.
 
     An element of a temporary is returned once, because two results share no memory, and only in an order that the
     result asks for.
 
     Args:
         regions: those that compute ``results``.
-        first: the buffer number of the first temporary.
     """
     if any(memory.out):
         return {}
     changed = {store.result for region in regions if region.is_update for store in region.stores}
-    stores = [store for region in regions for store in region.stores if not store.movements]
+    stores = [store for region in regions for store in region.stores]
+    stores = [store for store in stores if not store.movements or temporaries.get(results.nodes[store.result])]
     aliases: dict[int, Alias] = {}
     for store in stores:
         if store.result in changed or store.result in results.mutated:
             continue
-        alias = alias_of(store.value)
-        strides = memory.strides(store.value) if alias is not None else None
-        if alias is None or strides is None or alias.input < first:
+        value = temporaries.get(results.nodes[store.result]) or store.value
+        alias = alias_of(value)
+        strides = memory.strides(value) if alias is not None else None
+        if alias is None or strides is None or alias.input < temporaries.first:
             continue
         others = _aliases_in([*aliases.values(), *results.outputs], alias.input)
         if alias.movements in others or not are_disjoint([*others, alias.movements]):

@@ -6,7 +6,8 @@ another way what waits for itself, and puts all steps in an order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from jitgen.errors import UnsupportedError
@@ -24,7 +25,7 @@ class Step(NamedTuple):
     """Identifies what is computed before the results: a temporary, or a change of an argument that is updated in place.
 
     Attributes:
-        number: of the temporary, or of the result that is the argument's new value.
+        number: of the temporary, or of the result, which may be an argument's new value.
         change: the number of the change, for an argument that is changed several times; None for a temporary.
     """
 
@@ -121,12 +122,12 @@ class Steps:
             computed, is_alone = [first], len(steps) == 1
             for other in others:
                 members = self.together.get(other, [other])
-                merged = _merged(regions, waiting[other], len(steps)) if is_alone and len(members) == 1 else None
+                behind = renumbered(waiting[other], range(len(steps), len(steps) + len(members)))
+                merged = _merged(regions, behind) if is_alone and len(members) == 1 else None
                 if merged is not None:
                     regions = [merged]
-                elif has_updates or waiting[other][0].family == regions[0].family:
-                    numbers = range(len(steps), len(steps) + len(members))
-                    regions = [*regions, *renumbered(waiting[other], numbers)]
+                elif has_updates or behind[0].family == regions[0].family:
+                    regions = [*regions, *behind]
                 else:
                     continue
                 steps += members
@@ -136,6 +137,35 @@ class Steps:
                 blocked[step] -= 1
             ordered.append((steps, regions))
         return ordered
+
+    def with_results(
+        self, stages: Sequence[tuple[list[Step], list[Region]]], results: Sequence[Region], updated: Container[int]
+    ) -> tuple[list[tuple[list[Step], list[Region]]], list[Region]]:
+        """Returns ``stages`` with those of ``results``, regions that compute results, that one of their regions
+        computes besides; and the others.
+
+        Args:
+            updated: results that are new values of arguments, which are written after all else.
+        """
+        computed: set[Step] = set()
+        left, merged = list(results), []
+        for members, regions in stages:
+            steps, regions = list(members), list(regions)
+            for result in [region for region in left if self._read_by([region], {}) <= computed]:
+                if any(store.result in updated for store in result.stores):
+                    continue
+                numbers = {store.result: len(steps) + n for n, store in enumerate(result.stores)}
+                stores = tuple(replace(store, result=numbers[store.result]) for store in result.stores)
+                numbered = replace(result, stores=stores)
+                for position, region in enumerate(regions):
+                    if (both := _merged([region], [numbered])) is not None:
+                        regions[position] = both
+                        steps += [Step(number, 0) for number in numbers]
+                        left.remove(result)
+                        break
+            merged.append((steps, regions))
+            computed.update(steps)
+        return merged, left
 
     def _compute_values(self) -> None:
         """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""
@@ -207,9 +237,9 @@ class Steps:
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
 
 
-def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
-    """Merges ``left`` and ``right``, with the result of ``right`` as number ``result``, into one region; None if they
-    are not one region each of a family that merges them."""
+def _merged(left: Sequence[Region], right: Sequence[Region]) -> Region | None:
+    """Merges ``left`` and ``right`` into one region; None if they are not one region each of a family that merges
+    them."""
     if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
         return None
-    return registry.named(left[0].family).merge(left[0], right[0], result)
+    return registry.named(left[0].family).merge(left[0], right[0])

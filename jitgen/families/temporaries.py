@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates, rewritten
+from jitgen.ir.analysis import at_own_coordinates, one_of, rewritten, varying_dims
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, INPUT, Kind
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, GATHER, INPUT, REDUCE, Kind
 from jitgen.ir.views import Mover
 
 
@@ -37,6 +37,9 @@ class Temporaries:
         """Stores ``node`` in a temporary and returns its ``input`` node; there is one temporary for each node."""
         if node in self._by_value or (node.kind is INPUT and node.attrs.number >= self.first):
             return self._by_value.get(node, node)
+        repeated = self._repeated_dims(node)
+        if repeated:
+            return self.mover.move(self.materialize(one_of(node, repeated, self.mover)), ("expand",), node.shape)
         matrix = self._as_matrix(node)
         if matrix in self._by_matrix:
             return self.mover.move(self._by_matrix[matrix], ("reshape",), node.shape)
@@ -47,9 +50,16 @@ class Temporaries:
         self._by_matrix[matrix] = self._by_value[node] = temporary
         return temporary
 
-    def holds(self, node: Node) -> bool:
-        """Returns whether a temporary holds ``node`` already."""
-        return node in self._by_value
+    def _repeated_dims(self, node: Node) -> list[int]:
+        """Returns the dimensions along which all elements of the gather ``node`` are equal; empty for other nodes."""
+        if node.kind is not GATHER:
+            return []
+        varied = varying_dims(node)
+        return [dim for dim, size in enumerate(node.shape) if size != 1 and dim not in varied]
+
+    def get(self, node: Node) -> Node | None:
+        """Returns the ``input`` node of the temporary that holds ``node`` already; None if none does."""
+        return self._by_value.get(node)
 
     def replace_values(self, values: Iterable[Node]) -> None:
         """Computes the first temporaries by other ``values``, equal to what they hold."""
@@ -92,7 +102,10 @@ class Temporaries:
         are ``kept``."""
 
         def change(node: Node, rebuilt: Node) -> Node:
-            return self.materialize(rebuilt) if node.kind.reads_others and id(node) not in kept else rebuilt
+            if not node.kind.reads_others or id(node) in kept:
+                return rebuilt
+            # A reduction of what another one gave, as the sum behind a softmax's maximum, is one kernel with that.
+            return self.materialize(node if node.kind is REDUCE else rebuilt)
 
         return rewritten(root, self.mover, change)
 

@@ -72,7 +72,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
     if not groups:
         return values
     kept = {node for group in groups for node in group}
-    temporaries = {node for node in kept.union(values) if partition.temporaries.holds(node)}
+    temporaries = {node for node in kept.union(values) if partition.temporaries.get(node) is not None}
     inside: dict[Node, Node] = {}  # what a node becomes for its own kernel, and for what else reads it
     read: dict[Node, Node] = {}
     for node in index.order:

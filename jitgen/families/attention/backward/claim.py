@@ -13,7 +13,7 @@ keys. Results over the same products are stores of one region: dK and dV. ``clai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
@@ -120,7 +120,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
                 rest[position] = None
         region = region_of(gradient, stores, partition)
         for number, other in enumerate(regions):
-            if (joined := joint(other, region)) is not None:
+            if (joined := merge(other, region)) is not None:
                 regions[number] = joined
                 break
         else:
@@ -171,13 +171,7 @@ def _ends(gradient: Streamed, streamed: Sequence[Streamed], index: Index, partit
     return True
 
 
-def merge(left: Region, right: Region, result: int) -> Region | None:
-    """Merges two regions that compute temporaries by ``joint``, with the result of ``right`` as number ``result``."""
-    stores = tuple(replace(store, result=result) for store in right.stores)
-    return joint(left, replace(right, stores=stores))
-
-
-def joint(left: Region, right: Region) -> Region | None:
+def merge(left: Region, right: Region) -> Region | None:
     """Joins two regions whose results are functions of the same products; None if they are not."""
     if len(left.stores) + len(right.stores) > MOST_RESULTS:
         return None

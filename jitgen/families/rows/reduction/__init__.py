@@ -9,8 +9,10 @@ each pass reads it again, and ``online.py`` saves passes.
 The files, in the order in which a kernel meets them:
 
 ================================  ======================================================================================
-``claim``, ``row_chunks``         which results are row regions; a few very long rows are divided into chunks first
+``claim``                         which results are row regions
 ``joined``                        rows that are joined of lengths of themselves, such as rotary embeddings
+``inner_rows``, ``row_chunks``    rows made of other rows are reduced along these first; a few very long ones are cut
+                                  into chunks first
 ``even_rows``                     copies of operands whose rows have no single stride
 ``layout``                        strides along rows and over rows
 ``residency``                     which values a resident row keeps in registers
@@ -27,15 +29,25 @@ The files, in the order in which a kernel meets them:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitgen.families.deferred import deferred
+from jitgen.families.family import Partition
 from jitgen.families.rows import row_family
 from jitgen.families.rows.reduction.claim import claim, merge
+from jitgen.families.rows.reduction.inner_rows import inner_rows_first
 from jitgen.families.rows.reduction.row_chunks import chunk_long_rows
+from jitgen.ir.graph import Node
+
+
+def _in_shorter_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    return chunk_long_rows(inner_rows_first(values, partition), partition)
+
 
 FAMILY = row_family(
     __name__,
     "reduction",
-    rewrite_values=chunk_long_rows,
+    rewrite_values=_in_shorter_rows,
     claim=claim,
     merge=merge,
     legalize=deferred(__name__, "even_rows.legalize"),

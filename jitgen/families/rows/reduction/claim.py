@@ -65,13 +65,13 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim([_rows_last(rows, stores, mover) for rows, stores in gathered.items()], rest)
 
 
-def merge(left: Region, right: Region, result: int) -> Region | None:
+def merge(left: Region, right: Region) -> Region | None:
     """Merges two regions over the same rows that read some of the same elements; else returns None."""
     if (left.shape, left.row_rank) != (right.shape, right.row_rank):
         return None
     if left.elements_read.isdisjoint(right.elements_read):
         return None
-    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+    return replace(left, stores=(*left.stores, *right.stores))
 
 
 def _as_rows(store: Store, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:

@@ -87,13 +87,13 @@ def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((EXTREMA.get(scan.attrs.kind, scan.attrs.kind), id(scan.inputs[0])) for scan in scans))
 
 
-def merge(left: Region, right: Region, result: int) -> Region | None:
+def merge(left: Region, right: Region) -> Region | None:
     """Merges scans of the same rows that read some of the same elements into one region."""
     if left.shape != right.shape or left.elements_read.isdisjoint(right.elements_read):
         return None
     if not _is_one_region((*left.stores, *right.stores)):
         return None
-    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+    return replace(left, stores=(*left.stores, *right.stores))
 
 
 def _rows_of(scan: Node) -> _Rows:

@@ -32,11 +32,11 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim(_joined(regions), rest)
 
 
-def merge(left: Region, right: Region, result: int) -> Region | None:
+def merge(left: Region, right: Region) -> Region | None:
     """Merges values and indices of one sort, and ranks of one sort with the same beginning, into one region."""
     if _sorted(left) != _sorted(right):
         return None
-    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+    return replace(left, stores=(*left.stores, *right.stores))
 
 
 def _sorted(region: Region) -> tuple[object, ...]:
@@ -49,7 +49,7 @@ def _joined(regions: Sequence[Region]) -> list[Region]:
     joined: list[Region] = []
     for region in regions:
         for position, other in enumerate(joined):
-            merged = merge(other, region, region.stores[0].result)
+            merged = merge(other, region)
             if merged is not None:
                 joined[position] = merged
                 break

@@ -1,0 +1,56 @@
+"""Reduces rows that are made of other rows, which the elements depend on, in two steps.
+
+The sum of all elements of a softmax's entropy, ``-(p * p.log()).sum()``, is over rows whose elements need reductions of
+shorter rows. One kernel that goes along the shorter rows reduces each of them, and a second one what is left. The
+elements themselves are stored nowhere, and computed once.
+
+Neighbours: ``row_chunks.py`` divides what is still a long row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.families.family import Partition
+from jitgen.ir.analysis import nearest, rewritten
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import REDUCE
+
+KINDS = ("sum", "prod", "max", "min", "any", "all")
+"""Reductions of which a reduction of reductions is one."""
+
+
+def inner_rows_first(values: Sequence[Node], partition: Partition) -> list[Node]:
+    """Returns ``values`` with reductions over several dimensions reduced along those first that their elements'
+    reductions have."""
+    builder = partition.mover.builder
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        dims = _inner_dims(node)
+        if not dims:
+            return rebuilt
+        (operand,) = rebuilt.inputs
+        shape = tuple(1 if dim in dims else size for dim, size in enumerate(operand.shape))
+        inner = builder.make("reduce", (operand,), node.dtype, shape, (node.attrs.kind, dims), node.location)
+        outer = tuple(dim for dim in node.attrs.dims if dim not in dims)
+        return builder.make("reduce", (inner,), node.dtype, node.shape, (node.attrs.kind, outer), node.location)
+
+    return [rewritten(value, partition.mover, change) if REDUCE in value.kinds else value for value in values]
+
+
+def _inner_dims(node: Node) -> tuple[int, ...]:
+    """Returns the dimensions that all reductions which elements of the reduction ``node`` need have in common with it;
+    empty where these are not some of its own, or where an inner result would be rounded."""
+    if node.kind is not REDUCE or node.attrs.kind not in KINDS or node.dtype in ("float16", "bfloat16"):
+        return ()
+    (operand,) = node.inputs
+    needed = list(nearest(operand, REDUCE, lambda between: between.kind.is_pointwise or _is_spread(between)))
+    dims = {reduction.attrs.dims for reduction in needed}
+    if len(dims) != 1 or any(reduction.inputs[0].shape != operand.shape for reduction in needed):
+        return ()
+    (inner,) = dims
+    return inner if set(inner) < set(node.attrs.dims) else ()
+
+
+def _is_spread(node: Node) -> bool:
+    return node.under_expand is not node

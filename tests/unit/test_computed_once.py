@@ -1,0 +1,121 @@
+"""What is returned and read by other kernels too is computed once, by one kernel, and read from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+from jitgen.compilers import host
+
+
+def scan_and_softmax(x: Any) -> Any:
+    scanned = x.cumsum(-1)
+    return scanned, scanned.softmax(-1)
+
+
+def extrema_and_softmax(x: Any) -> Any:
+    values, indices = x.cummax(-1)
+    return values.softmax(-1), indices
+
+
+def sums_and_scan(x: Any) -> Any:
+    total = (x * x).sum(-1, keepdim=True)
+    return total, (x / total).cumsum(-1)
+
+
+def softmax_and_scan(x: Any) -> Any:
+    p = x.softmax(-1)
+    return p, p.cumsum(-1)
+
+
+def ranks_and_scan(x: Any) -> Any:
+    values, indices = x.sort(-1)
+    return indices, values.cumsum(-1)
+
+
+def best_eight(x: Any) -> Any:
+    values, indices = x.topk(8)
+    return values.softmax(-1), indices
+
+
+def norm_of_columns(x: Any) -> Any:
+    normal = F.layer_norm(x, x.shape[-1:])
+    return normal.sum(0), normal.amax(-1)
+
+
+def beams(x: Any) -> Any:
+    values, indices = F.log_softmax(x.view(4, -1, x.shape[1]), -1).flatten(1).topk(8)
+    return values, indices // x.shape[1]
+
+
+def entropy(x: Any) -> Any:
+    p = x.softmax(-1)
+    return -(p * p.log()).sum()
+
+
+def greatest_share(x: Any) -> Any:
+    p = x.softmax(-1)
+    return p.amax(), (p > 0.5).any()
+
+
+CASES = [
+    (scan_and_softmax, 2),
+    (extrema_and_softmax, 2),
+    (sums_and_scan, 2),
+    (softmax_and_scan, 2),
+    (ranks_and_scan, 2),
+    (best_eight, 2),
+    (norm_of_columns, 2),
+    (beams, 4),
+    (entropy, 2),
+    (greatest_share, 2),
+]
+
+
+@pytest.mark.parametrize(("function", "kernels"), CASES)
+def test_a_plan_has_no_kernel_twice(function: Callable[..., Any], kernels: int) -> None:
+    low = jitgen.jit(function).lower(TensorSpec((64, 96), torch.float32), target="x86-64-v3")
+    assert low.balance.kernels == kernels, low.explain()
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("function", [function for function, _ in CASES])
+def test_values_are_those_of_eager(function: Callable[..., Any]) -> None:
+    x = torch.randn(24, 19, dtype=torch.float64)
+    ours, theirs = (f(x) for f in (jitgen.jit(function), function))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_a_result_in_the_memory_of_the_caller_is_written() -> None:
+    x = torch.randn(8, 12, dtype=torch.float64)
+    out = torch.empty(12, 8, dtype=torch.float64).t(), torch.empty(8, 12, dtype=torch.float64)
+    for function in (scan_and_softmax, softmax_and_scan):
+        jitgen.jit(function)(x, out=out)
+        torch.testing.assert_close(out, function(x))
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_a_result_waits_for_no_update_of_what_it_reads() -> None:
+    def function(x: Any, memory: Any) -> Any:
+        total = (x * memory).sum(-1, keepdim=True)
+        kept = (x / total).cumsum(-1)
+        memory.mul_(0.5)
+        return total, kept, memory.sum(-1)
+
+    x, memory = torch.rand(6, 10, dtype=torch.float64), torch.rand(6, 10, dtype=torch.float64)
+    ours, theirs = memory.clone(), memory.clone()
+    torch.testing.assert_close(jitgen.jit(function)(x, ours), function(x, theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_class_is_compared_once_for_each_row() -> None:
+    specs = TensorSpec((256, 1024), torch.float32), TensorSpec((256,), torch.int64)
+    low = jitgen.jit(F.cross_entropy).lower(*specs, target="x86-64-v3")
+    assert low.balance.bytes_ratio < 1.05, low.explain()
