@@ -22,6 +22,7 @@ from jitgen.ir.nodes import (
     CAT,
     CONST,
     CONTRACT,
+    CONVOLVE,
     DEQUANTIZE,
     GATHER,
     INPUT,
@@ -333,6 +334,26 @@ def _contract(node: Node) -> None:
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
 
 
+def _convolve(node: Node) -> None:
+    *windows, accumulator, precision = node.attributes(6)
+    precision.one_of(("ieee", "tf32"))
+    images, filters = node.operands
+    rank = len(images.shape) - 3
+    node.require(1 <= rank <= 3 and len(filters.shape) == rank + 3, "it is of images and filters of 1 to 3 dimensions")
+    node.require(images.dtype in ACTIVATIONS, f"its images are {images.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(filters.dtype == images.dtype, f"of {images.dtype} and {filters.dtype}")
+    node.require(not (images.weight or filters.weight), "an operand is a quantised weight")
+    accumulator.one_of((accumulator_dtype(images.dtype),))
+    for numbers, least in zip(windows, (1, -(2**31), -(2**31), 1), strict=True):
+        for number in numbers.items(rank, rank):
+            number.integer(least, 2**31)
+    groups, outputs, channels = filters.shape[:3]
+    node.require(images.shape[1:3] == (groups, channels), "its operands have other groups or channels")
+    node.has_dtype(images.dtype)
+    node.require(len(node.shape) == rank + 3, f"its rank is {len(node.shape)}")
+    node.has_shape((images.shape[0], groups, outputs, *node.shape[3:]))
+
+
 ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64")
 """Dtypes a product is computed of."""
 
@@ -404,6 +425,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,
+    CONVOLVE: _convolve,
     DEQUANTIZE: _dequantize,
     CAST: _cast,
     **{KINDS[name]: _pointwise for name in OPS},

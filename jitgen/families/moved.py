@@ -17,10 +17,11 @@ from jitgen.families.family import Partition
 from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.updates import changes_of
+from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, topological
+from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, GATHER, INPUT, SCALAR, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, CONVOLVE, GATHER, INPUT, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
 from jitgen.ir.symbols import Scalar
 
@@ -86,7 +87,8 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     inputs = {node.attrs.number: node for node in index.order if node.kind is INPUT}
     replaced = {id(node): inputs[number] for number, chain in early.items() for node in chain}
     stored = returned_products(graph, index) | stored_values(index, partition, sizes.same)
-    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, replaced)
+    stored |= around_convolutions(index, graph.results)
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, replaced, partition.device.is_gpu)
     values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
@@ -101,12 +103,18 @@ class _Rebuilt:
         stored: the ids of nodes that become temporaries.
         replacements: by the ids of nodes, what others read in their place.
         replaced: those nodes themselves, rebuilt.
+        has_windows: whether convolutions are products with windows in memory.
     """
 
     def __init__(
-        self, sizes: EqualSizes, temporaries: Temporaries, stored: frozenset[int], replacements: Mapping[int, Node]
+        self,
+        sizes: EqualSizes,
+        temporaries: Temporaries,
+        stored: frozenset[int],
+        replacements: Mapping[int, Node],
+        has_windows: bool,
     ) -> None:
-        self.sizes, self.temporaries = sizes, temporaries
+        self.sizes, self.temporaries, self.has_windows = sizes, temporaries, has_windows
         self.mover = temporaries.mover
         self.stored, self.replacements = stored, replacements
         self.replaced: dict[int, Node] = {}
@@ -137,6 +145,10 @@ class _Rebuilt:
             source, *indices = children
             source = source if source.is_in_memory else self.temporaries.materialize(source)
             return builder.like(node, (source, *indices), shape)
+        if node.kind is CONVOLVE:
+            operands = [child if child.is_in_memory else self.temporaries.materialize(child) for child in children]
+            convolution = builder.like(node, operands, shape)
+            return product_with_windows(convolution, self.temporaries) if self.has_windows else convolution
         return self._narrowed(builder.like(node, children, shape))
 
     def _narrowed(self, node: Node) -> Node:
@@ -179,11 +191,5 @@ def returned_products(graph: Graph, index: Index) -> frozenset[int]:
 
 def _is_read_elsewhere(product: Node, index: Index) -> bool:
     """Returns whether anything but pointwise operations and views of all elements is computed of ``product``."""
-    epilogue = index.reached([product], lambda node: node is not product and not _keeps_all_elements(node))
+    epilogue = index.reached([product], lambda node: node is not product and not keeps_all_elements(node))
     return any(user not in epilogue for node in epilogue for user in index.users[node])
-
-
-def _keeps_all_elements(node: Node) -> bool:
-    """Returns whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
-    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
-    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)

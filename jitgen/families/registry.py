@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitgen.families.attention.backward import FAMILY as ATTENTION_BACKWARD
 from jitgen.families.attention.forward import FAMILY as ATTENTION
+from jitgen.families.convolution import FAMILY as CONVOLUTION
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
@@ -13,7 +14,7 @@ from jitgen.families.rows.sort import FAMILY as SORT
 from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [CONVOLUTION, ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """All families. The last one computes whatever is left."""
 
 

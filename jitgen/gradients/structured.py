@@ -15,11 +15,25 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.values import Functions, Value, fn
+from jitgen.ir.convolutions import convolve
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
 from jitgen.ir.equations import axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, GATHER, REDUCE, SCAN, SCATTER, SORT, VIEW, Kind
+from jitgen.ir.nodes import (
+    CAST,
+    CAT,
+    CONTRACT,
+    CONVOLVE,
+    CUSTOM_GRADIENT,
+    GATHER,
+    REDUCE,
+    SCAN,
+    SCATTER,
+    SORT,
+    VIEW,
+    Kind,
+)
 from jitgen.spec import DTYPES
 from jitgen.trace.scatters import scattered
 
@@ -286,6 +300,29 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
             gradients_[1] = fn.einsum(f"{result},{x}->{weight}", g, value)
         else:  # both as matrices, in the order of their memory
             gradients_[1] = fn.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
+    return gradients_
+
+
+@_derivative(CONVOLVE, _contract_reads)
+def _convolve(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Computes the gradient of either operand as a convolution of ``g`` and the other one (``ir/convolutions.py``)."""
+    (images, filters), (stride, dilation, offset, spread, *_) = node.inputs, node.attrs
+    dtype, gradients_ = DTYPES[images.dtype], {}
+    g, spatial = g.to(dtype), range(3, len(node.shape))
+    back = [-number for number in dilation], [-number for number in offset]
+    called = g.functions.called
+    if 0 in positions:
+        exchanged = at.value(filters).to(dtype).transpose(1, 2)
+        gradients_[0] = called(convolve, g, exchanged, spread, *back, stride, at.shape(images)[3:])
+    if 1 in positions:
+        channels, rows = at.value(images).transpose(0, 2), g.permute(1, 2, 0, *spatial)
+        if all(number > 0 for number in dilation):
+            products = called(convolve, channels, rows, dilation, stride, offset, spread, at.shape(filters)[3:])
+            gradients_[1] = products.permute(1, 2, 0, *spatial)
+        else:  # the other way around: the elements of a filter are pixels, which only go forward
+            channels, rows = at.value(images).permute(1, 2, 0, *spatial), g.transpose(0, 2)
+            products = called(convolve, rows, channels, back[0], spread, back[1], stride, at.shape(filters)[3:])
+            gradients_[1] = products.transpose(0, 1)
     return gradients_
 
 

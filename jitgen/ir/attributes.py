@@ -71,6 +71,17 @@ class ContractAttrs(NamedTuple):
     """``"ieee"`` or ``"tf32"``, of float32 operands."""
 
 
+class ConvolveAttrs(NamedTuple):
+    """Holds how pixels and filters meet in each dimension of an image (``ir/convolutions.py``)."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    offset: tuple[int, ...]
+    spread: tuple[int, ...]
+    accumulator: str
+    precision: str
+
+
 class ScatterAttrs(NamedTuple):
     kind: str
     coordinates: tuple[int, ...]

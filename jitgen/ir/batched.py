@@ -90,6 +90,9 @@ class _Batch:
         replacement = node.kind.batch(self, node, attrs, operands) if node.kind.batch else None
         if replacement is None:
             return False
+        if isinstance(replacement, Node):
+            self.made[id(node)] = replacement, True
+            return True
         self.made[id(node)] = self.builder.like(node, replacement[0], (self.size, *shape), replacement[1]), True
         return True
 

@@ -25,6 +25,7 @@ from jitgen.ir.nodes import (
     CAST,
     CONST,
     CONTRACT,
+    CONVOLVE,
     DEQUANTIZE,
     GATHER,
     INPUT,
@@ -125,6 +126,18 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Says how pixels and filters meet in each dimension of an image (``ir/convolutions.py``); ``kernel`` are the
+    filter's sizes there."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    offset: tuple[int, ...]
+    spread: tuple[int, ...]
+    kernel: Shape
+
+
+@dataclass(frozen=True)
 class Contraction:
     """Represents a product over ``length`` of an activation (rows, length) and a weight (columns, length).
 
@@ -140,6 +153,7 @@ class Contraction:
         k_splits: the number of ranges of K whose sums are stored separately (split-K).
         w: the instructions that give an element of a weight that a prologue computes, the last one its value: keys
             and values of attention. ``weight`` is then what they read.
+        window: of a convolution, whose activation are images and whose weight filters.
     """
 
     x: tuple[Instruction, ...]
@@ -152,6 +166,7 @@ class Contraction:
     layout: str | None = None
     k_splits: int = 1
     w: tuple[Instruction, ...] = ()
+    window: Window | None = None
 
     @property
     def activation(self) -> int | None:
@@ -283,6 +298,8 @@ class BodyBuilder:
             accumulator = node.attrs.accumulator
             total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
             return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
+        if node.kind is CONVOLVE:
+            return self._convolution(node, dtype)
         if _is_leaf(node):
             return self._leaf(node, dtype)
         if node.kind is GATHER:
@@ -325,6 +342,22 @@ class BodyBuilder:
             )
         precision = node.attrs.precision
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
+
+    def _convolution(self, node: Node, dtype: str) -> int:
+        """Makes the convolution that ``node`` is; images are the operand ``"x"``, filters ``"weight"``."""
+        images, filters = node.inputs
+        inner = BodyBuilder(self.buffers, self.scalars)
+        inner.operands, inner._load = self.operands, "x"
+        inner.value(images)
+        weight, length = self._operand("weight", filters), symbols.product(filters.shape[2:])
+        stride, dilation, offset, spread, *_ = node.attrs
+        window = Window(stride, dilation, offset, spread, filters.shape[3:])
+        self._contractions.append(
+            Contraction(tuple(inner.instructions), (weight,), length, images.dtype, node.attrs.precision, window=window)
+        )
+        accumulator = node.attrs.accumulator
+        total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+        return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
 
     def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
         """Returns the operand that is ``node``, an input or views of one, under further ``slices``; a new one is
@@ -479,7 +512,7 @@ def _is_row_value(node: Node) -> bool:
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.kind in (INPUT, IOTA, VIEW, CONTRACT)
+    return node.kind in (INPUT, IOTA, VIEW, CONTRACT, CONVOLVE)
 
 
 def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:

@@ -346,6 +346,12 @@ def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...
     return tuple(dim for dim in dims if shape[dim] != 1)
 
 
+def keeps_all_elements(node: Node) -> bool:
+    """Returns whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
+    whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
+    return node.kind.is_pointwise or (node.kind is VIEW and node.attrs.kind in whole)
+
+
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
     """Returns which sizes are 1. A trace is specialised on this, because broadcasting depends on it."""
     return tuple(type(size) is int and size == 1 for size in shape)

@@ -24,6 +24,7 @@ from jitgen.ir import batching, moves, symbols
 from jitgen.ir.attributes import (
     AlongAttrs,
     ContractAttrs,
+    ConvolveAttrs,
     DequantizeAttrs,
     InputAttrs,
     NothingAttrs,
@@ -74,6 +75,10 @@ def _reduced(node: Node) -> Size:
 
 def _summed_products(node: Node) -> Size:
     return symbols.mul(2, node.inputs[0].shape[-1])  # type: ignore[return-value]
+
+
+def _summed_windows(node: Node) -> Size:
+    return symbols.mul(2, symbols.product(node.inputs[1].shape[2:]))  # type: ignore[return-value]
 
 
 def _one(node: Node) -> Size:
@@ -190,6 +195,17 @@ CONTRACT = Kind(
     read_whole=True,
     is_saved=True,
 )
+CONVOLVE = Kind(
+    "convolve",
+    "images convolved with filters (``ir/convolutions.py``)",
+    TWO,
+    Reads.ANYWHERE,
+    ConvolveAttrs,
+    batch=batching.batch_convolve,
+    flops=_summed_windows,
+    read_whole=True,
+    is_saved=True,
+)
 GATHER = Kind(
     "gather",
     "the elements of the first operand that integers, the other operands, choose (``ir/gathers.py``)",
@@ -257,7 +273,7 @@ CUSTOM_GRADIENT = Kind(
 )
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
-_COMPUTED = (VIEW, CAT, REDUCE, CONTRACT, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_COMPUTED = (VIEW, CAT, REDUCE, CONTRACT, CONVOLVE, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 STRUCTURED = (*_LEAVES, *_COMPUTED)
 """The kinds that are no operation of ``ir/ops.py``."""
 

@@ -226,6 +226,7 @@ ROW_MODULES: tuple[str, ...] = (
     "scaled_dot_product",
     "casts",
     "contractions",
+    "convolutions",
     "derivatives",
     "factories",
     "foreach",

@@ -121,11 +121,6 @@ def test_convolutions(shape: Any, weight: Any, options: Any) -> None:
     assert ((got.double() - exact).abs() <= _bound(x, w, call)).all()
 
 
-def test_a_window_of_many_elements_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="windows of 144 elements"):
-        jitgen.jit(F.conv2d)(torch.randn(1, 2, 20, 20), torch.randn(2, 2, 12, 12))
-
-
 # ------------------------------------------------------------------------------------------------------- normalisations
 
 

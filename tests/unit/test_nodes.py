@@ -21,6 +21,7 @@ from jitgen.ir.nodes import (
     CAT,
     CONST,
     CONTRACT,
+    CONVOLVE,
     CUSTOM_GRADIENT,
     DEQUANTIZE,
     GATHER,
@@ -85,16 +86,17 @@ def test_every_kind_with_operands_is_computed_over_a_batch() -> None:
 
 
 def test_views_move_by_a_rule_or_by_commuting() -> None:
-    """A view of anything else is read from memory: of tensors, indices, weights, and of what a scatter writes."""
+    """A view of anything else is read from memory: of tensors, indices, weights, convolutions, and of what a scatter
+    writes."""
     assert not [kind for kind in KINDS.values() if kind.commutes and kind.move]
     stay = {kind for kind in KINDS.values() if not kind.commutes and kind.move is None}
-    assert stay == {INPUT, IOTA, VIEW, SCATTER, DEQUANTIZE}
+    assert stay == {INPUT, IOTA, VIEW, CONVOLVE, SCATTER, DEQUANTIZE}
 
 
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
     assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST}
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
-    elsewhere = {CAT, CONTRACT, GATHER, SCATTER, SORT, DEQUANTIZE}
+    elsewhere = {CAT, CONTRACT, CONVOLVE, GATHER, SCATTER, SORT, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere
     assert {kind for kind in KINDS.values() if kind.reads_others} == elsewhere | {REDUCE, SCAN}
     assert {kind for kind in KINDS.values() if kind.reads is Reads.NOTHING} == LEAVES

@@ -1,6 +1,6 @@
 """Builds the context of ``templates/gemm/gemm.cpp.j2``: structs for the activation and for each region.
 
-The mainloop is ``templates/gemm/include/jitgen/gemm.hpp``. The weights of a region are described by types of that
+The mainloop is ``templates/common/include/jitgen/gemm.hpp``. The weights of a region are described by types of that
 header. Its epilogue and the activation's prologue are loops over neighbouring elements, which the compiler vectorises.
 """
 

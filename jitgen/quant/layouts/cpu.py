@@ -14,7 +14,7 @@ scales
 zeros
     ``uint8[Np/16, groups, 16]``, in formats with zero-points.
 
-``templates/gemm/include/jitgen/gemm_weights.hpp`` reads this layout.
+``templates/common/include/jitgen/gemm_weights.hpp`` reads this layout.
 """
 
 from __future__ import annotations

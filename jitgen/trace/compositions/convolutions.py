@@ -1,8 +1,8 @@
-"""Composes convolutions of matrix products, and of the windows that they multiply.
+"""Composes convolutions and transposed convolutions of ``convolve`` nodes (``ir/convolutions.py``), and ``F.unfold``
+and ``F.fold`` of slices.
 
-A window's elements at one offset are a slice of every stride-th element (``compositions/pooling.py``). Stacked, the
-slices are the columns of a matrix, by which the weight is multiplied: one kernel that copies and one product. A
-transposed convolution puts zeros between the elements of its input, and is a convolution with the reversed weight then.
+A window's elements at one offset are a slice of every stride-th element (``compositions/pooling.py``); the columns that
+``F.unfold`` returns are these slices, stacked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.convolutions import convolve
 from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
 from jitgen.trace.compositions.pooling import Windows, listed
 from jitgen.trace.table import composition
@@ -28,17 +29,6 @@ def _columns(input: Tensor, windows: Windows) -> Tensor:
     return torch.stack(pieces, 2)
 
 
-def _convolved(input: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int) -> Tensor:
-    """Convolves (N, channels, ...) with (outputs, channels / groups, ...): (N, outputs, ...)."""
-    rows, channels, outputs = input.shape[0], input.shape[1], weight.shape[0]
-    columns = _columns(input, windows)
-    length = channels // groups * math.prod(windows.kernel)
-    columns = columns.reshape(rows, groups, length, math.prod(windows.counts))
-    products = weight.reshape(1, groups, outputs // groups, length) @ columns
-    result = products.reshape(rows, outputs, *windows.counts)
-    return result if bias is None else result + bias.reshape(-1, *[1] * len(windows.counts))
-
-
 def _checked(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, count: int) -> tuple[Tensor, bool]:
     """Returns (N, channels, ...) of an input that may lack N, and whether it does."""
     require_one_dtype(input, weight, bias)
@@ -46,6 +36,8 @@ def _checked(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, co
     require_rank(input, (count + 1, count + 2))
     if groups <= 0:
         raise ValueError("groups must be positive")
+    if any(size == 0 for size in (*weight.shape, *input.shape[-count:])):
+        raise ValueError("the images, or the filters, have no elements")
     return (input.unsqueeze(0), True) if input.dim() == count + 1 else (input, False)
 
 
@@ -78,9 +70,30 @@ def convolution(
     amounts = _padding(padding, kernel, dilations, steps)
     if any(amount < 0 for pair in amounts for amount in pair):
         raise ValueError("negative padding is not supported")
-    if any(map(any, amounts)):
-        x = F.pad(x, [amount for pair in reversed(amounts) for amount in pair])
-    result = _convolved(x, weight, bias, Windows(x, count, kernel, steps, 0, dilations, False), groups)
+    _require_positive(kernel, steps, dilations)
+    pixels = []
+    for size, length, step, apart, pair in zip(x.shape[2:], kernel, steps, dilations, amounts, strict=True):
+        free = int(size) + sum(pair) - apart * (length - 1) - 1
+        if free < 0:
+            raise ValueError(f"a filter of {kernel} elements, {dilations} apart, is larger than the padded input")
+        pixels.append(free // step + 1)
+    images = x.reshape(x.shape[0], groups, weight.shape[1], *map(int, x.shape[2:]))
+    filters = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], *kernel)
+    offset = [-before for before, _ in amounts]
+    result = convolve(images, filters, steps, dilations, offset, [1] * count, pixels)
+    return _finished(result, bias, single)
+
+
+def _require_positive(*numbers: Sequence[int]) -> None:
+    if any(number <= 0 for several in numbers for number in several):
+        raise ValueError("the sizes, strides and dilations of filters must be positive")
+
+
+def _finished(result: Tensor, bias: Tensor | None, single: bool) -> Tensor:
+    """Makes a convolution (N, groups, outputs, ...) the result of torch's function."""
+    result = result.flatten(1, 2)
+    if bias is not None:
+        result = result + bias.reshape(-1, *[1] * (result.dim() - 2))
     return result.squeeze(0) if single else result
 
 
@@ -106,18 +119,19 @@ def transposed(
         )
     if any(more >= max(step, outputs) for more, step, outputs in zip(beyond, steps, dilations, strict=True)):
         raise ValueError("the output padding must be smaller than the stride or the dilation")
-    amounts: list[int] = []
-    for dim in reversed(range(count)):
-        x = spread(x, dim + 2, steps[dim])
-        reach = dilations[dim] * (kernel[dim] - 1)
-        amounts += [reach - around[dim], reach - around[dim] + beyond[dim]]
-    x = F.pad(x, amounts)
-    reversed_weight = weight.flip(tuple(range(2, count + 2)))
-    outputs = weight.shape[1]
-    grouped = reversed_weight.reshape(groups, weight.shape[0] // groups, outputs, *kernel).transpose(1, 2)
-    grouped = grouped.reshape(groups * outputs, weight.shape[0] // groups, *kernel)
-    result = _convolved(x, grouped, bias, Windows(x, count, kernel, 1, 0, dilations, False), groups)
-    return result.squeeze(0) if single else result
+    _require_positive(kernel, steps, dilations)
+    if bias is not None:
+        require_shape(bias, (weight.shape[1] * groups,), "the bias")
+    pixels = []
+    for size, length, step, apart, pad, more in zip(x.shape[2:], kernel, steps, dilations, around, beyond, strict=True):
+        pixels.append((int(size) - 1) * step - 2 * pad + apart * (length - 1) + more + 1)
+    if any(size <= 0 for size in pixels):
+        raise ValueError(f"the result would have the sizes {pixels}")
+    channels = weight.shape[0] // groups
+    images = x.reshape(x.shape[0], groups, channels, *map(int, x.shape[2:]))
+    filters = weight.reshape(groups, channels, weight.shape[1], *kernel).transpose(1, 2)
+    result = convolve(images, filters, [1] * count, [-apart for apart in dilations], around, steps, pixels)
+    return _finished(result, bias, single)
 
 
 def spread(input: Tensor, dim: int, step: int) -> Tensor:

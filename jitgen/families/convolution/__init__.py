@@ -1,0 +1,25 @@
+"""Convolves images with filters on a CPU, with the pointwise operations that follow.
+
+A kernel's single body has the axes of a ``convolve`` node: rows, groups, outputs and pixels. The windows of the images
+are an axis of one contraction: the mainloop (``templates/convolution/include/jitgen/convolution.hpp``) reads them at
+computed addresses, and they are never in memory as a whole. On a GPU a convolution is a product with the windows
+(``families/partition.py``).
+"""
+
+from __future__ import annotations
+
+from jitgen.families.convolution.claim import NAME, claim
+from jitgen.families.deferred import deferred
+from jitgen.families.family import Family
+
+FAMILY = Family(
+    name=NAME,
+    claim=claim,
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    parameters=deferred(__name__, "layout.parameters"),
+    render=deferred(__name__, "context.render"),
+    launch=deferred(__name__, "schedule.launch"),
+    work=deferred(__name__, "layout.work"),
+    explain=deferred(__name__, "schedule.explain"),
+)
