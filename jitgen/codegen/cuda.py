@@ -36,7 +36,7 @@ CUDA = Dialect(
     gather=c_like.gather,
     within="Index(jitgen::within({0}, {1}))",
     suffix=".cu",
-    scalar="params.a{0}",
+    scalar="params.scalar{0}",
     headers=("jitgen/entry.cuh", "jitgen/storage.cuh", "jitgen/math.cuh", "jitgen/vector.cuh"),
     coarse=c_like.COARSE,
 )

@@ -19,7 +19,7 @@ CHECK_WIDTH = 112
 """Characters of a line of assertions."""
 
 _CODES = {"float32": "f", "float64": "d", "int64": "q"}
-_ROLES = {"load": "input", "gather": "gathered", "store": "result", "iota": "index"}
+_ROLES = {"load": "input", "gather": "gathered", "store": "result", "score": "score_input"}
 """Names of the roles that are no names for a tensor."""
 _LOOSE = {
     "sizes": "size",
@@ -75,7 +75,7 @@ class Params:
 
 def local(expression: str) -> str:
     """Returns the name of a variable that begins as an operand's pointer or first value and is moved from there."""
-    return f"{_member_of(expression)}_of_matrix"
+    return f"{member_of(expression)}_of_matrix"
 
 
 def map_names(pointers: Iterable[str]) -> list[str]:
@@ -83,12 +83,13 @@ def map_names(pointers: Iterable[str]) -> list[str]:
     them."""
     names: list[str] = []
     for pointer in pointers:
-        name = f"{_member_of(pointer)}_map"
+        name = f"{member_of(pointer)}_map"
         names.append(f"{name}_{names.count(name) + 1}" if name in names else name)
     return names
 
 
-def _member_of(expression: str) -> str:
+def member_of(expression: str) -> str:
+    """Returns the member of the struct that ``expression`` reads."""
     return expression.removeprefix("params.").partition(".")[0]
 
 
@@ -103,7 +104,7 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
     """Makes the struct of ``kernel``, which has ``parameters``."""
     integers, members = parameters.integers, parameters.members
     taken = {integer.name for integer in integers if integer.operand < 0 and integer.field not in _LOOSE}
-    taken |= {f"a{number}" for number in range(len(kernel.scalars))}
+    taken |= {_scalar(number) for number in range(len(kernel.scalars))}
     spelled: dict[str, str] = {}
     declared: list[tuple[str, str]] = []
     regions = len(parameters.regions)
@@ -124,7 +125,7 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
             continue
         region, index = member.operand
         own = parameters.regions[region].operands[index]
-        name = unique(_ROLES.get(own.operand.kind, own.operand.kind))
+        name = unique("index" if own.pointer is None else _ROLES.get(own.operand.kind, own.operand.kind))
         values = [integers[position] for position in member.integers]
         strides = [value for value in values if not value.is_size and value.name != own.offset]
         spelled |= {value.name: f"params.{name}.strides[{number}]" for number, value in enumerate(strides)}
@@ -138,10 +139,15 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
         element = f"{'' if own.operand.kind == 'store' else 'const '}{dialect.storage_types[own.operand.dtype]}"
         chosen = f", {len(sizes)}" if sizes else ""
         declared.append((f"jitgen::Operand<{element}, Index, {len(strides)}{chosen}>", name))
-    scalars = [(dialect.types[dtype], f"a{number}") for number, (_, dtype) in enumerate(kernel.scalars)]
+    scalars = [(dialect.types[dtype], _scalar(number)) for number, (_, dtype) in enumerate(kernel.scalars)]
     codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
-    spelled |= {name: f"params.{name}" for _, name in scalars}
+    spelled |= {f"a{number}": f"params.{name}" for number, (_, name) in enumerate(scalars)}
     return Params(members, tuple(declared), tuple(scalars), codes, spelled)
+
+
+def _scalar(number: int) -> str:
+    """Returns the name of a run-time scalar, as ``codegen/cuda.py`` reads it."""
+    return f"scalar{number}"
 
 
 def _loose(integer: Integer, regions: int) -> str:

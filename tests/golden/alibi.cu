@@ -15,13 +15,13 @@ struct Params {
   jitgen::TensorMap query_map;
   jitgen::TensorMap key_map;
   jitgen::TensorMap value_map;
-  jitgen::Ramp<Index, 4> score;
-  jitgen::Ramp<Index, 4> score_2;
+  jitgen::Ramp<Index, 4> index;
+  jitgen::Ramp<Index, 4> index_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> key;
-  jitgen::Operand<const jitgen::bfloat16, Index, 4> score_3;
-  jitgen::Ramp<Index, 4> score_4;
-  jitgen::Ramp<Index, 4> score_5;
+  jitgen::Operand<const jitgen::bfloat16, Index, 4> score_input;
+  jitgen::Ramp<Index, 4> index_3;
+  jitgen::Ramp<Index, 4> index_4;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> value;
   jitgen::Operand<jitgen::bfloat16, Index, 4> result;
   Index rows;
@@ -33,9 +33,9 @@ struct Params {
 };
 static_assert(
     sizeof(Params) == 640 && JITGEN_OFFSET(query_map) == 0 && JITGEN_OFFSET(key_map) == 128 &&
-    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(score) == 384 && JITGEN_OFFSET(score_2) == 404 &&
-    JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(score_3) == 472 &&
-    JITGEN_OFFSET(score_4) == 496 && JITGEN_OFFSET(score_5) == 516 && JITGEN_OFFSET(value) == 536 &&
+    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(index) == 384 && JITGEN_OFFSET(index_2) == 404 &&
+    JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(score_input) == 472 &&
+    JITGEN_OFFSET(index_3) == 496 && JITGEN_OFFSET(index_4) == 516 && JITGEN_OFFSET(value) == 536 &&
     JITGEN_OFFSET(result) == 560 && JITGEN_OFFSET(rows) == 584 && JITGEN_OFFSET(keys) == 588 &&
     JITGEN_OFFSET(depth) == 592 && JITGEN_OFFSET(width) == 596 && JITGEN_OFFSET(batch_size0) == 600 &&
     JITGEN_OFFSET(batch_size1) == 604, "the launch packs it so");
@@ -83,29 +83,29 @@ struct Operands {
   Index rows = params.rows, keys = params.keys, depth = params.depth, width = params.width;
   static constexpr int ranges = 1;
 
-  // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
+  // One batch index: the offsets at which operands begin, and the values of those that have one alone.
   struct Task {
     Index z0;
     Index z1;
-    Index at0;
-    Index at1;
-    Index at2;
-    Index at3;
-    Index at4;
-    Index at5;
-    Index at6;
-    Index at7;
-    Index at8;
-    float x4;
+    Index index_at;
+    Index index_2_at;
+    Index query_at;
+    Index key_at;
+    Index score_input_at;
+    Index index_3_at;
+    Index index_4_at;
+    Index value_at;
+    Index result_at;
+    float score_input_value;
   };
   // The ends of what the rows of a block have.
   struct Block {
-    jitgen::Ends x1;
+    jitgen::Ends index_2_value;
   };
   // What a thread's rows r and r + 8 have.
   struct Rows {
-    Index x1[2];
-    Index x6[2];
+    Index index_2_value[2];
+    Index index_4_value[2];
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
@@ -117,16 +117,16 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
-    task.at1 = params.score_2.first + z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
-    task.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
-    task.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
-    task.at4 = z0 * params.score_3.strides[0] + z1 * params.score_3.strides[1];
-    task.at5 = params.score_4.first + z0 * params.score_4.strides[0] + z1 * params.score_4.strides[1];
-    task.at6 = params.score_5.first + z0 * params.score_5.strides[0] + z1 * params.score_5.strides[1];
-    task.at7 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
-    task.at8 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
-    task.x4 = jitgen::load(params.score_3.pointer[task.at4]);
+    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
+    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0] + z1 * params.index_2.strides[1];
+    task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    task.score_input_at = z0 * params.score_input.strides[0] + z1 * params.score_input.strides[1];
+    task.index_3_at = params.index_3.first + z0 * params.index_3.strides[0] + z1 * params.index_3.strides[1];
+    task.index_4_at = params.index_4.first + z0 * params.index_4.strides[0] + z1 * params.index_4.strides[1];
+    task.value_at = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    task.result_at = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    task.score_input_value = jitgen::load(params.score_input.pointer[task.score_input_at]);
     return task;
   }
 
@@ -139,10 +139,10 @@ struct Operands {
       for (int end = 0; end < 2; ++end) {
         const Index row = end ? last : Index(first);
         const Index m = row;
-        const int64_t value = int64_t(task.at1 + m * params.score_2.strides[2]);
+        const int64_t value = int64_t(task.index_2_at + m * params.index_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      block.x1 = ends;
+      block.index_2_value = ends;
     }
     return block;
   }
@@ -152,8 +152,8 @@ struct Operands {
   JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
-    const int64_t low_of1 = block.x1.low, high_of1 = block.x1.high;
-    const int64_t from0 = task.at0 + first * params.score.strides[3], to0 = task.at0 + last * params.score.strides[3];
+    const int64_t low_of1 = block.index_2_value.low, high_of1 = block.index_2_value.high;
+    const int64_t from0 = task.index_at + first * params.index.strides[3], to0 = task.index_at + last * params.index.strides[3];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -172,8 +172,8 @@ struct Operands {
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      thread_rows.x1[r] = task.at1 + m * params.score_2.strides[2];
-      thread_rows.x6[r] = task.at6 + m * params.score_5.strides[2];
+      thread_rows.index_2_value[r] = task.index_2_at + m * params.index_2.strides[2];
+      thread_rows.index_4_value[r] = task.index_4_at + m * params.index_4.strides[2];
     }
     return thread_rows;
   }
@@ -188,13 +188,13 @@ struct Operands {
       float step7[2];
   #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int32_t s5 = int32_t(of_rows.x6[r]);
-        start7[r] = float((int32_t(task.at5 + first) - s5));
+        const int32_t s5 = int32_t(of_rows.index_4_value[r]);
+        start7[r] = float((int32_t(task.index_3_at + first) - s5));
         step7[r] = float(1);
       }
   #pragma unroll
       for (int i = 0; i < n / 2; ++i) {
-        const float s3 = float(task.x4);
+        const float s3 = float(task.score_input_value);
   #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float& score = scores[i / 2 * 4 + r * 2 + i % 2];
@@ -216,15 +216,15 @@ struct Operands {
     float step11[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t s1 = int32_t(of_rows.x1[r]);
-      const int32_t s9 = int32_t(of_rows.x6[r]);
-      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.at0 + first))), live - 1);
-      start11[r] = float((int32_t(task.at5 + first) - s9));
+      const int32_t s1 = int32_t(of_rows.index_2_value[r]);
+      const int32_t s9 = int32_t(of_rows.index_4_value[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.index_at + first))), live - 1);
+      start11[r] = float((int32_t(task.index_3_at + first) - s9));
       step11[r] = float(1);
     }
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-      const float s7 = float(task.x4);
+      const float s7 = float(task.score_input_value);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& score = scores[i / 2 * 4 + r * 2 + i % 2];
@@ -272,12 +272,12 @@ struct Operands {
       const float v3 = acc1 * v2;
       y8[j] = jitgen::store<jitgen::bfloat16>(v3);
     }
-    jitgen::store_vector(params.result.pointer + task.at8 + m * params.result.strides[2] + e, y8);
+    jitgen::store_vector(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y8);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_349801ba(const __grid_constant__ Params params) {
+jitgen_attention_1eb5bba5(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

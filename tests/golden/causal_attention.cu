@@ -14,8 +14,8 @@ struct Params {
   jitgen::TensorMap query_map;
   jitgen::TensorMap key_map;
   jitgen::TensorMap value_map;
-  jitgen::Ramp<Index, 4> score;
-  jitgen::Ramp<Index, 4> score_2;
+  jitgen::Ramp<Index, 4> index;
+  jitgen::Ramp<Index, 4> index_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> key;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> value;
@@ -26,15 +26,15 @@ struct Params {
   Index width;
   Index batch_size0;
   Index batch_size1;
-  float a0;
+  float scalar0;
 };
 static_assert(
     sizeof(Params) == 576 && JITGEN_OFFSET(query_map) == 0 && JITGEN_OFFSET(key_map) == 128 &&
-    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(score) == 384 && JITGEN_OFFSET(score_2) == 404 &&
+    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(index) == 384 && JITGEN_OFFSET(index_2) == 404 &&
     JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(value) == 472 &&
     JITGEN_OFFSET(result) == 496 && JITGEN_OFFSET(rows) == 520 && JITGEN_OFFSET(keys) == 524 &&
     JITGEN_OFFSET(depth) == 528 && JITGEN_OFFSET(width) == 532 && JITGEN_OFFSET(batch_size0) == 536 &&
-    JITGEN_OFFSET(batch_size1) == 540 && JITGEN_OFFSET(a0) == 544, "the launch packs it so");
+    JITGEN_OFFSET(batch_size1) == 540 && JITGEN_OFFSET(scalar0) == 544, "the launch packs it so");
 
 struct Config {
   using Key = jitgen::bfloat16;
@@ -63,24 +63,24 @@ struct Operands {
   Index rows = params.rows, keys = params.keys, depth = params.depth, width = params.width;
   static constexpr int ranges = 1;
 
-  // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
+  // One batch index: the offsets at which operands begin, and the values of those that have one alone.
   struct Task {
     Index z0;
     Index z1;
-    Index at0;
-    Index at1;
-    Index at2;
-    Index at3;
-    Index at4;
-    Index at5;
+    Index index_at;
+    Index index_2_at;
+    Index query_at;
+    Index key_at;
+    Index value_at;
+    Index result_at;
   };
   // The ends of what the rows of a block have.
   struct Block {
-    jitgen::Ends x1;
+    jitgen::Ends index_2_value;
   };
   // What a thread's rows r and r + 8 have.
   struct Rows {
-    Index x1[2];
+    Index index_2_value[2];
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
@@ -92,12 +92,12 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
-    task.at1 = params.score_2.first + z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
-    task.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
-    task.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
-    task.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
-    task.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
+    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0] + z1 * params.index_2.strides[1];
+    task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    task.value_at = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    task.result_at = z0 * params.result.strides[0] + z1 * params.result.strides[1];
     return task;
   }
 
@@ -110,10 +110,10 @@ struct Operands {
       for (int end = 0; end < 2; ++end) {
         const Index row = end ? last : Index(first);
         const Index m = row;
-        const int64_t value = int64_t(task.at1 + m * params.score_2.strides[2]);
+        const int64_t value = int64_t(task.index_2_at + m * params.index_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      block.x1 = ends;
+      block.index_2_value = ends;
     }
     return block;
   }
@@ -123,8 +123,8 @@ struct Operands {
   JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
-    const int64_t low_of1 = block.x1.low, high_of1 = block.x1.high;
-    const int64_t from0 = task.at0 + first * params.score.strides[3], to0 = task.at0 + last * params.score.strides[3];
+    const int64_t low_of1 = block.index_2_value.low, high_of1 = block.index_2_value.high;
+    const int64_t from0 = task.index_at + first * params.index.strides[3], to0 = task.index_at + last * params.index.strides[3];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -143,14 +143,14 @@ struct Operands {
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      thread_rows.x1[r] = task.at1 + m * params.score_2.strides[2];
+      thread_rows.index_2_value[r] = task.index_2_at + m * params.index_2.strides[2];
     }
     return thread_rows;
   }
 
   // A positive number that scores are still to be multiplied with.
   JITGEN_DEVICE float scale_of_scores() const {
-    return params.a0;
+    return params.scalar0;
   }
   JITGEN_DEVICE bool is_folded() const {
     const float scale = scale_of_scores();
@@ -170,8 +170,8 @@ struct Operands {
     int bound2[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t s1 = int32_t(of_rows.x1[r]);
-      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.at0 + first))), live - 1);
+      const int32_t s1 = int32_t(of_rows.index_2_value[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.index_at + first))), live - 1);
     }
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
@@ -230,12 +230,12 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(params.result.pointer + task.at5 + m * params.result.strides[2] + e, y5);
+    jitgen::store_vector(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y5);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_9f0c2f77(const __grid_constant__ Params params) {
+jitgen_attention_6af35df8(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

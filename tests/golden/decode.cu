@@ -12,8 +12,8 @@
 using Index = int32_t;
 
 struct Params {
-  jitgen::Ramp<Index, 5> score;
-  jitgen::Operand<const int64_t, Index, 5> score_2;
+  jitgen::Ramp<Index, 5> index;
+  jitgen::Operand<const int64_t, Index, 5> score_input;
   jitgen::Operand<const jitgen::bfloat16, Index, 5> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 5> key;
   jitgen::Operand<const jitgen::bfloat16, Index, 5> value;
@@ -25,14 +25,14 @@ struct Params {
   Index batch_size0;
   Index batch_size1;
   Index group_size0;
-  float a0;
+  float scalar0;
 };
 static_assert(
-    sizeof(Params) == 216 && JITGEN_OFFSET(score) == 0 && JITGEN_OFFSET(score_2) == 24 && JITGEN_OFFSET(query) == 56
-    && JITGEN_OFFSET(key) == 88 && JITGEN_OFFSET(value) == 120 && JITGEN_OFFSET(result) == 152 &&
-    JITGEN_OFFSET(rows) == 184 && JITGEN_OFFSET(keys) == 188 && JITGEN_OFFSET(depth) == 192 &&
-    JITGEN_OFFSET(width) == 196 && JITGEN_OFFSET(batch_size0) == 200 && JITGEN_OFFSET(batch_size1) == 204 &&
-    JITGEN_OFFSET(group_size0) == 208 && JITGEN_OFFSET(a0) == 212, "the launch packs it so");
+    sizeof(Params) == 216 && JITGEN_OFFSET(index) == 0 && JITGEN_OFFSET(score_input) == 24 &&
+    JITGEN_OFFSET(query) == 56 && JITGEN_OFFSET(key) == 88 && JITGEN_OFFSET(value) == 120 &&
+    JITGEN_OFFSET(result) == 152 && JITGEN_OFFSET(rows) == 184 && JITGEN_OFFSET(keys) == 188 &&
+    JITGEN_OFFSET(depth) == 192 && JITGEN_OFFSET(width) == 196 && JITGEN_OFFSET(batch_size0) == 200 &&
+    JITGEN_OFFSET(batch_size1) == 204 && JITGEN_OFFSET(group_size0) == 208 && JITGEN_OFFSET(scalar0) == 212, "the launch packs it so");
 
 struct Config {
   using Key = jitgen::bfloat16;
@@ -56,17 +56,17 @@ struct Operands {
   Index rows = params.rows, keys = params.keys, depth = params.depth, width = params.width;
   static constexpr int ranges = 1;
 
-  // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
+  // One batch index: the offsets at which operands begin, and the values of those that have one alone.
   struct Task {
     Index z0;
     Index z1;
-    Index at0;
-    Index at1;
-    Index at2;
-    Index at3;
-    Index at4;
-    Index at5;
-    int64_t x1;
+    Index index_at;
+    Index score_input_at;
+    Index query_at;
+    Index key_at;
+    Index value_at;
+    Index result_at;
+    int64_t score_input_value;
   };
   // The ends of what the rows of a block have.
   struct Block {
@@ -84,13 +84,13 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.at0 = params.score.first + z0 * params.score.strides[0] + z1 * params.score.strides[1];
-    task.at1 = z0 * params.score_2.strides[0] + z1 * params.score_2.strides[1];
-    task.at2 = z0 * params.query.strides[0] + z1 * params.query.strides[1];
-    task.at3 = z0 * params.key.strides[0] + z1 * params.key.strides[1];
-    task.at4 = z0 * params.value.strides[0] + z1 * params.value.strides[1];
-    task.at5 = z0 * params.result.strides[0] + z1 * params.result.strides[1];
-    task.x1 = jitgen::load(params.score_2.pointer[task.at1]);
+    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
+    task.score_input_at = z0 * params.score_input.strides[0] + z1 * params.score_input.strides[1];
+    task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
+    task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
+    task.value_at = z0 * params.value.strides[0] + z1 * params.value.strides[1];
+    task.result_at = z0 * params.result.strides[0] + z1 * params.result.strides[1];
+    task.score_input_value = jitgen::load(params.score_input.pointer[task.score_input_at]);
     return task;
   }
 
@@ -105,8 +105,8 @@ struct Operands {
   JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
-    const int64_t x1 = task.x1;
-    const int64_t from0 = task.at0 + first * params.score.strides[4], to0 = task.at0 + last * params.score.strides[4];
+    const int64_t x1 = task.score_input_value;
+    const int64_t from0 = task.index_at + first * params.index.strides[4], to0 = task.index_at + last * params.index.strides[4];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -128,7 +128,7 @@ struct Operands {
 
   // A positive number that scores are still to be multiplied with.
   JITGEN_DEVICE float scale_of_scores() const {
-    return params.a0;
+    return params.scalar0;
   }
   JITGEN_DEVICE bool is_folded() const {
     const float scale = scale_of_scores();
@@ -148,8 +148,8 @@ struct Operands {
     int bound3[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int64_t s1 = int64_t(task.x1);
-      bound3[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int64_t(int32_t(task.at0 + first)))), live);
+      const int64_t s1 = int64_t(task.score_input_value);
+      bound3[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int64_t(int32_t(task.index_at + first)))), live);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -169,14 +169,14 @@ struct Operands {
   JITGEN_DEVICE Element query(const Task& task, Index row, Index d) const {
     const Index y0 = (row / rows);
     const Index m = row % rows;
-    const float q0 = jitgen::load(params.query.pointer[task.at2 + y0 * params.query.strides[2] + m * params.query.strides[3] + d]);
+    const float q0 = jitgen::load(params.query.pointer[task.query_at + y0 * params.query.strides[2] + m * params.query.strides[3] + d]);
     return jitgen::store<Element>(q0);
   }
   // Eight neighbours of a row of the query.
   JITGEN_DEVICE uint4 query_run(const Task& task, Index row, Index d) const {
     const Index y0 = (row / rows);
     const Index m = row % rows;
-    return *reinterpret_cast<const uint4*>(params.query.pointer + (task.at2 + y0 * params.query.strides[2] + m * params.query.strides[3] + d));
+    return *reinterpret_cast<const uint4*>(params.query.pointer + (task.query_at + y0 * params.query.strides[2] + m * params.query.strides[3] + d));
   }
 
   // What all elements of a key have: where they are, and what they are computed with.
@@ -184,7 +184,7 @@ struct Operands {
     const jitgen::bfloat16* elements;
   };
   JITGEN_DEVICE KeyRow key_row(const Task& task, Index n) const {
-    return {params.key.pointer + (task.at3 + n * params.key.strides[3])};
+    return {params.key.pointer + (task.key_at + n * params.key.strides[3])};
   }
   using KeyRun = uint4;
   JITGEN_DEVICE KeyRun key_run(const KeyRow& row, Index i) const {
@@ -196,7 +196,7 @@ struct Operands {
     const jitgen::bfloat16* elements;
   };
   JITGEN_DEVICE ValueRow value_row(const Task& task, Index n) const {
-    return {params.value.pointer + (task.at4 + n * params.value.strides[4])};
+    return {params.value.pointer + (task.value_at + n * params.value.strides[4])};
   }
   using ValueRun = uint4;
   JITGEN_DEVICE ValueRun value_run(const ValueRow& row, Index i) const {
@@ -235,12 +235,12 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(params.result.pointer + task.at5 + y0 * params.result.strides[2] + m * params.result.strides[3] + e, y5);
+    jitgen::store_vector(params.result.pointer + task.result_at + y0 * params.result.strides[2] + m * params.result.strides[3] + e, y5);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_91aff298(const __grid_constant__ Params params) {
+jitgen_attention_aa1ff76d(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

@@ -20,10 +20,10 @@ struct Params {
   jitgen::Operand<const jitgen::bfloat16, Index, 3> right;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> left_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> right_2;
-  jitgen::Ramp<Index, 3> score;
-  jitgen::Ramp<Index, 3> score_2;
-  jitgen::Operand<const float, Index, 3> score_3;
-  jitgen::Operand<const float, Index, 3> score_4;
+  jitgen::Ramp<Index, 3> index;
+  jitgen::Ramp<Index, 3> index_2;
+  jitgen::Operand<const float, Index, 3> score_input;
+  jitgen::Operand<const float, Index, 3> score_input_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> value;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> value_2;
   jitgen::Operand<jitgen::bfloat16, Index, 3> result;
@@ -40,8 +40,8 @@ static_assert(
     sizeof(Params) == 832 && JITGEN_OFFSET(left_map) == 0 && JITGEN_OFFSET(left_2_map) == 128 &&
     JITGEN_OFFSET(right_map) == 256 && JITGEN_OFFSET(right_2_map) == 384 && JITGEN_OFFSET(left) == 512 &&
     JITGEN_OFFSET(right) == 536 && JITGEN_OFFSET(left_2) == 560 && JITGEN_OFFSET(right_2) == 584 &&
-    JITGEN_OFFSET(score) == 608 && JITGEN_OFFSET(score_2) == 624 && JITGEN_OFFSET(score_3) == 640 &&
-    JITGEN_OFFSET(score_4) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
+    JITGEN_OFFSET(index) == 608 && JITGEN_OFFSET(index_2) == 624 && JITGEN_OFFSET(score_input) == 640 &&
+    JITGEN_OFFSET(score_input_2) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
     JITGEN_OFFSET(result) == 736 && JITGEN_OFFSET(result_2) == 760 && JITGEN_OFFSET(rows) == 784 &&
     JITGEN_OFFSET(keys) == 788 && JITGEN_OFFSET(depth0) == 792 && JITGEN_OFFSET(depth1) == 796 &&
     JITGEN_OFFSET(width0) == 800 && JITGEN_OFFSET(width1) == 804 && JITGEN_OFFSET(batch_size0) == 808, "the launch packs it so");
@@ -76,25 +76,26 @@ struct Operands {
   const Params params = constants;  // in registers
   Index rows = params.rows, keys = params.keys;
 
-  // One batch index and one of what is summed over; `at<i>` is where operand i begins, `x<i>` its only value.
+  // One batch index and one of what is summed over: the offsets at which operands begin, and the values of those that have
+  // one alone.
   struct Task {
     Index z0;
-    Index at0;
-    Index at1;
-    Index at2;
-    Index at3;
-    Index at4;
-    Index at5;
-    Index at6;
-    Index at7;
-    Index at8;
-    Index at9;
-    Index at10;
-    Index at11;
+    Index left_at;
+    Index right_at;
+    Index left_2_at;
+    Index right_2_at;
+    Index index_at;
+    Index index_2_at;
+    Index score_input_at;
+    Index score_input_2_at;
+    Index value_at;
+    Index value_2_at;
+    Index result_at;
+    Index result_2_at;
   };
   // The ends of what rows of a block have.
   struct BlockEnds {
-    jitgen::Ends x4;
+    jitgen::Ends index_value;
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0); }
@@ -103,18 +104,18 @@ struct Operands {
     Task task;
     const Index z0 = number;
     task.z0 = z0;
-    task.at0 = z0 * params.left.strides[0];
-    task.at1 = z0 * params.right.strides[0];
-    task.at2 = z0 * params.left_2.strides[0];
-    task.at3 = z0 * params.right_2.strides[0];
-    task.at4 = params.score.first + z0 * params.score.strides[0];
-    task.at5 = params.score_2.first + z0 * params.score_2.strides[0];
-    task.at6 = z0 * params.score_3.strides[0];
-    task.at7 = z0 * params.score_4.strides[0];
-    task.at8 = z0 * params.value.strides[0];
-    task.at9 = z0 * params.value_2.strides[0];
-    task.at10 = z0 * params.result.strides[0];
-    task.at11 = z0 * params.result_2.strides[0];
+    task.left_at = z0 * params.left.strides[0];
+    task.right_at = z0 * params.right.strides[0];
+    task.left_2_at = z0 * params.left_2.strides[0];
+    task.right_2_at = z0 * params.right_2.strides[0];
+    task.index_at = params.index.first + z0 * params.index.strides[0];
+    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0];
+    task.score_input_at = z0 * params.score_input.strides[0];
+    task.score_input_2_at = z0 * params.score_input_2.strides[0];
+    task.value_at = z0 * params.value.strides[0];
+    task.value_2_at = z0 * params.value_2.strides[0];
+    task.result_at = z0 * params.result.strides[0];
+    task.result_2_at = z0 * params.result_2.strides[0];
     return task;
   }
 
@@ -124,22 +125,22 @@ struct Operands {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index a = side ? end - 1 : first;
-        const int64_t value = int64_t(task.at4 + a * params.score.strides[1]);
+        const int64_t value = int64_t(task.index_at + a * params.index.strides[1]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      ends_of_rows.x4 = ends;
+      ends_of_rows.index_value = ends;
     }
     return ends_of_rows;
   }
   // Bit 0: some pair of rows counts; bit 1: no mask hides any.
   JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& block, int first, int end) const {
-    const int64_t low_of4 = block.x4.low, high_of4 = block.x4.high;
+    const int64_t low_of4 = block.index_value.low, high_of4 = block.index_value.high;
     int64_t low_of5, high_of5;
     {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index b = side ? end - 1 : first;
-        const int64_t value = int64_t(task.at5 + b * params.score_2.strides[2]);
+        const int64_t value = int64_t(task.index_2_at + b * params.index_2.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
       low_of5 = ends.low, high_of5 = ends.high;
@@ -158,8 +159,8 @@ struct Operands {
   // What a row of a tile has for all of its pairs, as words of 4 bytes.
   template <int count>
   JITGEN_DEVICE void tile_words(uint32_t (&row_words)[count], const Task& task, Index b) const {
-    const float s3 = float(jitgen::load(params.score_3.pointer[task.at6 + b * params.score_3.strides[2]]));
-    const float s11 = float(jitgen::load(params.score_4.pointer[task.at7 + b * params.score_4.strides[2]]));
+    const float s3 = float(jitgen::load(params.score_input.pointer[task.score_input_at + b * params.score_input.strides[2]]));
+    const float s11 = float(jitgen::load(params.score_input_2.pointer[task.score_input_2_at + b * params.score_input_2.strides[2]]));
     const float s5 = 1.4426950216293335f;
     const float s8 = s3 * s5;
     const float s12 = jitgen::reciprocal(s11);
@@ -189,8 +190,8 @@ struct Operands {
       const bool exists = b < keys;
       const float s14 = __int_as_float(int(of_tile[0]));
       const float s18 = __int_as_float(int(of_tile[1]));
-      const int32_t s1 = int32_t(task.at4 + a * params.score.strides[1]);
-      const int32_t s2 = int32_t(task.at5 + b * params.score_2.strides[2]);
+      const int32_t s1 = int32_t(task.index_at + a * params.index.strides[1]);
+      const int32_t s2 = int32_t(task.index_2_at + b * params.index_2.strides[2]);
       const bool s3 = s1 > s2;
       const float s4 = -__int_as_float(0x7f800000);
       const float s10 = 1.4426950216293335f;
@@ -270,7 +271,7 @@ struct Operands {
         const float acc2 = sums[j] * s1;
         y10[j] = jitgen::store<jitgen::bfloat16>(acc2);
       }
-      jitgen::store_vector(params.result.pointer + task.at10 + a * params.result.strides[1] + e * 1, y10);
+      jitgen::store_vector(params.result.pointer + task.result_at + a * params.result.strides[1] + e * 1, y10);
     }
     if constexpr (number == 1) {
       jitgen::Vector<jitgen::bfloat16, 8> y11;
@@ -279,13 +280,13 @@ struct Operands {
         const float acc3 = sums[j];
         y11[j] = jitgen::store<jitgen::bfloat16>(acc3);
       }
-      jitgen::store_vector(params.result_2.pointer + task.at11 + a * params.result_2.strides[1] + e * 1, y11);
+      jitgen::store_vector(params.result_2.pointer + task.result_2_at + a * params.result_2.strides[1] + e * 1, y11);
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_0c06b8a0(const __grid_constant__ Params params) {
+jitgen_attention_backward_b1053829(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

@@ -20,12 +20,12 @@ struct Params {
   Index start;
   Index count;
   Index size0;
-  float a0;
+  float scalar0;
 };
 static_assert(
     sizeof(Params) == 72 && JITGEN_OFFSET(input) == 0 && JITGEN_OFFSET(result) == 16 &&
     JITGEN_OFFSET(result_2) == 32 && JITGEN_OFFSET(length) == 48 && JITGEN_OFFSET(start) == 52 &&
-    JITGEN_OFFSET(count) == 56 && JITGEN_OFFSET(size0) == 60 && JITGEN_OFFSET(a0) == 64, "the launch packs it so");
+    JITGEN_OFFSET(count) == 56 && JITGEN_OFFSET(size0) == 60 && JITGEN_OFFSET(scalar0) == 64, "the launch packs it so");
 
 using Element = jitgen::bfloat16;
 using Order = jitgen::Order<Element, true>;
@@ -34,7 +34,7 @@ constexpr int tile = 4096;  // room for the elements of a row, a power of two
 constexpr int room = 1 * tile;  // of all rows of a block
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_sort_2a678385(const __grid_constant__ Params params) {
+jitgen_sort_b4d3db82(const __grid_constant__ Params params) {
   const Index length = params.length, start = params.start, count = params.count;
   __shared__ Element elements[room];
   __shared__ int32_t places[room];  // in the row
@@ -53,7 +53,7 @@ jitgen_sort_2a678385(const __grid_constant__ Params params) {
     if (row < rows && column < end) {
       const Index i0 = Index(Unsigned(row));
       const float v0 = jitgen::load(params.input.pointer[i0 * params.input.strides[0] + column]);
-      const float v2 = v0 / params.a0;
+      const float v2 = v0 / params.scalar0;
       elements[slot] = jitgen::store<Element>(v2);
       places[slot] = int32_t(column);
     } else {

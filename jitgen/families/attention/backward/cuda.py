@@ -128,16 +128,16 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         "members": _config(schedule, backward, role),
         "heads": " * ".join(backward.groups) or "1",
         "task_indices": [*backward.task_indices("number"), *indices(backward.groups, "head", "y", "/")],
-        "bases": [{"name": f"at{o.index}", "expression": _base(o)} for o in backward.operands],
+        "bases": [{"name": o.at, "expression": _base(o)} for o in backward.operands],
         "of_task": [
-            {"name": f"x{o.index}", "type": o.type, "expression": o.element(f"task.at{o.index}")}
+            {"name": o.only, "type": o.type, "expression": o.element(f"task.{o.at}")}
             for o in backward.rule.reads("task")
             if o.pointer
         ],
         "row_ends": [_ends(o, "a", 0) for o in backward.ends(tile_bounds, "row")],
         "key_ends": [_ends(o, "b", 1) for o in backward.ends(tile_bounds, "key")],
         "task_ends": [
-            {"index": o.index, "name": f"x{o.index}" if o.pointer else f"at{o.index}"}
+            {"index": o.index, "name": o.only if o.pointer else o.at}
             for o in backward.ends(tile_bounds, "task")
             if o.is_integer
         ],
@@ -191,8 +191,8 @@ def _base(operand: Operand) -> str:
 
 
 def _ends(operand: Operand, where: str, own: int) -> dict[str, Any]:
-    at = f"task.at{operand.index} + {where} * {operand.own[own]}"
-    names = {"index": operand.index, "name": f"x{operand.index}"}
+    at = f"task.{operand.at} + {where} * {operand.own[own]}"
+    names = {"index": operand.index, "name": operand.only}
     return names | {"expression": operand.element(at), "is_index": not operand.pointer}
 
 
@@ -201,7 +201,7 @@ def _elements(operand: Operand, number: int, map_name: str) -> dict[str, Any]:
     element. ``map_name`` is empty where no tensor map copies it."""
     steps = [(step, f"task.z{dim}") for dim, step in enumerate(operand.batch)]
     steps += [(step, f"task.y{dim}") for dim, step in enumerate(operand.groups)]
-    at = f"task.at{operand.index} + row * {operand.own[0]} + column * {operand.own[1]}"
+    at = f"task.{operand.at} + row * {operand.own[0]} + column * {operand.own[1]}"
     return {
         "number": number,
         "is_copied": bool(map_name),
@@ -223,7 +223,7 @@ def _result(result: Result, number: int, layout: Layout) -> dict[str, Any]:
 
 def _run(operand: Operand, layout: Layout) -> dict[str, Any]:
     step = "1" if operand.kind == "contiguous" else operand.own[1]
-    return run(operand, f"task.at{operand.index} + a * {operand.own[0]} + e * {step}", step, layout.unit)
+    return run(operand, f"task.{operand.at} + a * {operand.own[0]} + e * {step}", step, layout.unit)
 
 
 class _Writer:
@@ -270,10 +270,10 @@ class _Writer:
         """Describes the value of an operand at row ``where`` of its side, or at a pair of rows."""
         kind = self.dialect.types[dtype]
         if operand.kind == "task":
-            expression = f"task.x{operand.index}" if operand.pointer else f"task.at{operand.index}"
+            expression = f"task.{operand.only if operand.pointer else operand.at}"
             return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
         steps = {"row": [("a", 0)], "key": [("b", 1)], "both": [("a", 0), ("b", 1)]}[operand.kind]
-        at = " + ".join([f"task.at{operand.index}", *(f"{row} * {operand.own[own]}" for row, own in steps)])
+        at = " + ".join([f"task.{operand.at}", *(f"{row} * {operand.own[own]}" for row, own in steps)])
         return {"type": kind, "value": name, "expression": f"{kind}({operand.element(at)})"}
 
     def factor(self) -> dict[str, Any]:

@@ -48,12 +48,13 @@ def build(
         "packed_rows": attention.packed_rows,
         "task_indices": attention.task_indices("number"),
         "row_indices": attention.row_indices("/"),
-        "bases": [{"name": f"at{o.index}", "expression": o.task_base} for o in attention.operands],
-        "of_task": [_value(o, f"task.at{o.index}") for o in attention.rule.reads("task")],
-        "of_row": [_value(o, o.packed_row("task.at")) for o in attention.rule.reads("row")],
-        "at_row": [(o, o.packed_row("task.at")) for o in attention.rule.reads("both")],
+        "bases": [{"name": o.at, "expression": o.task_base} for o in attention.operands],
+        "of_task": [_value(o, f"task.{o.at}") for o in attention.rule.reads("task")],
+        "of_row": [_value(o, o.packed_row(f"task.{o.at}")) for o in attention.rule.reads("row")],
+        "at_row": [(o, o.packed_row(f"task.{o.at}")) for o in attention.rule.reads("both")],
         "row_ends": [
-            _value(o, o.packed_row("task.at")) | {"is_index": not o.pointer} for o in attention.ends(tile_bounds, "row")
+            _value(o, o.packed_row(f"task.{o.at}")) | {"is_index": not o.pointer}
+            for o in attention.ends(tile_bounds, "row")
         ],
         "key_ends": attention.ends(tile_bounds, "key"),
         "task_ends": attention.ends(tile_bounds, "task"),
@@ -65,7 +66,7 @@ def build(
             "open": _rule(attention.unmasked, layout, mainloop["fragment"]["place"]),
             "masked": _rule(attention.rule, layout, mainloop["fragment"]["place"]),
         },
-        "query": [_element(o, o.packed_row("task.at"), "d") for o in attention.query],
+        "query": [_element(o, o.packed_row(f"task.{o.at}"), "d") for o in attention.query],
         "query_lines": attention.query_lines,
         "query_value": attention.query_value,
         "query_is_vector": _is_vector_query(attention, layout),
@@ -158,7 +159,7 @@ def _coordinates(operand: Operand) -> str:
 def _value(operand: Operand, at: str) -> dict[str, Any]:
     """Describes a value that the rule reads at offset ``at``."""
     kind = operand.type if operand.pointer else "Index"
-    return {"name": f"x{operand.index}", "index": operand.index, "type": kind, "expression": operand.element(at)}
+    return {"name": operand.only, "index": operand.index, "type": kind, "expression": operand.element(at)}
 
 
 def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
@@ -180,10 +181,10 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
     starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
     for o in rule.operands:
         expression = {
-            "key": f"{o.type}({o.element(f'task.at{o.index} + column * {o.own[1]}')})",
-            "row": f"{o.type}(of_rows.x{o.index}[r])",
-            "task": f"{o.type}(task.x{o.index})",
-            "both": f"{o.type}({o.element(f'of_rows.at{o.index}[r] + column * {o.own[1]}')})",
+            "key": f"{o.type}({o.element(f'task.{o.at} + column * {o.own[1]}')})",
+            "row": f"{o.type}(of_rows.{o.only}[r])",
+            "task": f"{o.type}(task.{o.only})",
+            "both": f"{o.type}({o.element(f'of_rows.{o.at}[r] + column * {o.own[1]}')})",
         }[o.kind]
         source = {"type": o.type, "value": o.value, "expression": expression}
         if o.index in divided.operands:
@@ -205,7 +206,7 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
 
 def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
     """Describes an operand with one element for a row of results."""
-    at = operand.packed_row("task.at")
+    at = operand.packed_row(f"task.{operand.at}")
     if splits > 1:
         at += " + range * (int64_t(tasks()) * packed_rows())"
     return {
@@ -218,7 +219,7 @@ def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
 
 
 def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
-    at = operand.packed_row("task.at")
+    at = operand.packed_row(f"task.{operand.at}")
     if schedule.splits > 1 and operand.role == "store":
         at += " + range * (int64_t(tasks()) * packed_rows() * width)"
     if operand.kind in ("row", "task"):

@@ -53,9 +53,9 @@ def elements(name: str, operand: Operand, computed: Computed | None, dtype: str,
     products."""
     if computed is None:
         along, step = _strides(operand)
-        pointer = f"{operand.pointer} + (task.at{operand.index} + n * {along})"
+        pointer = f"{operand.pointer} + (task.{operand.at} + n * {along})"
         return Elements(name, operand.storage, (), pointer, (), _step(operand, step), ("", ""), False, (), "")
-    at = {i: f"task.at{i} + n * {_strides(o)[0]}" for i, o in computed.operands.items()}
+    at = {i: f"task.{o.at} + n * {_strides(o)[0]}" for i, o in computed.operands.items()}
     sources = {
         i: Source(o.pointer, at[i], o.gathered, o.dtype)
         for i, o in computed.operands.items()

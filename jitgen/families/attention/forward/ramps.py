@@ -158,7 +158,7 @@ def _ramps(rule: Rule, invariant: Sequence[bool]) -> dict[int, Ramp]:
         op, dtype, arguments = instruction.op, instruction.dtype, instruction.args
         if op == "iota" and instruction.attr in indices and dtype in INTS:
             operand = indices[instruction.attr]
-            ramps[position] = Ramp(f"{operand.type}(task.at{operand.index} + first)", "1", frozenset())
+            ramps[position] = Ramp(f"{operand.type}(task.{operand.at} + first)", "1", frozenset())
             continue
         if dtype not in ("int32", "int64", FLOAT) or not any(argument in ramps for argument in arguments):
             continue

@@ -24,6 +24,7 @@ from jitgen.kernel.printed import (
     sum_of,
     title_of,
 )
+from jitgen.kernel.printed_entry import member_of
 
 LEVELS = ("task", "row", "key", "both")
 """What a value of a tile may depend on besides the task: a row of the block, a streamed row, or both."""
@@ -50,6 +51,16 @@ class Operand(PrintedOperand):
         return self.dtype in INTS
 
     @property
+    def at(self) -> str:
+        """Returns the member of a task in CUDA with the offset at which the operand begins."""
+        return f"{member_of(self.pointer or self.offset)}_at"
+
+    @property
+    def only(self) -> str:
+        """Returns the member in CUDA with its only value in a task or a row."""
+        return f"{member_of(self.pointer or self.offset)}_value"
+
+    @property
     def task_base(self) -> str:
         """Returns the offset of the first element of the task with indices ``z0`` ..."""
         return sum_of([self.offset], self.batch, numbered("z", self.batch))
@@ -60,11 +71,11 @@ class Operand(PrintedOperand):
         ``batch``."""
         return sum_of([f"batch{self.index}"], self.groups, numbered("h", self.groups))
 
-    def packed_row(self, first: str = "at") -> str:
-        """Returns the offset of row ``m`` at packed indices ``y0`` ...; ``first`` is the name of where the task
-        begins."""
+    def packed_row(self, first: str = "") -> str:
+        """Returns the offset of row ``m`` at packed indices ``y0`` ...; ``first`` is that at which the task begins,
+        ``at<index>`` by default."""
         strides = [*self.groups, self.own[0]]
-        return sum_of([f"{first}{self.index}"], strides, [*numbered("y", self.groups), "m"])
+        return sum_of([first or f"at{self.index}"], strides, [*numbered("y", self.groups), "m"])
 
     def row(self, index: str, first: str = "at") -> str:
         """Returns the offset of row ``index`` where groups are no rows."""
