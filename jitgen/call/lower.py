@@ -95,8 +95,7 @@ def specialize(
 def _described(
     parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], route: Route
 ) -> tuple[Sequence[Any], list[Any], Any]:
-    """Flattens the arguments. Returns the leaves, the leaves as a call has them (a spec becomes a tensor without
-    memory), and their structure. Returns the leaves, the leaves as a call has them (a spec becomes a tensor without
+    """Flattens the arguments: returns the leaves, the leaves as a call has them (a spec becomes a tensor without
     memory), and their structure."""
     layout = weights.LAYOUTS[route.backend]
     leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)

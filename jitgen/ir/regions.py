@@ -166,14 +166,13 @@ class Region:
 
 
 def grid_axes(shape: Iterable[Size]) -> tuple[Axis, ...]:
-    """Makes axes ``i0``, ``i1``, and so on, of an iteration space whose elements are independent of one another. of an
-    iteration space whose elements are independent of one another."""
+    """Makes axes ``i0``, ``i1``, and so on, of an iteration space whose elements are independent of one another."""
     return tuple(Axis(f"i{dim}", size) for dim, size in enumerate(shape))
 
 
 def row_axes(shape: Sequence[Size], row_rank: int) -> tuple[Axis, ...]:
     """Makes grid axes, followed by the sequential axes ``j0``, ``j1``, and so on, of a row: the last ``row_rank``
-    dimensions. of a row: the last ``row_rank`` dimensions."""
+    dimensions."""
     outer = len(shape) - row_rank
     row = (Axis(f"j{dim}", size, "sequential") for dim, size in enumerate(shape[outer:]))
     return (*grid_axes(shape[:outer]), *row)

@@ -58,6 +58,7 @@ class OperandParameters(NamedTuple):
         offset: the parameter with an index's first value; empty for tensors.
         strides: for each axis the parameter with its stride there, or the number that the layout fixes it to.
         gathered: (size, stride) of each dimension that a computed index chooses along, likewise.
+        name: what the struct of an entry in CUDA calls it; empty for the name of its role.
     """
 
     operand: Operand
@@ -66,6 +67,7 @@ class OperandParameters(NamedTuple):
     offset: str
     strides: tuple[str, ...]
     gathered: tuple[tuple[str, str], ...] = ()
+    name: str = ""
 
     def integers(self, region: int) -> Iterator[Integer]:
         """Yields the integer parameters in order: whatever is no number."""
@@ -86,13 +88,14 @@ def declared(
     strides: Sequence[str],
     suffix: str = "",
     gathered: tuple[tuple[str, str], ...] = (),
+    name: str = "",
 ) -> OperandParameters:
     """Declares the parameters of ``operand``, with the names that all families give to pointers and first values.
 
     Args:
         strides: see ``OperandParameters``; an empty one has the name that all families give to strides.
         suffix: what the names of its parameters end in; by default ``number``.
-        gathered: see ``OperandParameters``.
+        gathered, name: see ``OperandParameters``.
     """
     suffix = suffix or str(number)
     return OperandParameters(
@@ -102,6 +105,7 @@ def declared(
         offset=f"o{suffix}" if operand.buffer is None else "",
         strides=tuple(stride or f"s{suffix}_{dim}" for dim, stride in enumerate(strides)),
         gathered=gathered,
+        name=name,
     )
 
 

@@ -19,7 +19,7 @@ CHECK_WIDTH = 112
 """Characters of a line of assertions."""
 
 _CODES = {"float32": "f", "float64": "d", "int64": "q"}
-_ROLES = {"load": "input", "gather": "gathered", "store": "result", "score": "score_input"}
+_ROLES = {"load": "input", "gather": "gathered", "store": "result", "iota": "index"}
 """Names of the roles that are no names for a tensor."""
 _LOOSE = {
     "sizes": "size",
@@ -125,7 +125,7 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
             continue
         region, index = member.operand
         own = parameters.regions[region].operands[index]
-        name = unique("index" if own.pointer is None else _ROLES.get(own.operand.kind, own.operand.kind))
+        name = unique(own.name or _ROLES.get(own.operand.kind, own.operand.kind))
         values = [integers[position] for position in member.integers]
         strides = [value for value in values if not value.is_size and value.name != own.offset]
         spelled |= {value.name: f"params.{name}.strides[{number}]" for number, value in enumerate(strides)}

@@ -15,13 +15,13 @@ struct Params {
   jitgen::TensorMap query_map;
   jitgen::TensorMap key_map;
   jitgen::TensorMap value_map;
-  jitgen::Ramp<Index, 4> index;
-  jitgen::Ramp<Index, 4> index_2;
+  jitgen::Ramp<Index, 4> key_index;
+  jitgen::Ramp<Index, 4> row_index;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> key;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> score_input;
-  jitgen::Ramp<Index, 4> index_3;
-  jitgen::Ramp<Index, 4> index_4;
+  jitgen::Ramp<Index, 4> key_index_2;
+  jitgen::Ramp<Index, 4> row_index_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> value;
   jitgen::Operand<jitgen::bfloat16, Index, 4> result;
   Index rows;
@@ -33,9 +33,9 @@ struct Params {
 };
 static_assert(
     sizeof(Params) == 640 && JITGEN_OFFSET(query_map) == 0 && JITGEN_OFFSET(key_map) == 128 &&
-    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(index) == 384 && JITGEN_OFFSET(index_2) == 404 &&
+    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(key_index) == 384 && JITGEN_OFFSET(row_index) == 404 &&
     JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(score_input) == 472 &&
-    JITGEN_OFFSET(index_3) == 496 && JITGEN_OFFSET(index_4) == 516 && JITGEN_OFFSET(value) == 536 &&
+    JITGEN_OFFSET(key_index_2) == 496 && JITGEN_OFFSET(row_index_2) == 516 && JITGEN_OFFSET(value) == 536 &&
     JITGEN_OFFSET(result) == 560 && JITGEN_OFFSET(rows) == 584 && JITGEN_OFFSET(keys) == 588 &&
     JITGEN_OFFSET(depth) == 592 && JITGEN_OFFSET(width) == 596 && JITGEN_OFFSET(batch_size0) == 600 &&
     JITGEN_OFFSET(batch_size1) == 604, "the launch packs it so");
@@ -87,25 +87,25 @@ struct Operands {
   struct Task {
     Index z0;
     Index z1;
-    Index index_at;
-    Index index_2_at;
+    Index key_index_at;
+    Index row_index_at;
     Index query_at;
     Index key_at;
     Index score_input_at;
-    Index index_3_at;
-    Index index_4_at;
+    Index key_index_2_at;
+    Index row_index_2_at;
     Index value_at;
     Index result_at;
     float score_input_value;
   };
   // The ends of what the rows of a block have.
   struct Block {
-    jitgen::Ends index_2_value;
+    jitgen::Ends row_index_value;
   };
   // What a thread's rows r and r + 8 have.
   struct Rows {
-    Index index_2_value[2];
-    Index index_4_value[2];
+    Index row_index_value[2];
+    Index row_index_2_value[2];
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
@@ -117,13 +117,13 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
-    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0] + z1 * params.index_2.strides[1];
+    task.key_index_at = params.key_index.first + z0 * params.key_index.strides[0] + z1 * params.key_index.strides[1];
+    task.row_index_at = params.row_index.first + z0 * params.row_index.strides[0] + z1 * params.row_index.strides[1];
     task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
     task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
     task.score_input_at = z0 * params.score_input.strides[0] + z1 * params.score_input.strides[1];
-    task.index_3_at = params.index_3.first + z0 * params.index_3.strides[0] + z1 * params.index_3.strides[1];
-    task.index_4_at = params.index_4.first + z0 * params.index_4.strides[0] + z1 * params.index_4.strides[1];
+    task.key_index_2_at = params.key_index_2.first + z0 * params.key_index_2.strides[0] + z1 * params.key_index_2.strides[1];
+    task.row_index_2_at = params.row_index_2.first + z0 * params.row_index_2.strides[0] + z1 * params.row_index_2.strides[1];
     task.value_at = z0 * params.value.strides[0] + z1 * params.value.strides[1];
     task.result_at = z0 * params.result.strides[0] + z1 * params.result.strides[1];
     task.score_input_value = jitgen::load(params.score_input.pointer[task.score_input_at]);
@@ -139,10 +139,10 @@ struct Operands {
       for (int end = 0; end < 2; ++end) {
         const Index row = end ? last : Index(first);
         const Index m = row;
-        const int64_t value = int64_t(task.index_2_at + m * params.index_2.strides[2]);
+        const int64_t value = int64_t(task.row_index_at + m * params.row_index.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      block.index_2_value = ends;
+      block.row_index_value = ends;
     }
     return block;
   }
@@ -152,8 +152,8 @@ struct Operands {
   JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
-    const int64_t low_of1 = block.index_2_value.low, high_of1 = block.index_2_value.high;
-    const int64_t from0 = task.index_at + first * params.index.strides[3], to0 = task.index_at + last * params.index.strides[3];
+    const int64_t low_of1 = block.row_index_value.low, high_of1 = block.row_index_value.high;
+    const int64_t from0 = task.key_index_at + first * params.key_index.strides[3], to0 = task.key_index_at + last * params.key_index.strides[3];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -172,8 +172,8 @@ struct Operands {
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      thread_rows.index_2_value[r] = task.index_2_at + m * params.index_2.strides[2];
-      thread_rows.index_4_value[r] = task.index_4_at + m * params.index_4.strides[2];
+      thread_rows.row_index_value[r] = task.row_index_at + m * params.row_index.strides[2];
+      thread_rows.row_index_2_value[r] = task.row_index_2_at + m * params.row_index_2.strides[2];
     }
     return thread_rows;
   }
@@ -188,8 +188,8 @@ struct Operands {
       float step7[2];
   #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int32_t s5 = int32_t(of_rows.index_4_value[r]);
-        start7[r] = float((int32_t(task.index_3_at + first) - s5));
+        const int32_t s5 = int32_t(of_rows.row_index_2_value[r]);
+        start7[r] = float((int32_t(task.key_index_2_at + first) - s5));
         step7[r] = float(1);
       }
   #pragma unroll
@@ -216,10 +216,10 @@ struct Operands {
     float step11[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t s1 = int32_t(of_rows.index_2_value[r]);
-      const int32_t s9 = int32_t(of_rows.index_4_value[r]);
-      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.index_at + first))), live - 1);
-      start11[r] = float((int32_t(task.index_3_at + first) - s9));
+      const int32_t s1 = int32_t(of_rows.row_index_value[r]);
+      const int32_t s9 = int32_t(of_rows.row_index_2_value[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.key_index_at + first))), live - 1);
+      start11[r] = float((int32_t(task.key_index_2_at + first) - s9));
       step11[r] = float(1);
     }
 #pragma unroll
@@ -277,7 +277,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_1eb5bba5(const __grid_constant__ Params params) {
+jitgen_attention_99f488c0(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

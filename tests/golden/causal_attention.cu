@@ -14,8 +14,8 @@ struct Params {
   jitgen::TensorMap query_map;
   jitgen::TensorMap key_map;
   jitgen::TensorMap value_map;
-  jitgen::Ramp<Index, 4> index;
-  jitgen::Ramp<Index, 4> index_2;
+  jitgen::Ramp<Index, 4> key_index;
+  jitgen::Ramp<Index, 4> row_index;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> key;
   jitgen::Operand<const jitgen::bfloat16, Index, 4> value;
@@ -30,7 +30,7 @@ struct Params {
 };
 static_assert(
     sizeof(Params) == 576 && JITGEN_OFFSET(query_map) == 0 && JITGEN_OFFSET(key_map) == 128 &&
-    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(index) == 384 && JITGEN_OFFSET(index_2) == 404 &&
+    JITGEN_OFFSET(value_map) == 256 && JITGEN_OFFSET(key_index) == 384 && JITGEN_OFFSET(row_index) == 404 &&
     JITGEN_OFFSET(query) == 424 && JITGEN_OFFSET(key) == 448 && JITGEN_OFFSET(value) == 472 &&
     JITGEN_OFFSET(result) == 496 && JITGEN_OFFSET(rows) == 520 && JITGEN_OFFSET(keys) == 524 &&
     JITGEN_OFFSET(depth) == 528 && JITGEN_OFFSET(width) == 532 && JITGEN_OFFSET(batch_size0) == 536 &&
@@ -67,8 +67,8 @@ struct Operands {
   struct Task {
     Index z0;
     Index z1;
-    Index index_at;
-    Index index_2_at;
+    Index key_index_at;
+    Index row_index_at;
     Index query_at;
     Index key_at;
     Index value_at;
@@ -76,11 +76,11 @@ struct Operands {
   };
   // The ends of what the rows of a block have.
   struct Block {
-    jitgen::Ends index_2_value;
+    jitgen::Ends row_index_value;
   };
   // What a thread's rows r and r + 8 have.
   struct Rows {
-    Index index_2_value[2];
+    Index row_index_value[2];
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0 * params.batch_size1); }
@@ -92,8 +92,8 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
-    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0] + z1 * params.index_2.strides[1];
+    task.key_index_at = params.key_index.first + z0 * params.key_index.strides[0] + z1 * params.key_index.strides[1];
+    task.row_index_at = params.row_index.first + z0 * params.row_index.strides[0] + z1 * params.row_index.strides[1];
     task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
     task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
     task.value_at = z0 * params.value.strides[0] + z1 * params.value.strides[1];
@@ -110,10 +110,10 @@ struct Operands {
       for (int end = 0; end < 2; ++end) {
         const Index row = end ? last : Index(first);
         const Index m = row;
-        const int64_t value = int64_t(task.index_2_at + m * params.index_2.strides[2]);
+        const int64_t value = int64_t(task.row_index_at + m * params.row_index.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      block.index_2_value = ends;
+      block.row_index_value = ends;
     }
     return block;
   }
@@ -123,8 +123,8 @@ struct Operands {
   JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
-    const int64_t low_of1 = block.index_2_value.low, high_of1 = block.index_2_value.high;
-    const int64_t from0 = task.index_at + first * params.index.strides[3], to0 = task.index_at + last * params.index.strides[3];
+    const int64_t low_of1 = block.row_index_value.low, high_of1 = block.row_index_value.high;
+    const int64_t from0 = task.key_index_at + first * params.key_index.strides[3], to0 = task.key_index_at + last * params.key_index.strides[3];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -143,7 +143,7 @@ struct Operands {
     for (int r = 0; r < 2; ++r) {
       const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
       const Index m = row;
-      thread_rows.index_2_value[r] = task.index_2_at + m * params.index_2.strides[2];
+      thread_rows.row_index_value[r] = task.row_index_at + m * params.row_index.strides[2];
     }
     return thread_rows;
   }
@@ -170,8 +170,8 @@ struct Operands {
     int bound2[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t s1 = int32_t(of_rows.index_2_value[r]);
-      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.index_at + first))), live - 1);
+      const int32_t s1 = int32_t(of_rows.row_index_value[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.key_index_at + first))), live - 1);
     }
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
@@ -235,7 +235,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_6af35df8(const __grid_constant__ Params params) {
+jitgen_attention_9cc3e9a3(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

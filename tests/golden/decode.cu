@@ -12,7 +12,7 @@
 using Index = int32_t;
 
 struct Params {
-  jitgen::Ramp<Index, 5> index;
+  jitgen::Ramp<Index, 5> key_index;
   jitgen::Operand<const int64_t, Index, 5> score_input;
   jitgen::Operand<const jitgen::bfloat16, Index, 5> query;
   jitgen::Operand<const jitgen::bfloat16, Index, 5> key;
@@ -28,7 +28,7 @@ struct Params {
   float scalar0;
 };
 static_assert(
-    sizeof(Params) == 216 && JITGEN_OFFSET(index) == 0 && JITGEN_OFFSET(score_input) == 24 &&
+    sizeof(Params) == 216 && JITGEN_OFFSET(key_index) == 0 && JITGEN_OFFSET(score_input) == 24 &&
     JITGEN_OFFSET(query) == 56 && JITGEN_OFFSET(key) == 88 && JITGEN_OFFSET(value) == 120 &&
     JITGEN_OFFSET(result) == 152 && JITGEN_OFFSET(rows) == 184 && JITGEN_OFFSET(keys) == 188 &&
     JITGEN_OFFSET(depth) == 192 && JITGEN_OFFSET(width) == 196 && JITGEN_OFFSET(batch_size0) == 200 &&
@@ -60,7 +60,7 @@ struct Operands {
   struct Task {
     Index z0;
     Index z1;
-    Index index_at;
+    Index key_index_at;
     Index score_input_at;
     Index query_at;
     Index key_at;
@@ -84,7 +84,7 @@ struct Operands {
     task.z0 = z0;
     const Index z1 = number % params.batch_size1;
     task.z1 = z1;
-    task.index_at = params.index.first + z0 * params.index.strides[0] + z1 * params.index.strides[1];
+    task.key_index_at = params.key_index.first + z0 * params.key_index.strides[0] + z1 * params.key_index.strides[1];
     task.score_input_at = z0 * params.score_input.strides[0] + z1 * params.score_input.strides[1];
     task.query_at = z0 * params.query.strides[0] + z1 * params.query.strides[1];
     task.key_at = z0 * params.key.strides[0] + z1 * params.key.strides[1];
@@ -106,7 +106,7 @@ struct Operands {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
     const int64_t x1 = task.score_input_value;
-    const int64_t from0 = task.index_at + first * params.index.strides[4], to0 = task.index_at + last * params.index.strides[4];
+    const int64_t from0 = task.key_index_at + first * params.key_index.strides[4], to0 = task.key_index_at + last * params.key_index.strides[4];
     const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -149,7 +149,7 @@ struct Operands {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t s1 = int64_t(task.score_input_value);
-      bound3[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int64_t(int32_t(task.index_at + first)))), live);
+      bound3[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int64_t(int32_t(task.key_index_at + first)))), live);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -240,7 +240,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_aa1ff76d(const __grid_constant__ Params params) {
+jitgen_attention_c97d2ad4(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

@@ -20,10 +20,10 @@ struct Params {
   jitgen::Operand<const jitgen::bfloat16, Index, 3> right;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> left_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> right_2;
-  jitgen::Ramp<Index, 3> index;
-  jitgen::Ramp<Index, 3> index_2;
-  jitgen::Operand<const float, Index, 3> score_input;
-  jitgen::Operand<const float, Index, 3> score_input_2;
+  jitgen::Ramp<Index, 3> row_index;
+  jitgen::Ramp<Index, 3> key_index;
+  jitgen::Operand<const float, Index, 3> key_input;
+  jitgen::Operand<const float, Index, 3> key_input_2;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> value;
   jitgen::Operand<const jitgen::bfloat16, Index, 3> value_2;
   jitgen::Operand<jitgen::bfloat16, Index, 3> result;
@@ -40,8 +40,8 @@ static_assert(
     sizeof(Params) == 832 && JITGEN_OFFSET(left_map) == 0 && JITGEN_OFFSET(left_2_map) == 128 &&
     JITGEN_OFFSET(right_map) == 256 && JITGEN_OFFSET(right_2_map) == 384 && JITGEN_OFFSET(left) == 512 &&
     JITGEN_OFFSET(right) == 536 && JITGEN_OFFSET(left_2) == 560 && JITGEN_OFFSET(right_2) == 584 &&
-    JITGEN_OFFSET(index) == 608 && JITGEN_OFFSET(index_2) == 624 && JITGEN_OFFSET(score_input) == 640 &&
-    JITGEN_OFFSET(score_input_2) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
+    JITGEN_OFFSET(row_index) == 608 && JITGEN_OFFSET(key_index) == 624 && JITGEN_OFFSET(key_input) == 640 &&
+    JITGEN_OFFSET(key_input_2) == 664 && JITGEN_OFFSET(value) == 688 && JITGEN_OFFSET(value_2) == 712 &&
     JITGEN_OFFSET(result) == 736 && JITGEN_OFFSET(result_2) == 760 && JITGEN_OFFSET(rows) == 784 &&
     JITGEN_OFFSET(keys) == 788 && JITGEN_OFFSET(depth0) == 792 && JITGEN_OFFSET(depth1) == 796 &&
     JITGEN_OFFSET(width0) == 800 && JITGEN_OFFSET(width1) == 804 && JITGEN_OFFSET(batch_size0) == 808, "the launch packs it so");
@@ -84,10 +84,10 @@ struct Operands {
     Index right_at;
     Index left_2_at;
     Index right_2_at;
-    Index index_at;
-    Index index_2_at;
-    Index score_input_at;
-    Index score_input_2_at;
+    Index row_index_at;
+    Index key_index_at;
+    Index key_input_at;
+    Index key_input_2_at;
     Index value_at;
     Index value_2_at;
     Index result_at;
@@ -95,7 +95,7 @@ struct Operands {
   };
   // The ends of what rows of a block have.
   struct BlockEnds {
-    jitgen::Ends index_value;
+    jitgen::Ends row_index_value;
   };
 
   JITGEN_DEVICE int tasks() const { return int(params.batch_size0); }
@@ -108,10 +108,10 @@ struct Operands {
     task.right_at = z0 * params.right.strides[0];
     task.left_2_at = z0 * params.left_2.strides[0];
     task.right_2_at = z0 * params.right_2.strides[0];
-    task.index_at = params.index.first + z0 * params.index.strides[0];
-    task.index_2_at = params.index_2.first + z0 * params.index_2.strides[0];
-    task.score_input_at = z0 * params.score_input.strides[0];
-    task.score_input_2_at = z0 * params.score_input_2.strides[0];
+    task.row_index_at = params.row_index.first + z0 * params.row_index.strides[0];
+    task.key_index_at = params.key_index.first + z0 * params.key_index.strides[0];
+    task.key_input_at = z0 * params.key_input.strides[0];
+    task.key_input_2_at = z0 * params.key_input_2.strides[0];
     task.value_at = z0 * params.value.strides[0];
     task.value_2_at = z0 * params.value_2.strides[0];
     task.result_at = z0 * params.result.strides[0];
@@ -125,22 +125,22 @@ struct Operands {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index a = side ? end - 1 : first;
-        const int64_t value = int64_t(task.index_at + a * params.index.strides[1]);
+        const int64_t value = int64_t(task.row_index_at + a * params.row_index.strides[1]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
-      ends_of_rows.index_value = ends;
+      ends_of_rows.row_index_value = ends;
     }
     return ends_of_rows;
   }
   // Bit 0: some pair of rows counts; bit 1: no mask hides any.
   JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& block, int first, int end) const {
-    const int64_t low_of4 = block.index_value.low, high_of4 = block.index_value.high;
+    const int64_t low_of4 = block.row_index_value.low, high_of4 = block.row_index_value.high;
     int64_t low_of5, high_of5;
     {
       jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
       for (int side = 0; side < 2; ++side) {
         const Index b = side ? end - 1 : first;
-        const int64_t value = int64_t(task.index_2_at + b * params.index_2.strides[2]);
+        const int64_t value = int64_t(task.key_index_at + b * params.key_index.strides[2]);
         ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
       }
       low_of5 = ends.low, high_of5 = ends.high;
@@ -159,8 +159,8 @@ struct Operands {
   // What a row of a tile has for all of its pairs, as words of 4 bytes.
   template <int count>
   JITGEN_DEVICE void tile_words(uint32_t (&row_words)[count], const Task& task, Index b) const {
-    const float s3 = float(jitgen::load(params.score_input.pointer[task.score_input_at + b * params.score_input.strides[2]]));
-    const float s11 = float(jitgen::load(params.score_input_2.pointer[task.score_input_2_at + b * params.score_input_2.strides[2]]));
+    const float s3 = float(jitgen::load(params.key_input.pointer[task.key_input_at + b * params.key_input.strides[2]]));
+    const float s11 = float(jitgen::load(params.key_input_2.pointer[task.key_input_2_at + b * params.key_input_2.strides[2]]));
     const float s5 = 1.4426950216293335f;
     const float s8 = s3 * s5;
     const float s12 = jitgen::reciprocal(s11);
@@ -190,8 +190,8 @@ struct Operands {
       const bool exists = b < keys;
       const float s14 = __int_as_float(int(of_tile[0]));
       const float s18 = __int_as_float(int(of_tile[1]));
-      const int32_t s1 = int32_t(task.index_at + a * params.index.strides[1]);
-      const int32_t s2 = int32_t(task.index_2_at + b * params.index_2.strides[2]);
+      const int32_t s1 = int32_t(task.row_index_at + a * params.row_index.strides[1]);
+      const int32_t s2 = int32_t(task.key_index_at + b * params.key_index.strides[2]);
       const bool s3 = s1 > s2;
       const float s4 = -__int_as_float(0x7f800000);
       const float s10 = 1.4426950216293335f;
@@ -286,7 +286,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_b1053829(const __grid_constant__ Params params) {
+jitgen_attention_backward_36c2685d(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

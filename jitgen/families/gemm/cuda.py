@@ -102,7 +102,7 @@ def _matrix_lines(products: GemmContext) -> list[str]:
 
 
 def _steps(operand: GemmOperand) -> str:
-    """Prints the offset of the matrix at the indices ``z0`` and so on of the batch. of the batch."""
+    """Prints the offset of the matrix at the indices ``z0`` and so on of the batch."""
     return " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(operand.batch_strides))
 
 

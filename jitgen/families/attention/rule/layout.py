@@ -103,10 +103,16 @@ def tile_parameters(kernel: Kernel, layout: TileLayout, sizes: Sequence[Integer]
             index,
             strides,
             gathered=tuple((f"n{index}_{dim}", f"c{index}_{dim}") for dim in range(operand.gathered)),
+            name=_read_by_scores(kind, operand.buffer is not None) if operand.kind == "score" else "",
         )
-        for index, operand in enumerate(body.operands)
+        for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True))
     ]
     return KernelParameters((RegionParameters(tuple(axes), tuple(operands)),), layout.wide)
+
+
+def _read_by_scores(kind: str, in_memory: bool) -> str:
+    """Returns what an operand is called of which a rule reads, by ``kind``, a value for a row, a key, or a score."""
+    return f"{kind if kind in ('row', 'key') else 'score'}_{'input' if in_memory else 'index'}"
 
 
 def addresses_of(
