@@ -18,6 +18,7 @@ from tests.interpreter import Check, serve
 SMALL: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "padding": (F.conv2d, (1, 2, 4, 3), (3, 2, 3, 2), {"padding": (1, 0), "dilation": (1, 2)}),
     "groups": (F.conv1d, (2, 4, 7), (4, 2, 3), {"stride": 2, "padding": 1, "groups": 2}),
+    "many pixels": (F.conv1d, (2, 2, 70), (2, 1, 2), {"groups": 2}),
     "transposed": (F.conv_transpose1d, (1, 2, 4), (2, 3, 4), {"stride": 2, "padding": 1}),
 }
 

@@ -6,6 +6,7 @@ Neighbours: ``families/moved.py`` asks while it moves views; ``families/convolut
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jitgen.families.temporaries import Temporaries
 from jitgen.ir import symbols
@@ -14,6 +15,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, keeps_all_elements
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CONVOLVE
+from jitgen.ir.symbols import Size
 
 
 def around_convolutions(index: Index, results: Sequence[Node]) -> frozenset[int]:
@@ -39,17 +41,36 @@ def around_convolutions(index: Index, results: Sequence[Node]) -> frozenset[int]
     return frozenset(stored)
 
 
+FEW_PIXELS = 64
+"""Pixels of an image up to which those of all images are columns of one product: filters as large are the pixels where
+gradients of filters are computed, and a product of each image by itself would have few columns."""
+
+
 def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
     """Computes the ``convolve`` node ``node`` as a product of filters and windows in memory."""
     mover = temporaries.mover
-    columns = temporaries.materialize(windows(node, mover.builder))
+
+    def view(source: Node, attrs: tuple[Any, ...], shape: Sequence[Size]) -> Node:
+        return mover.move(source, attrs, tuple(shape)) if tuple(shape) != source.shape else source
+
+    def permuted(source: Node, order: Sequence[int]) -> Node:
+        return mover.move(source, ("permute", tuple(order)), tuple(source.shape[dim] for dim in order))
+
+    columns = windows(node, mover.builder)
+    columns = temporaries.materialize(permuted(columns, (1, 0, *range(2, len(columns.shape)))))
     rows, groups, outputs, *pixels = node.shape
     count, length = symbols.product(pixels), symbols.product(node.inputs[1].shape[2:])
-    matrix = mover.move(columns, ("reshape",), (rows, groups, count, length))
-    filters = mover.move(node.inputs[1], ("reshape",), (groups, outputs, length))
+    filters = view(node.inputs[1], ("reshape",), (groups, outputs, length))
+    if isinstance(count, int) and count <= FEW_PIXELS:
+        all_columns = symbols.mul(rows, count)
+        matrix = view(columns, ("reshape",), (groups, all_columns, length))
+        attrs, shape = (equation(1, 1), *node.attrs[4:]), (groups, outputs, all_columns)
+        product = mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
+        product = view(product, ("reshape",), (groups, outputs, rows, *pixels))
+        return permuted(product, (2, 0, 1, *range(3, len(node.shape))))
+    matrix = permuted(view(columns, ("reshape",), (groups, rows, count, length)), (1, 0, 2, 3))
     filters = mover.move(filters, ("unsqueeze", 0), (1, groups, outputs, length))
-    if rows != 1:
-        filters = mover.move(filters, ("expand",), (rows, groups, outputs, length))
+    filters = view(filters, ("expand",), (rows, groups, outputs, length))
     attrs, shape = (equation(2, 1), *node.attrs[4:]), (rows, groups, outputs, count)
     product = mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
-    return mover.move(product, ("reshape",), node.shape) if len(pixels) > 1 else product
+    return view(product, ("reshape",), node.shape)
