@@ -62,7 +62,7 @@ def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
     count, length = symbols.product(pixels), symbols.product(node.inputs[1].shape[2:])
     filters = view(node.inputs[1], ("reshape",), (groups, outputs, length))
     if isinstance(count, int) and count <= FEW_PIXELS:
-        all_columns = symbols.mul(rows, count)
+        all_columns = symbols.product((rows, count))
         matrix = view(columns, ("reshape",), (groups, all_columns, length))
         attrs, shape = (equation(1, 1), *node.attrs[4:]), (groups, outputs, all_columns)
         product = mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
