@@ -3,7 +3,8 @@
 A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which exports
 ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 
-1. ``plan``: which values of the whole graph shall be in memory, because several kernels read them? (Residual sums.)
+1. ``respell``: shall the whole graph be computed by other operations? (Products of integers that are cast to floats.)
+   ``plan``: which values of the whole graph shall be in memory, because several kernels read them? (Residual sums.)
 2. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
 3. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
    the order of the registry, each about what the ones before it left.
@@ -265,6 +266,8 @@ class Family:
             text and arrays of these, by name. None where the family takes no measured choices.
         settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
             schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
+        respell: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, computed
+            by other operations.
         plan: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, in which what
             several kernels would compute again is read from temporaries.
         rewrite_values: ``(values, partition) -> values``.
@@ -298,6 +301,7 @@ class Family:
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
     tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _no_maps
     settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
+    respell: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region], Region | None] = _never_merge

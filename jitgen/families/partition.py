@@ -14,7 +14,7 @@ No family is named here. They are called in the order of ``families/registry.py`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
 from jitgen.families.claims import Claims
+from jitgen.families.family import Family
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.moved import EqualSizes, Moved, move_views
 from jitgen.families.results import Results, returned, stored_in_temporaries, views_of_updated
@@ -110,7 +111,8 @@ class Partitioner:
     def program(self) -> Program:
         moved = move_views(self.graph, self.index, self.sizes, self.claims)
         self.claims.in_place = set(moved.in_place)
-        moved = self._planned(moved)
+        moved = self._over_all(moved, lambda family: family.respell)
+        moved = self._over_all(moved, lambda family: family.plan)
         results = returned(self.graph, moved, self.memory)
         stages = self._stages(moved, results)
         aliases = stored_in_temporaries(stages.results, results, self.memory, self.temporaries)
@@ -122,12 +124,13 @@ class Partitioner:
             results.outputs.insert(position, view)
         return self._program(results, stages)
 
-    def _planned(self, moved: Moved) -> Moved:
-        """Returns ``moved`` with what families want in memory there; so are the temporaries that there are."""
+    def _over_all(self, moved: Moved, hook: Callable[[Family], Callable[..., Sequence[Node]]]) -> Moved:
+        """Returns ``moved`` with all values, and those of the temporaries that there are, as a hook of the families
+        has them."""
         chains = [node for chain in moved.changes.values() for node in chain]
         values = [*moved.outputs, *moved.updates.values(), *chains, *self.temporaries.values]
         for family in registry.FAMILIES:
-            values = list(family.plan(values, self.claims))
+            values = list(hook(family)(values, self.claims))
         planned = iter(values)
         outputs = [next(planned) for _ in moved.outputs]
         updates = {number: next(planned) for number in moved.updates}

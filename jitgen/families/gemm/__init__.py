@@ -8,6 +8,7 @@ activation, they are the *prologue*.
 
 The modules, in the order in which a call needs them:
 
+* ``code_products``: products of integer codes that a graph has as products of floats.
 * ``integer_products``: products that a dialect has no mainloop for.
 * ``stored``: which values of a graph are in memory so that no product is computed twice.
 * ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
@@ -30,6 +31,7 @@ FAMILY = family_in(
     __name__,
     "gemm",
     claim=claim,
+    respell=deferred(__name__, "code_products.products_of_codes"),
     plan=deferred(__name__, "stored.with_stored_values"),
     rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
     decide=deferred(__name__, "schedule.decide"),

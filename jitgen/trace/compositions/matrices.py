@@ -44,6 +44,46 @@ def tensordot(a: Tensor, b: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
     return (left @ right).reshape(*(a.shape[d] for d in rows), *(b.shape[d] for d in columns))
 
 
+@composition("_scaled_mm")
+def _scaled_mm(
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """Multiplies float8 matrices with scales of the tensors, or of rows and columns. Codes are multiplied as floats,
+    which is exact, and float32 sums are scaled."""
+    if input.device.type != "cpu":
+        raise UnsupportedError("_scaled_mm has kernels on a CPU alone so far; call it outside the decorated function")
+    if not (_is_float8(input) and _is_float8(mat2)) or input.dim() != 2 or mat2.dim() != 2:
+        raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
+    scales = (scale_a, (input.shape[0], 1)), (scale_b, (1, mat2.shape[1]))
+    for scale, shape in scales:
+        if scale.dtype != torch.float32 or (scale.dim() and scale.shape not in (shape, (1, 1), (1,))):
+            raise UnsupportedError(
+                "_scaled_mm takes float32 scales, one for a tensor, or one for each row, (M, 1), and column, (1, N); "
+                "write blocks as a formula"
+            )
+    product = (input.float() @ mat2.float()) * scale_a * scale_b
+    if bias is not None:
+        product = product + bias.float()
+    if scale_result is not None and _is_float8_dtype(out_dtype or input.dtype):
+        product = product * scale_result
+    return product.to(out_dtype or input.dtype)
+
+
+def _is_float8(x: Tensor) -> bool:
+    return _is_float8_dtype(x.dtype)
+
+
+def _is_float8_dtype(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 @composition("inner")
 def inner(input: Tensor, other: Tensor) -> Tensor:
     if input.dim() == 0 or other.dim() == 0:

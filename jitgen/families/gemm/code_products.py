@@ -1,0 +1,192 @@
+"""Makes products of integer codes of what are products of the codes' values: of codes that are cast to other dtypes,
+perhaps less zero-points and times scales that are one for a row of the operand.
+
+In ``((q - z) * s) @ ((p - y) * t).T``, with codes q and p of int8 or uint8, all but the codes leaves the product::
+
+    s * t * (q @ p - z * sum of p - y * sum of q + K * z * y)
+
+The product of codes is an exact int32. Scales and zero-points are in the epilogue; sums of codes over K are reductions.
+What multiplies is then a byte where it was a float of up to eight, and no cast is stored. Results differ from those of
+the formula as it stands by the roundings that are left out; where a scale is infinite they may be infinite and not NaN.
+
+It is for CPUs, whose mainloops multiply bytes (``gemm_integers.hpp``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.families.family import Partition
+from jitgen.ir import symbols
+from jitgen.ir.analysis import one_of, unrounded, varies
+from jitgen.ir.equations import axes
+from jitgen.ir.graph import Node, kinds_of
+from jitgen.ir.nodes import CAST, CONTRACT
+from jitgen.ir.ops import FLOATS
+from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
+from jitgen.ir.views import Mover
+
+MAGNITUDES = {"int8": 128, "uint8": 255}
+"""The largest magnitude of a code, by dtype."""
+INT32_LIMIT = 2**31
+NARROW_FLOATS = ("float16", "bfloat16")
+
+x, weight = wildcards("x weight")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Describes an operand of a product as ``(codes - zero) * scale``.
+
+    Attributes:
+        codes: of int8 or uint8.
+        scale, zero: of the codes' shape, but the same along K; None for 1 and 0.
+    """
+
+    codes: Node
+    scale: Node | None = None
+    zero: Node | None = None
+
+
+def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
+    if partition.device.dialect != "cpp" or CONTRACT not in kinds_of(values):
+        return values
+    if not partition.mover.any_behind(values, _casts_codes):
+        return values
+    images = Rewriter(_REWRITES, partition.mover).images(values)
+    return [images[id(value)] for value in values]
+
+
+def _casts_codes(node: Node) -> bool:
+    return node.kind is CAST and node.inputs[0].dtype in MAGNITUDES
+
+
+def _product_of_codes(rewriter: Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    """Returns ``node`` as a product of codes; None if its operands are not computed from any, or are codes already."""
+    mover = rewriter.mover
+    left, right = _operand(x, rewriter), _operand(weight, rewriter)
+    if left is None or right is None or not {x.dtype, weight.dtype}.isdisjoint(MAGNITUDES):
+        return None
+    length = x.shape[-1]
+    most = (INT32_LIMIT - 1) // (MAGNITUDES[left.codes.dtype] * MAGNITUDES[right.codes.dtype])
+    fits = node.dtype == "int32" or mover.decide(symbols.compare("le", length, most))
+    if not fits or mover.decide(symbols.compare("eq", length, 0)):
+        return None
+    wide = node.dtype if node.dtype not in NARROW_FLOATS else "float32"
+    attrs = node.attrs.equation, "int32", "ieee"
+    codes = rewriter.make("contract", (left.codes, right.codes), "int32", node.shape, attrs, node.location)
+    terms = _Terms(rewriter, node, wide)
+    total = terms.cast(codes)
+    for one, other, place, others_place in (
+        (left, right, terms.of_rows, terms.of_columns),
+        (right, left, terms.of_columns, terms.of_rows),
+    ):
+        if one.zero is not None:
+            total = terms.pointwise(
+                "sub", total, terms.pointwise("mul", place(one.zero), others_place(terms.sum(other.codes)))
+            )
+    if left.zero is not None and right.zero is not None:
+        zeros = terms.pointwise("mul", terms.of_rows(left.zero), terms.of_columns(right.zero))
+        count = terms.cast(mover.builder.scalar(length, "int64"))
+        total = terms.pointwise("add", total, terms.pointwise("mul", zeros, count))
+    if left.scale is not None:
+        total = terms.pointwise("mul", total, terms.of_rows(left.scale))
+    if right.scale is not None:
+        total = terms.pointwise("mul", total, terms.of_columns(right.scale))
+    return unrounded(total, node.dtype, mover) if node.dtype != wide else total
+
+
+_REWRITES = Rewrites(
+    Rewrite(
+        "a product of codes cast to another dtype is a product of the codes, with scales and zero-points after it",
+        contract(x, weight),
+        _product_of_codes,
+    )
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ operands
+
+
+def _operand(root: Node, rewriter: Rewriter) -> Operand | None:
+    """Describes ``root``, an operand of a product; None if it is not computed from codes in this manner."""
+    node, last = root, (len(root.shape) - 1,)
+    scale: Node | None = None
+    zero: Node | None = None
+    while node.dtype not in MAGNITUDES:
+        if node.kind is CAST and (node.inputs[0].dtype in MAGNITUDES or node.dtype == node.inputs[0].dtype):
+            node = node.inputs[0]
+            continue
+        if node.op not in ("mul", "div", "sub") or zero is not None:
+            return None
+        value, other = node.inputs
+        if node.op == "mul" and not varies(value, last):
+            value, other = other, value
+        if varies(other, last) or value.kind.is_number:
+            return None
+        other = one_of(other, last, rewriter.mover)
+        if node.op == "sub":
+            zero = other
+        elif node.dtype not in FLOATS and node.dtype not in NARROW_FLOATS:
+            return None
+        else:
+            scale = _combined(scale, node.op, other, node, rewriter)
+        node = value
+    return Operand(node, scale, zero)
+
+
+def _combined(scale: Node | None, op: str, factor: Node, node: Node, rewriter: Rewriter) -> Node:
+    """Multiplies ``scale`` by ``factor``, or divides it by that."""
+    if scale is None and op == "mul":
+        return factor
+    first = rewriter.number(1.0, node.dtype) if scale is None else scale
+    shape = max(first.shape, factor.shape, key=len)
+    return rewriter.make(op, (first, factor), node.dtype, shape, (), node.location)
+
+
+class _Terms:
+    """Makes what a product of codes is combined with: values of the shape of ``product``, computed in ``dtype``."""
+
+    def __init__(self, rewriter: Rewriter, product: Node, dtype: str) -> None:
+        self.rewriter, self.product, self.dtype = rewriter, product, dtype
+        self.mover: Mover = rewriter.mover
+        named = axes(product.attrs.equation)
+        self.batch, self.rows = len(named.batch), len(named.rows)
+
+    def cast(self, node: Node) -> Node:
+        if node.dtype == self.dtype:
+            return node
+        return self.rewriter.make("cast", (node,), self.dtype, node.shape, (), self.product.location)
+
+    def pointwise(self, op: str, left: Node, right: Node) -> Node:
+        return self.rewriter.make(op, (left, right), self.dtype, self.product.shape, (), self.product.location)
+
+    def sum(self, codes: Node) -> Node:
+        """Sums ``codes`` over K, which stays as a size of 1."""
+        wide = self.rewriter.make("cast", (codes,), "int32", codes.shape, (), self.product.location)
+        last = len(codes.shape) - 1
+        shape = (*codes.shape[:-1], 1)
+        return self.rewriter.make("reduce", (wide,), "int32", shape, ("sum", (last,)), self.product.location)
+
+    def of_rows(self, node: Node) -> Node:
+        """Spreads values of rows of the activation, (batch..., rows..., 1), along the columns of the product."""
+        return self._spread(self.cast(node))
+
+    def of_columns(self, node: Node) -> Node:
+        """Spreads values of rows of the weight, (batch..., columns, 1), along the rows of the product."""
+        node = self.cast(node)
+        if node.kind.is_number:
+            return node
+        order = (*range(self.batch), self.batch + 1, self.batch)
+        node = self.mover.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
+        for _ in range(self.rows - 1):
+            shape = (*node.shape[: self.batch], 1, *node.shape[self.batch :])
+            node = self.mover.move(node, ("unsqueeze", self.batch), shape)
+        return self._spread(node)
+
+    def _spread(self, node: Node) -> Node:
+        if node.kind.is_number or node.shape == self.product.shape:
+            return node
+        return self.mover.move(node, ("expand",), self.product.shape)

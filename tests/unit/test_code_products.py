@@ -1,0 +1,171 @@
+"""Formulas of quantised products in plain PyTorch: they become products of the codes, on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.errors import JitgenError, UnsupportedError
+
+SIZES = [(1, 1, 1), (1, 300, 33), (3, 64, 17), (20, 257, 40)]
+"""M, K and N."""
+REWRITE = "a product of codes cast to another dtype is a product of the codes"
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """The data of a test depends on its name alone."""
+    random.seed(request.node.name)
+    torch.manual_seed(random.getrandbits(32))
+
+
+def codes(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype)
+
+
+Q, P, S, T, Z, Y, ZP = "q", "p", "s", "t", "z", "y", "u"
+FORMULAS: dict[str, tuple[Callable[..., Any], str]] = {
+    "floats": (lambda q, p, s, t: (q.float() @ p.float().T) * s * t, "qpst"),
+    "16 bits": (lambda q, p, s, t: (q.bfloat16() @ p.bfloat16().T).float() * s * t, "qpst"),
+    "doubles": (lambda q, p: q.double() @ p.double().T, "qp"),
+    "int32": (lambda q, p, s, t: (q.to(torch.int32) @ p.to(torch.int32).T) * s * t, "qpst"),
+    "int64": (lambda q, p: q.long() @ p.long().T, "qp"),
+    "scales inside": (lambda q, p, s, t: (q * s) @ (p * t[:, None]).T, "qpst"),
+    "a scale of all, divided": (lambda q, p, s: F.linear(q.float() / 3.5, p.float() * s[0]), "qps"),
+    "a zero-point of rows": (lambda q, p, s, z: ((q.float() - z) * s) @ p.float().T, "qpsz"),
+    "a zero-point of columns": (lambda q, p, t, y: q.float() @ ((p.float() - y[:, None]) * t[:, None]).T, "qpty"),
+    "two zero-points": (lambda q, p, s, z, y: ((q.float() - z) * s) @ (p.float() - y[:, None]).T, "qpszy"),
+    "a number as zero-point": (lambda q, p: (q.float() - 3) @ (p.float() - 5).T, "qp"),
+    "integers as zero-points": (lambda q, p, z, y: (q.int() - z.int()) @ (p.int() - y.int()[:, None]).T, "qpzy"),
+    "unsigned": (lambda u, p, s, z: ((u.float() - z) * s) @ p.float().T, "upsz"),
+    "both unsigned": (lambda u, v: (u.float() - 128) @ (v.float() - 128).T, "uv"),
+    "a batch": (lambda q, p: torch.stack([q, q + 1]).float() @ torch.stack([p, p + 3]).float().mT, "qp"),
+    "three dimensions": (
+        lambda q, p, t, y: F.linear(q.float()[None].expand(2, -1, -1), (p.float() - y[:, None]) * t[:, None]),
+        "qpty",
+    ),
+    "with an epilogue": (lambda q, p, s, t: torch.relu((q.float() @ p.float().T) * s * t - 1) + s, "qpst"),
+}
+
+
+def arguments(names: str, m: int, k: int, n: int) -> list[torch.Tensor]:
+    made = {
+        "q": codes(m, k),
+        "p": codes(n, k),
+        "u": codes(m, k, dtype=torch.uint8),
+        "v": codes(n, k, dtype=torch.uint8),
+    }
+    made |= {"s": torch.rand(m, 1), "t": torch.rand(n), "z": torch.randint(-9, 9, (m, 1)).float()}
+    made["y"] = torch.randint(-9, 9, (n,)).float()
+    return [made[name] for name in names]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.quick(where=lambda name: name in ("floats", "two zero-points", "integers as zero-points", "unsigned"))
+def test_formulas_are_products_of_the_codes(name: str) -> None:
+    formula, names = FORMULAS[name]
+    function = jitgen.jit(formula)
+    for m, k, n in SIZES:
+        given = arguments(names, m, k, n)
+        found, eager = function(*given), formula(*given)
+        assert (found.dtype, found.shape) == (eager.dtype, eager.shape)
+        if not eager.is_floating_point():
+            assert torch.equal(found, eager)
+            continue
+        wanted = exact(formula, given)
+        size = wanted.abs().amax() + (given[0].double().abs().amax() * given[1].double().abs().amax() * k) * 1e-2
+        relative = 8e-3 if name == "16 bits" else 1e-5
+        assert ((found.double() - wanted).abs() <= relative * size).all()
+    assert REWRITE in function.lower(*given).explain()
+
+
+def exact(formula: Callable[..., Any], given: list[torch.Tensor]) -> torch.Tensor:
+    """Computes a formula with floats of 64 bits in place of all others."""
+    names = ("float", "bfloat16")
+    kept = {name: getattr(torch.Tensor, name) for name in names}
+    try:
+        for name in names:
+            setattr(torch.Tensor, name, torch.Tensor.double)
+        return formula(*(value.double() if value.is_floating_point() else value for value in given)).double()
+    finally:
+        for name, function in kept.items():
+            setattr(torch.Tensor, name, function)
+
+
+def test_a_sum_too_long_for_int32_stays_a_product_of_floats() -> None:
+    formula = FORMULAS["floats"][0]
+    q, p = torch.full((2, 140_000), -128, dtype=torch.int8), torch.full((3, 140_000), -128, dtype=torch.int8)
+    found = jitgen.jit(formula)(q, p, torch.ones(2, 1), torch.ones(3))
+    assert (found == 140_000 * 2.0**14).all()
+
+
+def test_what_varies_along_k_is_left_alone() -> None:
+    function = jitgen.jit(lambda q, p, scale: (q.float() * scale) @ p.float().T)
+    q, p, scale = codes(5, 64), codes(7, 64), torch.rand(64)
+    torch.testing.assert_close(function(q, p, scale), (q.double() * scale @ p.double().T).float(), rtol=1e-4, atol=1e-1)
+    assert REWRITE not in function.lower(q, p, scale).explain()
+
+
+def test_plans_for_gpus_do_not_change() -> None:
+    function = jitgen.jit(FORMULAS["floats"][0])
+    specs = [
+        jitgen.TensorSpec(shape, dtype)
+        for shape, dtype in (
+            (("M", 64), torch.int8),
+            ((48, 64), torch.int8),
+            (("M", 1), torch.float32),
+            ((48,), torch.float32),
+        )
+    ]
+    for backend in ("cuda", "triton"):
+        assert REWRITE not in function.lower(*specs, target="sm_90a", backend=backend).explain()
+
+
+def test_a_dynamic_quantisation_is_one_kernel_and_its_products_another() -> None:
+    @jitgen.jit
+    def layer(x: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, v: torch.Tensor, t: torch.Tensor) -> Any:
+        h = F.rms_norm(x, (x.shape[-1],), norm)
+        s = h.abs().amax(-1, keepdim=True) / 127
+        q = (h / s).round().clamp(-127, 127).to(torch.int8)
+        return (q.float() @ w.float().T) * s * t, (q.float() @ v.float().T) * s * t
+
+    given = torch.randn(6, 128), torch.rand(128) + 0.5, codes(40, 128), codes(40, 128), torch.rand(40)
+    low = layer.lower(*given)
+    assert len(low.kernels) == 2, low.explain()
+    assert "temporary int8" in low.explain()
+    for found, wanted in zip(layer(*given), layer.reference(*given), strict=True):
+        assert (found - wanted).norm() <= 2e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("rowwise", [False, True], ids=["tensorwise", "rowwise"])
+def test_scaled_mm(dtype: torch.dtype, rowwise: bool) -> None:
+    for m, k, n in ((1, 16, 16), (5, 64, 48)):
+        a, b, bias = torch.randn(m, k).to(dtype), torch.randn(n, k).to(torch.float8_e4m3fn), torch.randn(n).bfloat16()
+        s, t = (torch.rand(m, 1), torch.rand(1, n)) if rowwise else (torch.tensor(0.5), torch.tensor(3.0))
+        function = jitgen.jit(
+            lambda a, b, s, t, bias: torch._scaled_mm(a, b.T, s, t, bias=bias, out_dtype=torch.bfloat16).relu()
+        )
+        found = function(a, b, s, t, bias)
+        wanted = ((a.double() @ b.double().T) * s * t + bias.double()).relu()
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), wanted, rtol=8e-3, atol=1e-3)
+
+
+def test_scaled_mm_refuses_other_scales_and_gpus() -> None:
+    a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(16, 32).to(torch.float8_e4m3fn)
+    function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t, out_dtype=torch.bfloat16))
+    with pytest.raises(JitgenError, match="write blocks as a formula"):
+        function(a, b, torch.rand(4, 2), torch.rand(2, 16))
+    with pytest.raises(JitgenError, match="takes two matrices of float8"):
+        function(a.float(), b.float(), torch.tensor(1.0), torch.tensor(1.0))
+    specs = [jitgen.TensorSpec((16, 32), torch.float8_e4m3fn)] * 2 + [jitgen.TensorSpec((), torch.float32)] * 2
+    with pytest.raises(UnsupportedError, match="on a CPU alone"):
+        function.lower(*specs, target="sm_90a", backend="cuda")
