@@ -56,6 +56,10 @@ def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
     def permuted(source: Node, order: Sequence[int]) -> Node:
         return mover.move(source, ("permute", tuple(order)), tuple(source.shape[dim] for dim in order))
 
+    def multiplied(filters: Node, matrix: Node, batch: int) -> Node:
+        shape, attrs = (*filters.shape[:-1], matrix.shape[-2]), (equation(batch, 1), *node.attrs[4:])
+        return mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
+
     columns = windows(node, mover.builder)
     columns = temporaries.materialize(permuted(columns, (1, 0, *range(2, len(columns.shape)))))
     rows, groups, outputs, *pixels = node.shape
@@ -64,13 +68,10 @@ def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
     if isinstance(count, int) and count <= FEW_PIXELS:
         all_columns = symbols.product((rows, count))
         matrix = view(columns, ("reshape",), (groups, all_columns, length))
-        attrs, shape = (equation(1, 1), *node.attrs[4:]), (groups, outputs, all_columns)
-        product = mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
+        product = multiplied(filters, matrix, 1)
         product = view(product, ("reshape",), (groups, outputs, rows, *pixels))
         return permuted(product, (2, 0, 1, *range(3, len(node.shape))))
     matrix = permuted(view(columns, ("reshape",), (groups, rows, count, length)), (1, 0, 2, 3))
     filters = mover.move(filters, ("unsqueeze", 0), (1, groups, outputs, length))
     filters = view(filters, ("expand",), (rows, groups, outputs, length))
-    attrs, shape = (equation(2, 1), *node.attrs[4:]), (rows, groups, outputs, count)
-    product = mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
-    return view(product, ("reshape",), node.shape)
+    return view(multiplied(filters, matrix, 2), ("reshape",), node.shape)
