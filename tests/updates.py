@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import jitgen
 from tests.cuda_on_host import run
+from tests.joined_rows import rotated_pairs
 
 Tensor = torch.Tensor
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 2e-6, torch.float64: 1e-12}
@@ -172,6 +174,20 @@ def repeated(p: Tensor, m: Tensor) -> None:
     p.mul_(m)
 
 
+def pairs_to_a_cache(keys: Tensor, k: Tensor, cos: Tensor, sin: Tensor, start: Tensor) -> None:
+    """Neighbours are rotated into one another, and appended."""
+    at = (start * 4).long() + torch.arange(k.shape[2])
+    keys.index_copy_(2, at, rotated_pairs(k, cos, sin))
+
+
+def heads_to_caches(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, weight: Tensor, start: Tensor) -> None:
+    """Normalised keys, which need a kernel before them, and values are appended by one kernel."""
+    at = (start * 4).long() + torch.arange(k.shape[1])
+    k, v = (x.view(x.shape[0], x.shape[1], 2, -1).transpose(1, 2) for x in (k, v))
+    keys.index_copy_(2, at, F.rms_norm(k, k.shape[-1:], weight, 1e-5))
+    values.index_copy_(2, at, v)
+
+
 def sliced(tensor: Tensor) -> Tensor:
     """Every other column of a wider tensor."""
     return torch.cat([tensor, tensor], -1)[..., ::2] if tensor.dim() else tensor
@@ -212,6 +228,8 @@ CASES: dict[str, Case] = {
     "in a ring of forty": Case(in_a_ring, [[S] * 40], 4),
     "after a slice": Case(after_a_slice, [S] * 3, 4),
     "repeated": Case(repeated, [S] * 2, 1),
+    "pairs to a cache": Case(pairs_to_a_cache, [(2, 2, 6, 8), (2, 2, 2, 8), (1, 8), (1, 8), (1,)], 1),
+    "heads to caches": Case(heads_to_caches, [(1, 2, 6, 8)] * 2 + [(1, 2, 16)] * 2 + [(8,), (1,)], 2),
 }
 
 

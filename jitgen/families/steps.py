@@ -6,6 +6,7 @@ another way what waits for itself, and puts all steps in an order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
@@ -114,7 +115,7 @@ class Steps:
             for earlier in before & waiting.keys():
                 following[earlier].append(step)
         while waiting:
-            ready = [step for step in waiting if not blocked[step]]
+            ready = self._without_early([step for step in waiting if not blocked[step]], blocked, following)
             # An update shares a kernel with the regions right before it; several regions of one step stay in order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if has_updates else ())
             first, *others = ready
@@ -166,6 +167,21 @@ class Steps:
             merged.append((steps, regions))
             computed.update(steps)
         return merged, left
+
+    def _without_early(
+        self, ready: Sequence[Step], blocked: Mapping[Step, int], following: Mapping[Step, Sequence[Step]]
+    ) -> list[Step]:
+        """Returns ``ready`` without the steps of families that have more steps ready behind the others: these can share
+        a kernel then, such as keys that are normalised and values that are not, on their way to a cache."""
+        families = {step: self.waiting[step][0].family for step in ready}
+        early: set[str] = set()
+        for family in dict.fromkeys(families.values()):
+            released = Counter(later for step in ready if families[step] != family for later in following[step])
+            behind = (later for later, count in released.items() if count == blocked[later])
+            if any(self.waiting[later][0].family == family for later in behind):
+                early.add(family)
+        left = [step for step in ready if families[step] not in early]
+        return left or list(ready)
 
     def _compute_values(self) -> None:
         """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""

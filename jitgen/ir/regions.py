@@ -105,7 +105,10 @@ class Store:
 
     def moved(self, attrs: tuple[Any, ...], shape: Shape, move: Callable[[Node], Node]) -> Store:
         """Moves the store's iteration space to ``shape``; ``move`` does the same to a node."""
-        chosen = self.movements[-1][1][len(self.value.shape) :] if self.indices else ()
+        rank = len(self.value.shape)
+        chosen = self.movements[-1][1][rank:] if self.indices else ()
+        if attrs[0] == "permute":
+            attrs = "permute", (*attrs[1], *range(rank, rank + len(chosen)))
         return self.with_sources(move, ((attrs, (*shape, *chosen)),))
 
     def with_sources(self, change: Callable[[Node], Node], movements: tuple[Movement, ...] = ()) -> Store:

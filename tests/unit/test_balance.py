@@ -193,6 +193,9 @@ ROWS = {
     "decoder layer that joins a cache, 1 row": Row(
         rope_layer(joined=True), rope_arguments(1, cache=2048), 8, 1.0, 1.08
     ),
+    "decoder layer that joins a cache, with norms of heads, 1 row": Row(
+        rope_layer(True, joined=True), rope_arguments(1, cache=2048), 10, 1.0, 1.08
+    ),
     "residual blocks": Row(residual_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 8, 1.0, 2.0),
     "residual blocks with norms": Row(normed_blocks, (spec(256, 512), *8 * [spec(512, 512)]), 12, 1.0, 2.45),
     "gelu": Row(F.gelu, (square,), 1, 1.0, 1.0),

@@ -3,6 +3,9 @@ is one kernel, in every dialect."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -86,3 +89,29 @@ def test_gradients() -> None:
     tensors = [tensor.double().requires_grad_() for tensor in arguments((2, 2, 8), torch.float32)]
     for function in (halves, pairs):
         assert torch.autograd.gradcheck(jitgen.jit(function), tensors)
+
+
+def pairs_transposed(x: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+    return torch.stack([x * 2, y], -1).flatten(-2).transpose(0, 1).contiguous()
+
+
+def pairs_in_two_orders(x: Tensor, y: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = torch.stack([x, y], -1).flatten(-2)
+    return pairs.permute(2, 0, 1) + 1, pairs
+
+
+def rows_in_another_order(x: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+    return x[chosen].flatten(1, 2).permute(2, 1, 0) + 1
+
+
+@pytest.mark.parametrize("function", [pairs_transposed, pairs_in_two_orders, rows_in_another_order])
+def test_what_is_joined_or_chosen_is_stored_in_another_order_at_once(function: Callable[..., Any]) -> None:
+    for shape in ((3, 4, 6), (1, 5, 2), (0, 4, 2)):
+        tensors = (*torch.randn(2, *shape), torch.zeros(2, 3, dtype=torch.int64)[:, : 3 * shape[0]])
+        got, want = jitgen.jit(function)(*tensors), function(*tensors)
+        for mine, eager in zip(
+            *(value if isinstance(value, tuple) else (value,) for value in (got, want)), strict=True
+        ):
+            assert torch.equal(mine, eager)
+        low = jitgen.jit(function).lower(*tensors, backend="cuda", target="sm_90a")
+        assert low.balance.kernels == int(0 not in shape)

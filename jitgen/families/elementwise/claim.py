@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
@@ -142,13 +143,11 @@ def _without_one_concatenation(
             return _divided_at(region, node, mover)
     viewed = _viewed(nodes, inside)
     for node in viewed:
-        source = node.inputs[0]
-        if node.attrs.kind == "reshape" and source.kind is not VIEW:
-            reshaped = _reshaped(region, source.shape, mover)
-            # Another gather, one that reads ``node`` among them, may stop the reshape: then it would be the next to ask
-            # for its own shape, and neither would ever be reached.
-            if _viewed_count(reshaped) < len(viewed) and _is_writable(reshaped, results, mover):
-                return [reshaped]
+        moved = _before(node, region, mover)
+        # Another gather, one that reads ``node`` among them, may stop the reshape: then it would be the next to ask for
+        # its own shape, and neither would ever be reached.
+        if moved is not None and _viewed_count(moved) < len(viewed) and _is_writable(moved, results, mover):
+            return [moved]
         temporary = materialize(node.under_views)
         return [_substitute(region, node.under_views, temporary, mover)]
     return None
@@ -211,13 +210,26 @@ def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
     return regions
 
 
-def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
-    """Reshapes the iteration space of ``region`` to ``shape``, which has the same elements in the same order."""
+def _before(view: Node, region: Region, mover: Mover) -> Region | None:
+    """Moves the iteration space of ``region`` to the coordinates of what ``view``, a reshape or a permuted one, is of;
+    None for other views."""
+    if view.attrs.kind == "permute":
+        order = view.attrs.order
+        back = "permute", tuple(order.index(dim) for dim in range(len(order)))
+        (view,) = view.inputs
+        region = _moved(region, back, view.shape, mover)
+    if view.kind is not VIEW or view.attrs.kind != "reshape" or view.inputs[0].kind is VIEW:
+        return None
+    return _moved(region, ("reshape",), view.inputs[0].shape, mover)
 
-    def reshaped(node: Node) -> Node:
-        return mover.move(node, ("reshape",), shape)
 
-    return _region(shape, tuple(store.moved(("reshape",), shape, reshaped) for store in region.stores))
+def _moved(region: Region, attrs: tuple[Any, ...], shape: Shape, mover: Mover) -> Region:
+    """Moves the iteration space of ``region`` to ``shape``, which has the same elements."""
+
+    def moved(node: Node) -> Node:
+        return mover.move(node, attrs, shape)
+
+    return _region(shape, tuple(store.moved(attrs, shape, moved) for store in region.stores))
 
 
 def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
