@@ -195,8 +195,9 @@ def _returned_operands(index: Index) -> set[Node]:
     cache: attention reads the result. What a product computes is stored by its kernel anyway."""
     returned = {root.under_views for root in index.roots}
     means = [node for node in index.order if node.kind is CONTRACT and _is_weighted_mean(node)]
-    products = [*means, *(node for mean in means for node in at_own_coordinates(mean.inputs[0], CONTRACT))]
-    operands = {operand.under_views for product in products for operand in product.inputs}
+    scores = [node for mean in means for node in at_own_coordinates(mean.inputs[0], CONTRACT)]
+    read = (*(mean.inputs[1] for mean in means), *(operand for product in scores for operand in product.inputs))
+    operands = {operand.under_views for operand in read}
     return {node for node in operands & returned if node.inputs and (node.kind.is_pointwise or node.kind is CAT)}
 
 
