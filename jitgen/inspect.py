@@ -117,7 +117,7 @@ class Lowered:
             lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
         lines += [f"  rewritten: {name}" for name in program.rewrites]
         for family, question, _ in program.decisions:
-            decision = registry.named(family).decide(question.at(lowered.environment), lowered.route.device)
+            decision = registry.decision(family, question.at(lowered.environment), lowered.route.device)
             lines.append(f"  {question}: {question.placement(decision.fused)}: {decision.why}")
         first = len(program.inputs)
         for number, buffer in enumerate(program.temporaries, first):

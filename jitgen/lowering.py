@@ -103,7 +103,7 @@ class Partitioned:
             and not (caller_output and program.returns_temporaries)
             and all(guard.holds(dict(environment)) for guard in self.guards)
             and all(
-                registry.named(family).decide(question.at(environment), device) == decision
+                registry.decision(family, question.at(environment), device) == decision
                 for family, question, decision in program.decisions
             )
         )

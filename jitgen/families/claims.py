@@ -50,7 +50,7 @@ class Claims:
     def decide(self, family: str, question: Any) -> Decision:
         """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is recorded for the program."""
         asked = question.at(self.memory.environment)
-        self.decisions[family, question] = registry.named(family).decide(asked, self.device)
+        self.decisions[family, question] = registry.decision(family, asked, self.device)
         return self.decisions[family, question]
 
     def is_updated(self, node: Node) -> bool:

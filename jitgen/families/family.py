@@ -80,8 +80,8 @@ class Partition(Protocol):
         own."""
 
     def decide(self, family: str, question: Any) -> Decision:
-        """Answers ``question`` by ``family.decide`` at this call's sizes; the answer is remembered, and explained to
-        users."""
+        """Answers ``question`` by ``family.decide`` at this call's sizes, or by the question itself where ``family`` is
+        empty; the answer is remembered, and explained to users."""
 
     def is_updated(self, node: Node) -> bool:
         """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jitgen.device import Device
 from jitgen.families.attention.backward import FAMILY as ATTENTION_BACKWARD
 from jitgen.families.attention.forward import FAMILY as ATTENTION
 from jitgen.families.convolution import FAMILY as CONVOLUTION
@@ -12,7 +15,7 @@ from jitgen.families.rows.reduction import FAMILY as REDUCTION
 from jitgen.families.rows.scan import FAMILY as SCAN
 from jitgen.families.rows.sort import FAMILY as SORT
 from jitgen.families.scatter import FAMILY as SCATTER
-from jitgen.ir.program import Kernel
+from jitgen.ir.program import Decision, Kernel
 
 FAMILIES: list[Family] = [CONVOLUTION, ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """All families. The last one computes whatever is left."""
@@ -34,6 +37,13 @@ def named(name: str) -> Family:
         if family.name == name:
             return family
     raise KeyError(name)
+
+
+def decision(family: str, question: Any, device: Device) -> Decision:
+    """Returns the answer of ``family`` to ``question``, whose sizes are numbers; one without a family answers
+    itself."""
+    answer: Decision = named(family).decide(question, device) if family else question.decide(device)
+    return answer
 
 
 def family_of(kernel: Kernel) -> Family:

@@ -104,7 +104,7 @@ def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Parti
         if partition.device.is_gpu and any(orders):  # operands are copied so that they are contiguous along K
             copies = Effort(moved=symbols.mul(2, _effort(node, 0).moved), launches=1)
             again = _sum_of(again, copies)
-    return partition.decide(node.op if node.kind in (SCAN, SORT) else "gemm", storage_of(end, stored, again)).fused
+    return partition.decide("", storage_of(end, stored, again)).fused
 
 
 def _sum_of(left: Effort, right: Effort) -> Effort:
