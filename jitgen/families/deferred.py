@@ -9,6 +9,7 @@ from typing import Any
 from jitgen.families.family import Family
 
 USUAL = {
+    "claim": "claim.claim",
     "layout": "layout.layout",
     "parameters": "layout.parameters",
     "candidates": "schedule.candidates",

@@ -16,6 +16,8 @@ def attention_family(package: str, name: str, **hooks: Any) -> Family:
     return family_in(
         package,
         name,
+        rewrite_values=deferred(package, "claim.rewrite_values"),
+        decide=deferred(package, "claim.decide"),
         body=deferred(package, "body.body_of"),
         tensor_maps=deferred(package, "wgmma.tensor_maps"),
         launch=deferred(RULE, "launch.launch"),

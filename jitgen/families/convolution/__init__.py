@@ -8,18 +8,8 @@ computed addresses, and they are never in memory as a whole. On a GPU a convolut
 
 from __future__ import annotations
 
-from jitgen.families.convolution.claim import NAME, claim
-from jitgen.families.deferred import deferred
-from jitgen.families.family import Family
+from jitgen.families.deferred import deferred, family_in
 
-FAMILY = Family(
-    name=NAME,
-    claim=claim,
-    layout=deferred(__name__, "layout.layout"),
-    candidates=deferred(__name__, "schedule.candidates"),
-    parameters=deferred(__name__, "layout.parameters"),
-    render=deferred(__name__, "context.render"),
-    launch=deferred(__name__, "schedule.launch"),
-    work=deferred(__name__, "layout.work"),
-    explain=deferred(__name__, "schedule.explain"),
-)
+NAME = "convolution"
+
+FAMILY = family_in(__name__, NAME, work=deferred(__name__, "layout.work"))

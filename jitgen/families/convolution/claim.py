@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitgen.families.convolution import NAME
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
@@ -16,8 +17,6 @@ from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import CONVOLVE, VIEW
 from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, grid_axes
 from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
-
-NAME = "convolution"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

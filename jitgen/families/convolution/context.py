@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, printed
-from jitgen.families.convolution.claim import NAME
+from jitgen.families.convolution import NAME
 from jitgen.families.convolution.layout import COUNTS, DIMENSIONS, SIZES, Layout, convolution_of, parameters
 from jitgen.families.convolution.schedule import Schedule
 from jitgen.ir.program import Kernel

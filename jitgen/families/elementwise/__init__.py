@@ -11,10 +11,11 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.deferred import deferred, family_in
-from jitgen.families.elementwise.claim import NAME, claim, joins
 from jitgen.families.family import SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
+
+NAME = "elementwise"
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
@@ -26,8 +27,7 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
 FAMILY = family_in(
     __name__,
     NAME,
-    claim=claim,
-    joins=joins,
+    joins=deferred(__name__, "claim.joins"),
     settle=deferred(__name__, "schedule.settle"),
     work=deferred("jitgen.kernel", "launch.work"),
     buckets=_buckets,

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
+from jitgen.families.elementwise import NAME
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import sliced
@@ -27,7 +28,6 @@ from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 
-NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4
 """The most tensors that two regions without a common tensor may read together to be merged into one."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Source, printed
-from jitgen.families.elementwise.claim import NAME
+from jitgen.families.elementwise import NAME
 from jitgen.families.elementwise.layout import Layout, parameters
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.body import Body

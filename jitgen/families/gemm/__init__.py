@@ -25,17 +25,15 @@ integers that ``layout.parameters`` declares, and the run-time scalars; tensor m
 from __future__ import annotations
 
 from jitgen.families.deferred import deferred, family_in
-from jitgen.families.gemm.claim import claim, joins
 
 FAMILY = family_in(
     __name__,
     "gemm",
-    claim=claim,
     respell=deferred(__name__, "code_products.products_of_codes"),
     plan=deferred(__name__, "stored.with_stored_values"),
     rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
     decide=deferred(__name__, "schedule.decide"),
-    joins=joins,
+    joins=deferred(__name__, "claim.joins"),
     rewrite_kernel=deferred(__name__, "split_k.split_k"),
     problem=deferred(__name__, "schedule.problem"),
     cost=deferred(__name__, "schedule.cost"),

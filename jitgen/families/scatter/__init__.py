@@ -10,12 +10,12 @@ threads. Where a GPU would have few threads at work so, the scatter is computed 
 from __future__ import annotations
 
 from jitgen.families.deferred import deferred, family_in
-from jitgen.families.scatter.claim import NAME, claim
+
+NAME = "scatter"
 
 FAMILY = family_in(
     __name__,
     NAME,
-    claim=claim,
     decide=deferred(__name__, "by_pairs.decide"),
     work=deferred(__name__, "layout.work"),
 )

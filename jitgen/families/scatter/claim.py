@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.scatter import NAME
 from jitgen.families.scatter.by_element import by_element, question
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import CAT, REDUCE, SCAN, SCATTER, SORT
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scatters import in_order
-
-NAME = "scatter"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

@@ -9,7 +9,7 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, fields, printed
-from jitgen.families.scatter.claim import NAME
+from jitgen.families.scatter import NAME
 from jitgen.families.scatter.layout import Layout, parameters
 from jitgen.families.scatter.schedule import Schedule
 from jitgen.ir.body import Instruction

@@ -13,7 +13,9 @@ The modules, in the order in which a call needs them:
 
 from __future__ import annotations
 
-from jitgen.families.attention.backward.claim import NAME, claim, decide, merge, rewrite_values
 from jitgen.families.attention.family import attention_family
+from jitgen.families.deferred import deferred
 
-FAMILY = attention_family(__name__, NAME, rewrite_values=rewrite_values, claim=claim, decide=decide, merge=merge)
+NAME = "attention_backward"
+
+FAMILY = attention_family(__name__, NAME, merge=deferred(__name__, "claim.merge"))

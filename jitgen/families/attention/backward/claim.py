@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
+from jitgen.families.attention.backward import NAME
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
@@ -27,7 +28,6 @@ from jitgen.ir.regions import Region
 if TYPE_CHECKING:
     from jitgen.families.attention.backward.match import Streamed
 
-NAME = "attention_backward"
 MOST_WIDTH = 256
 """The most elements of a head: D and E."""
 MOST_RESULTS = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.attention.backward.claim import NAME
+from jitgen.families.attention.backward import NAME
 from jitgen.families.attention.backward.layout import Layout, parameters, stores_of
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, masks_of, vanishing_of, without_conditions
 from jitgen.families.attention.rule.context import Frame, Operand, Rule, frame_attributes, operand_of, rule_of

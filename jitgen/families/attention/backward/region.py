@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitgen.families.attention.backward import NAME
 from jitgen.families.attention.backward.match import Streamed, tile_products
 from jitgen.families.attention.rule.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.rule.region import RegionBuilder, stops
@@ -14,8 +15,6 @@ from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAST, REDUCE
 from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
-
-NAME = "attention_backward"
 
 
 def stages_of(products: int, results: int) -> tuple[Stage, ...]:

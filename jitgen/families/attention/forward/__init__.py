@@ -19,14 +19,12 @@ The modules, in the order in which a call needs them:
 from __future__ import annotations
 
 from jitgen.families.attention.family import attention_family
-from jitgen.families.attention.forward.claim import NAME, claim, decide, rewrite_values
 from jitgen.families.deferred import deferred
+
+NAME = "attention"
 
 FAMILY = attention_family(
     __name__,
     NAME,
-    rewrite_values=rewrite_values,
-    claim=claim,
-    decide=decide,
     rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
 )

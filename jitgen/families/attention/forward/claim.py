@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention.forward import NAME
 from jitgen.families.attention.forward.match import Attention, matched, obstacle, row_reductions, spread_rows
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition, Question
@@ -32,7 +33,6 @@ from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
 
-NAME = "attention"
 MOST_DEPTH, MOST_WIDTH = 576, 512
 """The largest D and E of a kernel, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
 registers, as a whole."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.attention.forward.claim import NAME
+from jitgen.families.attention.forward import NAME
 from jitgen.families.attention.forward.layout import Layout, parameters
 from jitgen.families.attention.forward.scales import Scaled, scaled
 from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks

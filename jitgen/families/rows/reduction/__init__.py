@@ -29,27 +29,14 @@ The files, in the order in which a kernel meets them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jitgen.families.deferred import deferred
-from jitgen.families.family import Partition
 from jitgen.families.rows import row_family
-from jitgen.families.rows.reduction.claim import claim, merge
-from jitgen.families.rows.reduction.inner_rows import inner_rows_first
-from jitgen.families.rows.reduction.row_chunks import chunk_long_rows
-from jitgen.ir.graph import Node
-
-
-def _in_shorter_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    return chunk_long_rows(inner_rows_first(values, partition), partition)
-
 
 FAMILY = row_family(
     __name__,
     "reduction",
-    rewrite_values=_in_shorter_rows,
-    claim=claim,
-    merge=merge,
+    rewrite_values=deferred(__name__, "row_chunks.in_shorter_rows"),
+    merge=deferred(__name__, "claim.merge"),
     legalize=deferred(__name__, "even_rows.legalize"),
     layout=deferred(__name__, "layout.layout"),
     launch=deferred(__name__, "schedule.launch"),

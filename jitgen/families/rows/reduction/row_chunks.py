@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from jitgen.families.family import Partition
 from jitgen.families.rows.reduction.claim import Materialize, are_columns, without_reductions
+from jitgen.families.rows.reduction.inner_rows import inner_rows_first
 from jitgen.families.rows.reduction.schedule import blocks_per_row
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten, unrounded
@@ -65,6 +66,11 @@ CPU_CHUNKED_ROW = 2**20
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 _EXTREMUM = {"argmax": "max", "argmin": "min"}
+
+
+def in_shorter_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """Returns ``values`` with rows that are made of other rows reduced in two steps, and a few long rows in chunks."""
+    return chunk_long_rows(inner_rows_first(values, partition), partition)
 
 
 def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from jitgen.families.deferred import deferred
 from jitgen.families.rows import row_family
-from jitgen.families.rows.scan.claim import NAME, claim, merge
+
+NAME = "scan"
 
 FAMILY = row_family(
     __name__,
     NAME,
-    claim=claim,
-    merge=merge,
+    merge=deferred(__name__, "claim.merge"),
     rewrite_kernel=deferred(__name__, "chunks.in_chunks"),
     buckets=deferred(__name__, "chunks.buckets"),
 )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.rows.scan import NAME
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.graph import Node, Shape, topological
@@ -22,7 +23,6 @@ from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scans import EXTREMA
 from jitgen.ir.views import Mover
 
-NAME = "scan"
 MAX_STORES, MAX_STATES = 16, 5
 """The most results of one region, and the most states that are carried along its rows; more become further regions,
 which read the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.rows.scan.claim import NAME
+from jitgen.families.rows.scan import NAME
 from jitgen.families.rows.scan.schedule import Schedule
 from jitgen.ir.body import Body, Instruction
 from jitgen.ir.program import Kernel

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from jitgen.families.deferred import deferred
 from jitgen.families.rows import row_family
-from jitgen.families.rows.sort.claim import NAME, claim, merge
+
+NAME = "sort"
 
 FAMILY = row_family(
     __name__,
     NAME,
-    claim=claim,
-    merge=merge,
+    merge=deferred(__name__, "claim.merge"),
     rewrite_kernel=deferred(__name__, "chunks.in_chunks"),
     layout=deferred(__name__, "layout.layout"),
     parameters=deferred(__name__, "layout.parameters"),

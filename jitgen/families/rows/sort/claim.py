@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.rows.sort import NAME
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
-
-NAME = "sort"
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

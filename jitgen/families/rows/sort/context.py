@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.rows.sort.claim import NAME
+from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.layout import is_merge, order_of, parameters
 from jitgen.families.rows.sort.schedule import Schedule
 from jitgen.ir.body import compute_dtype
