@@ -77,10 +77,10 @@ def one_row_only(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 ONE_KERNEL: dict[str, Function] = {
-    function.__name__: function for function in (halves, pairs, of_layer_norm, of_softmax, of_extremes, quarters)
+    function.__name__: function for function in (halves, pairs, of_layer_norm, of_softmax, of_extremes)
 }
 OTHERS: dict[str, Function] = {
-    function.__name__: function for function in (unequal, half_of_a_row, of_other_rows, one_row_only)
+    function.__name__: function for function in (quarters, unequal, half_of_a_row, of_other_rows, one_row_only)
 }
 
 

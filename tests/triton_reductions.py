@@ -371,7 +371,7 @@ def _quantization(*lengths: int) -> Iterator[str | None]:
 
 @check
 def joined() -> Iterator[str | None]:
-    """Rows that are joined of lengths of themselves: one kernel, with two or more stores of its result."""
+    """Rows that are joined of lengths of themselves: one kernel, with a store of its result for each."""
     for name, function in joined_rows.ONE_KERNEL.items():
         wrong = compare(function, *joined_rows.arguments((5, 3, 24), torch.float32), magnitude=4.0)
         yield f"{name}: {wrong}" if wrong else None

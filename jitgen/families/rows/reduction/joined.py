@@ -24,8 +24,9 @@ from jitgen.spec import DTYPES
 COMBINED = {"sum": "add", "max": "maximum", "min": "minimum"}
 """For each reduction that is divided, the operation that combines two of its elements."""
 
-MOST_LENGTHS = 4
-"""Lengths of a row that are walked at once; a thread has an element of each in registers."""
+MOST_LENGTHS = 2
+"""Lengths of a row that are walked at once. A thread has elements of each in registers: those of four spill (NVRTC for
+sm_90a)."""
 
 
 @dataclass(frozen=True)
