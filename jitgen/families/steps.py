@@ -14,12 +14,18 @@ from typing import NamedTuple
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.claims import Claims
+from jitgen.families.kernels import MAX_OPERANDS
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT
 from jitgen.ir.regions import Region, renumbered
 
 MOST_TEMPORARIES = 64
 """Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
+
+
+MOST_OPERATIONS = 512
+"""Operations of a region up to which it computes another one too. A long loop that is unrolled is several kernels of equal
+steps, which are compiled once; one of all steps would not end to compile."""
 
 
 class Step(NamedTuple):
@@ -119,18 +125,16 @@ class Steps:
             # An update shares a kernel with the regions right before it; several regions of one step stay in order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if has_updates else ())
             first, *others = ready
-            regions, steps = waiting.pop(first), list(self.together.get(first, [first]))
-            computed, is_alone = [first], len(steps) == 1
+            regions, steps = list(waiting.pop(first)), list(self.together.get(first, [first]))
+            computed, mergeable = [first], len(steps) == len(regions) == 1
             for other in others:
                 members = self.together.get(other, [other])
                 behind = renumbered(waiting[other], range(len(steps), len(steps) + len(members)))
-                merged = _merged(regions, behind) if is_alone and len(members) == 1 else None
-                if merged is not None:
-                    regions = [merged]
-                elif has_updates or behind[0].family == regions[0].family:
-                    regions = [*regions, *behind]
-                else:
-                    continue
+                is_one = mergeable and len(behind) == len(members) == 1
+                if not (is_one and merge_into(regions, behind[0])):
+                    if not (has_updates or behind[0].family == regions[0].family):
+                        continue
+                    regions += behind
                 steps += members
                 waiting.pop(other)
                 computed.append(other)
@@ -157,13 +161,9 @@ class Steps:
                     continue
                 numbers = {store.result: len(steps) + n for n, store in enumerate(result.stores)}
                 stores = tuple(replace(store, result=numbers[store.result]) for store in result.stores)
-                numbered = replace(result, stores=stores)
-                for position, region in enumerate(regions):
-                    if (both := _merged([region], [numbered])) is not None:
-                        regions[position] = both
-                        steps += [Step(number, 0) for number in numbers]
-                        left.remove(result)
-                        break
+                if merge_into(regions, replace(result, stores=stores)):
+                    steps += [Step(number, 0) for number in numbers]
+                    left.remove(result)
             merged.append((steps, regions))
             computed.update(steps)
         return merged, left
@@ -253,9 +253,40 @@ class Steps:
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
 
 
-def _merged(left: Sequence[Region], right: Sequence[Region]) -> Region | None:
-    """Merges ``left`` and ``right`` into one region; None if they are not one region each of a family that merges
-    them."""
-    if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
+def merge_into(regions: list[Region], region: Region) -> bool:
+    """Puts one that computes ``region`` too in the place of one of ``regions``; False if none may."""
+    for position, other in enumerate(regions):
+        both = _merged(other, region)
+        if both is not None and _is_moderate(both):
+            regions[position] = both
+            return True
+    return False
+
+
+def _merged(left: Region, right: Region) -> Region | None:
+    """Merges two regions into one, if they are of one family that merges them, or if one is pointwise and the other
+    goes along rows of its shape; None if not."""
+    if left.family == right.family:
+        return registry.named(left.family).merge(left, right)
+    rows, pointwise = (left, right) if left.row_rank else (right, left)
+    if rows.shape != pointwise.shape or pointwise.is_update or not _takes_pointwise(rows):
         return None
-    return registry.named(left[0].family).merge(left[0], right[0])
+    if any(stage.kind != "map" for stage in pointwise.stages) or any(store.indices for store in pointwise.stores):
+        return None
+    same = replace(pointwise, family=rows.family, axes=rows.axes)
+    left, right = (rows, same) if rows is left else (same, rows)
+    return registry.named(rows.family).merge(left, right)
+
+
+def _is_moderate(region: Region) -> bool:
+    """Returns whether a kernel of ``region`` has few enough operands and is compiled in a few seconds."""
+    nodes = topological(node for store in region.stores for node in store.sources)
+    computed = [node for node in nodes if not node.is_in_memory]
+    read = {child for node in computed for child in node.inputs if child.is_in_memory}
+    return len(read) + len(region.stores) <= MAX_OPERANDS and len(computed) <= MOST_OPERATIONS
+
+
+def _takes_pointwise(region: Region) -> bool:
+    """Returns whether ``region`` goes along rows and computes elements of them."""
+    kinds = {stage.kind for stage in region.stages}
+    return bool(kinds & {"reduce", "scan"}) and kinds <= {"map", "reduce", "scan"}

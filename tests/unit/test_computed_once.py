@@ -115,6 +115,32 @@ def test_a_result_waits_for_no_update_of_what_it_reads() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def recurrence(steps: int) -> Callable[..., Any]:
+    def function(x: Any, decay: Any, weight: Any) -> Any:
+        state, sums = torch.zeros_like(decay), []
+        for step in range(steps):
+            state = decay * state + weight * x[step]
+            sums.append((state * weight).sum())
+        return torch.stack(sums)
+
+    return function
+
+
+def test_a_long_recurrence_is_kernels_of_some_steps_each() -> None:
+    specs = [TensorSpec((96, 1), torch.float32), *2 * [TensorSpec((64,), torch.float32)]]
+    low = jitgen.jit(recurrence(96)).lower(*specs, target="x86-64-v3")
+    assert low.balance.operations_ratio < 1.8, low.explain()
+    sizes = [len(body.instructions) for kernel in low.lowered.program.kernels for body in kernel.bodies]
+    assert len(low.kernels) < 12 and max(sizes) <= 512
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_a_recurrence_in_several_kernels_has_the_values_of_eager() -> None:
+    function = recurrence(70)
+    x, decay, weight = torch.randn(70, 1), torch.rand(5), torch.randn(5)
+    torch.testing.assert_close(jitgen.jit(function)(x, decay, weight), function(x, decay, weight))
+
+
 def test_a_class_is_compared_once_for_each_row() -> None:
     specs = TensorSpec((256, 1024), torch.float32), TensorSpec((256,), torch.int64)
     low = jitgen.jit(F.cross_entropy).lower(*specs, target="x86-64-v3")
