@@ -8,7 +8,7 @@ is); ``families/partition.py`` and ``families/steps.py`` ask for regions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
 from jitgen.families.temporaries import Temporaries
-from jitgen.families.updates import is_scatter_into
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.program import Decision
@@ -30,16 +29,12 @@ class Claims:
     Attributes:
         mover, device, memory, temporaries: see ``Partition``.
         decisions: what families have decided, by family and question.
-        in_place: the arguments of which elements are replaced where they are; those that no region can write are taken
-            out.
     """
 
-    def __init__(
-        self, device: Device, memory: CallMemory, temporaries: Temporaries, in_place: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, device: Device, memory: CallMemory, temporaries: Temporaries) -> None:
         self.mover, self.device, self.memory, self.temporaries = temporaries.mover, device, memory, temporaries
         self.decisions: dict[tuple[str, Any], Decision] = {}
-        self.in_place = set(in_place)
+        self._changes: frozenset[Node] = frozenset()
 
     # ------------------------------------------------------------------------------------------ what families ask
 
@@ -56,7 +51,7 @@ class Claims:
     def is_updated(self, node: Node) -> bool:
         """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
         that."""
-        return any(is_scatter_into(node, number) for number in self.in_place)
+        return node in self._changes
 
     # ---------------------------------------------------------------------------------------------------- regions
 
@@ -65,22 +60,35 @@ class Claims:
         return self.regions(values, [self.memory.contiguous(value.shape) for value in values])
 
     def regions_at(
-        self, positions: Sequence[int], results: Sequence[Node], memories: Sequence[Strided] | Mapping[int, Strided]
+        self,
+        positions: Sequence[int],
+        results: Sequence[Node],
+        memories: Sequence[Strided] | Mapping[int, Strided],
+        changes: Collection[int] = (),
     ) -> list[Region]:
-        """Makes the regions that compute those of ``results`` at ``positions``, by which their stores name them."""
-        regions = self.regions([results[p] for p in positions], [memories[p] for p in positions])
+        """Makes the regions that compute those of ``results`` at ``positions``, by which their stores name them.
+
+        Args:
+            changes: the positions of results that are changes of arguments.
+        """
+        changes = [number for number, position in enumerate(positions) if position in changes]
+        regions = self.regions([results[p] for p in positions], [memories[p] for p in positions], changes)
         return renumbered(regions, positions)
 
-    def regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
+    def regions(
+        self, results: Sequence[Node], memories: Sequence[Strided], changes: Collection[int] = ()
+    ) -> list[Region]:
         """Makes the regions that compute ``results`` into ``memories``. Each family claims some of those results that
-        the families before it left. A result that its region cannot write in place is copied from a temporary."""
-        claimed = self._claimed(results)
+        the families before it left. A result that its region cannot write in place is copied from a temporary.
+
+        Args:
+            changes: the positions of scatters into arguments whose memory the results have.
+        """
+        claimed = self._claimed(results, changes)
         legal = [self._legal(region, memories) for region in claimed]
         left = sorted(stores_of(claimed) - stores_of(legal))
         if left:
             self.memory.depends_on_strides()
-            lost = {number for number in self.in_place if any(is_scatter_into(results[p], number) for p in left)}
-            self.in_place -= lost
             unwritable = self._unwritable(claimed, memories)
             values = [
                 self.temporaries.from_operands(results[p]) if p in unwritable else self.materialize(results[p])
@@ -90,13 +98,15 @@ class Claims:
             legal = without_results(legal, left) + renumbered(copies, left)
         return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
 
-    def _claimed(self, results: Sequence[Node]) -> list[Region]:
-        """Returns the regions that families claim of ``results``."""
+    def _claimed(self, results: Sequence[Node], changes: Collection[int]) -> list[Region]:
+        """Returns the regions that families claim of ``results``, those at ``changes`` in the memory of their bases."""
         regions: list[Region] = []
         values, positions = list(results), list(range(len(results)))
         for family in registry.FAMILIES:
             if values:
                 values = list(family.rewrite_values(values, self))
+                new = {node for position, node in zip(positions, values, strict=True) if position not in changes}
+                self._changes = frozenset(values) - new
                 claim = family.claim(values, self)
                 regions += renumbered(claim.regions, positions)
                 positions = [position for position, node in zip(positions, claim.rest, strict=True) if node is not None]

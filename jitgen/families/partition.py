@@ -28,7 +28,7 @@ from jitgen.families.moved import EqualSizes, Moved, move_views
 from jitgen.families.results import Results, returned, stored_in_temporaries, views_of_updated
 from jitgen.families.steps import Steps
 from jitgen.families.temporaries import Temporaries
-from jitgen.families.updates import are_safe, in_place, independent_updates, is_scatter_into
+from jitgen.families.updates import are_safe, in_place, independent_updates
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.graph import Builder, Graph, Node
 from jitgen.ir.index import Index
@@ -110,7 +110,6 @@ class Partitioner:
 
     def program(self) -> Program:
         moved = move_views(self.graph, self.index, self.sizes, self.claims)
-        self.claims.in_place = set(moved.in_place)
         moved = self._over_all(moved, lambda family: family.respell)
         moved = self._over_all(moved, lambda family: family.plan)
         results = returned(self.graph, moved, self.memory)
@@ -145,7 +144,10 @@ class Partitioner:
         computed in place at the end, those that read one another together, or else into temporaries that are copied.
         """
         outputs = dict(enumerate(results.nodes))
-        results.update(self._direct(moved, results.nodes))
+        single = moved.in_place - moved.changes.keys()
+        results.update({number: node for number, node in moved.updates.items() if number in single})
+        scattered = range(len(outputs), len(results.nodes))
+        results.update(self._independent(moved, results.nodes))
         before_changes = len(results.nodes)
         results.update({number: chain[-1] for number, chain in moved.changes.items()})
         left = {n: node for n, node in moved.updates.items() if n not in results.mutated.values()}
@@ -157,23 +159,21 @@ class Partitioner:
         memories = [results.memory(position, self.memory) for position in range(len(results.nodes))]
         computed = {store.result for region in itertools.chain(*levels) for store in region.stores}
         direct = [position for position in range(before_changes) if position not in computed]
-        regions = self.claims.regions_at(direct, results.nodes, memories)
+        regions = self.claims.regions_at(direct, results.nodes, memories, scattered)
         copies = self.claims.regions_at(range(before_copies, len(results.nodes)), results.nodes, memories)
         changes = {
-            number: [(position, self.claims.regions([node], [memories[position]])) for node in chain]
+            number: [(position, self.claims.regions([node], [memories[position]], [0])) for node in chain]
             for position, (number, chain) in enumerate(moved.changes.items(), before_changes)
         }
         return Stages(changes, regions, levels, copies)
 
-    def _direct(self, moved: Moved, results: Sequence[Node]) -> dict[int, Node]:
-        """Returns the updates that kernels compute with the ``results``: replaced elements, which run behind what they
-        change, and updates that nothing else depends on."""
-        in_place = self.claims.in_place
-        scatters = {n: node for n, node in moved.updates.items() if n in in_place and is_scatter_into(node, n)}
-        others = {number: node for number, node in moved.updates.items() if number not in in_place}
-        readers = [*results, *scatters.values(), *(node for chain in moved.changes.values() for node in chain)]
+    def _independent(self, moved: Moved, results: Sequence[Node]) -> dict[int, Node]:
+        """Returns the updates that kernels compute with the ``results``, scatters into arguments among them, and that
+        nothing else depends on."""
+        others = {number: node for number, node in moved.updates.items() if number not in moved.in_place}
+        readers = [*results, *(node for chain in moved.changes.values() for node in chain)]
         shapes = [self.sizes.shape(spec.shape) for spec in self.graph.inputs]
-        return scatters | independent_updates(others, readers, shapes)
+        return independent_updates(others, readers, shapes)
 
     def _in_place(
         self, updates: Mapping[int, Node], outputs: Mapping[int, Node], results: Results

@@ -205,10 +205,6 @@ def changes_of(graph: Graph, number: int, value: Node, index: Index) -> list[Nod
     before = {id(change.inputs[0]) for change in changes}
     before |= {id(node) for node in index.order if is_input(node, number)}
     own = {id(change) for change in changes}
-    others = (other for other in index.order if other.kind is SCATTER and id(other) not in own)
-    bases = {id(other.inputs[0].under_views) for other in others}
-    if bases & own:  # another tensor that begins as this one would be taken for a change of it
-        return []
     read = (child for node in index.order for child in node.inputs[id(node) in own :])
     return [] if any(id(child) in before for child in (*read, *graph.outputs)) else changes
 
