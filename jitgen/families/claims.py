@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitgen.device import Device
 from jitgen.families import registry
@@ -21,6 +21,16 @@ from jitgen.ir.nodes import VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Store, renumbered, stores_of, without_results
 from jitgen.ir.views import Strided, contiguous_strides
+
+
+class State(NamedTuple):
+    """Holds what regions that are dropped again may have added: temporaries, which of them are partitioned as one,
+    decisions, and names of rewrites."""
+
+    temporaries: int
+    joined: int
+    decisions: dict[tuple[str, Any], Decision]
+    rewrites: dict[str, None]
 
 
 class Claims:
@@ -52,6 +62,19 @@ class Claims:
         """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of
         that."""
         return node in self._changes
+
+    # ------------------------------------------------------------------------------------------------- attempts
+
+    def state(self) -> State:
+        """Returns what ``restore`` goes back to."""
+        temporaries = self.temporaries
+        return State(len(temporaries.values), len(temporaries.joined), dict(self.decisions), dict(self.mover.fired))
+
+    def restore(self, state: State) -> None:
+        """Forgets what was materialized, decided and rewritten since ``state``."""
+        self.temporaries.forget_from(state.temporaries, state.joined)
+        self.decisions = dict(state.decisions)
+        self.mover.fired = dict(state.rewrites)
 
     # ---------------------------------------------------------------------------------------------------- regions
 

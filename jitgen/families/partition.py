@@ -190,7 +190,7 @@ class Partitioner:
         for level in in_place(candidates, outputs):
             regions: list[Region] = []
             for together in level:
-                count = len(self.temporaries.values)
+                state = self.claims.state()
                 values = {number: self.temporaries.from_operands(updates[number]) for number in together.updates}
                 with_values = Results([*results.nodes], [], dict(results.mutated))
                 with_values.update(values)
@@ -202,7 +202,7 @@ class Partitioner:
                     results.update(values)
                     regions += made
                 else:
-                    self.temporaries.forget_from(count)
+                    self.claims.restore(state)
             levels.append(regions)
         return levels
 

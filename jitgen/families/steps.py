@@ -225,14 +225,14 @@ class Steps:
         value = self.temporaries.with_stored_products(position)
         if value is None:
             return None
-        count = len(self.temporaries.values)
+        state, step = self.claims.state(), Step(position)
         regions = self.claims.regions_in_memory([value])
-        if len(self.temporaries.values) > count:
-            self.temporaries.forget_from(count)
-            return None
-        step = Step(position)
         unread = read[step] - self._read_by(regions, {})
-        return None if unread.difference(*(others for other, others in read.items() if other != step)) else regions
+        needs_more = len(self.temporaries.values) > state.temporaries
+        if needs_more or unread.difference(*(others for other, others in read.items() if other != step)):
+            self.claims.restore(state)
+            return None
+        return regions
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
         """Returns the error for temporaries that wait for one another, or that need ever more temporaries."""

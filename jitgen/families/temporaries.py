@@ -67,11 +67,12 @@ class Temporaries:
         self.values[: len(replaced)] = replaced
         self._by_value |= zip(replaced, self.nodes, strict=False)
 
-    def forget_from(self, count: int) -> None:
-        """Forgets the temporaries from number ``count`` on."""
-        self._by_value = dict(zip(self.values[:count], self.nodes, strict=False))
-        del self.values[count:], self.nodes[count:]
+    def forget_from(self, count: int, joined: int) -> None:
+        """Forgets the temporaries from number ``count`` on, and which are partitioned as one behind the first
+        ``joined`` entries."""
         end = self.first + count
+        del self.values[count:], self.nodes[count:], self.joined[joined:]
+        self._by_value = {value: node for value, node in self._by_value.items() if node.attrs.number < end}
         self._by_matrix = {matrix: node for matrix, node in self._by_matrix.items() if node.attrs.number < end}
 
     # ------------------------------------------------------------------------------------------ computed as one
