@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.families import registry
+from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Alias, Buffer, Kernel
 from jitgen.ir.regions import Region
@@ -33,13 +34,30 @@ def kernels_of(
     """
     groups: list[_Group] = []
     for region in regions:
-        if not any(group.takes(region, numbers, shapes) for group in (groups[-1:] if region.is_update else groups)):
-            groups.append(_Group(region, numbers, shapes))
+        lowered = _Lowered(region, numbers, shapes)
+        group = next((g for g in (groups[-1:] if region.is_update else groups) if g.takes(lowered)), None)
+        if group is None:
+            groups.append(group := _Group(lowered))
+        group.add(lowered)
     names = (name if number == 0 else f"{name}_{number}" for number in itertools.count(before))
     return [
         Kernel(name, group.family.name, tuple(group.bodies), tuple(group.scalars))
         for name, group in zip(names, groups, strict=False)
     ]
+
+
+class _Lowered:
+    """Holds a region with the body that it is in a kernel of its own, which says whether it may share one."""
+
+    def __init__(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> None:
+        self._arguments = region, numbers, shapes
+        self.family = registry.named(region.family)
+        self._scalars: list[tuple[Expr, str]] = []
+        self.body = self.family.body(*self._arguments, self._scalars)
+
+    def within(self, scalars: list[tuple[Expr, str]]) -> Body:
+        """Returns the body in a kernel that has ``scalars``, to which its own are added."""
+        return self.family.body(*self._arguments, scalars) if self._scalars else self.body
 
 
 class _Group:
@@ -48,26 +66,26 @@ class _Group:
     Attributes:
         bodies: of the regions.
         scalars: run-time scalars of all bodies.
+        operands: how many all bodies have.
     """
 
-    def __init__(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> None:
-        self.family = registry.named(region.family)
+    def __init__(self, first: _Lowered) -> None:
+        self.family = first.family
         self.scalars: list[tuple[Expr, str]] = []
-        self.bodies = [self.family.body(region, numbers, shapes, self.scalars)]
+        self.bodies: list[Body] = []
+        self.operands = 0
 
-    def takes(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> bool:
-        """Returns whether the kernel may compute ``region`` too; if so, it does from now on."""
-        if region.family != self.family.name or len(self.bodies) == MAX_REGIONS:
+    def takes(self, lowered: _Lowered) -> bool:
+        """Returns whether the kernel may compute this too."""
+        if lowered.family is not self.family or len(self.bodies) == MAX_REGIONS:
             return False
-        known = len(self.scalars)
-        body = self.family.body(region, numbers, shapes, self.scalars)
-        operands = sum(len(other.operands) for other in (*self.bodies, body))
-        joined = operands <= MAX_OPERANDS and self.family.joins(self.bodies, body)
-        if joined:
-            self.bodies.append(body)
-        else:
-            del self.scalars[known:]  # those that the body has added
-        return joined
+        fits = self.operands + len(lowered.body.operands) <= MAX_OPERANDS
+        return fits and self.family.joins(self.bodies, lowered.body)
+
+    def add(self, lowered: _Lowered) -> None:
+        """Computes this in the kernel."""
+        self.bodies.append(lowered.within(self.scalars))
+        self.operands += len(lowered.body.operands)
 
 
 def with_coarse(

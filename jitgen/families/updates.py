@@ -167,13 +167,13 @@ def independent_updates(
         shapes: of the inputs.
     """
     values = Index([*readers, *updates.values()])
+    is_read_by_another = values.behind_several([*readers, *updates.values()])  # of which several may be one node
     inputs = {node.attrs.number: node for node in values.order if node.kind is INPUT}
     independent = {}
     for number, node in updates.items():
-        others = [*readers, *(value for other, value in updates.items() if other != number)]  # which may be one node
-        is_read = number in inputs and any(values.depends(value, inputs[number]) for value in others)
-        is_own = node.shape == shapes[number] and _reads_at_own_coordinates(node, number)
-        if not is_read and is_own and reads_of(node).own & updates.keys() <= {number}:
+        is_read = number in inputs and is_read_by_another(node, inputs[number])
+        is_own = not is_read and node.shape == shapes[number] and _reads_at_own_coordinates(node, number)
+        if is_own and reads_of(node).own & updates.keys() <= {number}:
             independent[number] = node
     return independent
 
@@ -181,10 +181,9 @@ def independent_updates(
 def _reads_at_own_coordinates(value: Node, number: int) -> bool:
     """Returns whether every element of ``value`` reads input ``number`` only at its own coordinates, so that ``value``
     can be computed into that input."""
-    order = topological([value])
-    if any(node.kind.reads_elsewhere for node in order):
+    if any(kind.reads_elsewhere for kind in value.kinds):
         return False
-    return not any(node.kind is VIEW and is_input(node.under_views, number) for node in order)
+    return not any(node.kind is VIEW and is_input(node.under_views, number) for node in topological([value]))
 
 
 # ----------------------------------------------------------------------------------- changed where an argument is

@@ -324,18 +324,31 @@ def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[
     Args:
         numbers: the sizes that a number replaces, where a guard states that they are equal to it.
     """
-    equal: dict[str, Size] = {}
+    parents: dict[str, Size] = {}
+
+    def representative(name: str) -> Size | None:
+        """Returns what ``name`` is equal to, with shorter paths to it from then on; None if that is nothing else."""
+        path, size = [], parents.get(name)
+        while isinstance(size, Expr) and size.args[0] in parents:
+            path.append(name)
+            name, size = size.args[0], parents[size.args[0]]
+        parents.update((before, size) for before in path if size is not None)
+        return size
+
+    def represented(size: Any) -> Any:
+        known = {name: representative(name) for name in symbols.symbols_of(size)}
+        return symbols.substitute(size, {name: size for name, size in known.items() if size is not None})
+
     for guard in guards:
         if guard.expr.op == "eq" and guard.value is True:
-            sizes: list[Any] = [symbols.substitute(size, equal) for size in guard.expr.args]
             # A number represents its class, or else the first symbol by name.
+            sizes = map(represented, guard.expr.args)
             first, second = sorted(sizes, key=lambda size: (isinstance(size, Expr), str(size)))
             if not isinstance(second, Expr) or second.op != "symbol" or first == second:
                 continue
             if second.args[0] in numbers if type(first) is int else isinstance(first, Expr) and first.op == "symbol":
-                equal = {name: first if size == second else size for name, size in equal.items()}
-                equal[second.args[0]] = first
-    return equal
+                parents[second.args[0]] = first
+    return {name: size for name in [*parents] if (size := representative(name)) is not None}
 
 
 def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...]:

@@ -41,6 +41,20 @@ class Index:
         behind, number = self._set_of(node), self._number.get(on)
         return number is not None and bool(behind >> number & 1)
 
+    def behind_several(self, nodes: Iterable[Node]) -> Callable[[Node, Node], bool]:
+        """Returns whether, given one of ``nodes`` and another node, one of the other ``nodes`` is computed from the
+        second; ``nodes`` may have one node twice."""
+        once = twice = 0
+        for node in nodes:
+            behind = self._set_of(node)
+            once, twice = once | behind, twice | once & behind
+
+        def is_behind_another(node: Node, on: Node) -> bool:
+            number = self._number.get(on)
+            return number is not None and bool((once & ~self._set_of(node) | twice) >> number & 1)
+
+        return is_behind_another
+
     def reached(self, sources: Iterable[Node], stops: Callable[[Node], bool] = lambda _: False) -> set[Node]:
         """Returns ``sources`` and the nodes that are computed from them on paths without a node for which ``stops``
         holds."""

@@ -65,19 +65,22 @@ class Ranges:
         Args:
             addresses, tensors: of ``arguments``.
         """
-        open_ranges: list[tuple[int, int]] = []  # those before that end behind the start of this one, with their ends
+        # Of the arguments before, those that end behind the start of this one, with their ends. Arguments that are only
+        # read are never compared with one another, however many share their memory.
+        written: list[tuple[int, int]] = []
+        read: list[tuple[int, int]] = []
         for position in sorted(range(len(addresses)), key=addresses.__getitem__):
             start = addresses[position]
             number, extent, updated = self.arguments[position]
-            if open_ranges:
-                open_ranges = [(end, other) for end, other in open_ranges if end > start]
-                for _, other in open_ranges:
-                    if updated:
-                        refuse(self.name, tensors[position], tensors[other], self.lines.get(number))
-                    elif self.arguments[other][2]:
-                        line = self.lines.get(self.arguments[other][0])
-                        refuse(self.name, tensors[other], tensors[position], line)
-            open_ranges.append((start + extent, position))
+            written = [(end, other) for end, other in written if end > start]
+            for _, other in written:
+                line = self.lines.get(number if updated else self.arguments[other][0])
+                refuse(self.name, tensors[other], tensors[position], line)
+            if updated:
+                read = [(end, other) for end, other in read if end > start]
+                for _, other in read:
+                    refuse(self.name, tensors[position], tensors[other], self.lines.get(number))
+            (written if updated else read).append((start + extent, position))
 
 
 def refuse_repeated(name: str, index: int, sizes: Sequence[int], strides: Sequence[int]) -> None:

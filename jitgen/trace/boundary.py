@@ -93,7 +93,7 @@ def returned(trace: Trace, result: Any) -> Returned:
 
 def graph_of(trace: Trace, outputs: Sequence[Node]) -> Graph:
     """Builds the graph of all that was traced."""
-    mutated = tuple(sorted(trace.mutated.items()))
+    mutated = tuple(sorted(trace.new_values.by_input.items()))
     return Graph(trace.name, tuple(trace.inputs), tuple(outputs), tuple(trace.guards), mutated)
 
 

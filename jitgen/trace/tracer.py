@@ -46,7 +46,7 @@ from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.typing import is_float, rounded
-from jitgen.trace.updates import is_selection, memory_of, note_copies, updated
+from jitgen.trace.updates import NewValues, is_selection, memory_of, note_copies, updated
 
 
 class _Tracer(fx.Tracer):
@@ -116,7 +116,7 @@ class Trace:
         self.device = device
         self.tracer = _Tracer(self)
         self.inputs: list[InputSpec] = []
-        self.mutated: dict[int, Node] = {}
+        self.new_values = NewValues()
         self.rounds_results = settings.get("JITGEN_EAGER_ROUNDING")
         """Whether the result of each torch function is rounded, where it has 16 bits; not within a composition, which
         is one function."""
@@ -131,7 +131,8 @@ class Trace:
         self._captured_proxies: dict[int, TensorProxy] = {}
         self.quantized = QuantizedWeights(self, layout)
         self.host_scalars: list[TensorProxy] = []
-        self._returned: list[tuple[TensorProxy, Node]] = []
+        self._returned: dict[int, tuple[TensorProxy, Node]] = {}
+        self._returned_nodes: set[Node] = set()
         self.captures = Captures(function, name, objects)
 
     # ------------------------------------------------------------------------------------------------- inputs
@@ -505,9 +506,8 @@ class Trace:
         filled = proxy.memory.updates and proxy.memory.input is None  # a tensor of its own, whatever was copied into it
         if proxy.input is not None or (memory_of(proxy.value).kind is INPUT and not filled):
             return proxy.value
-        for earlier, node in self._returned:
-            if earlier is proxy:
-                return node
+        if id(proxy) in self._returned:
+            return self._returned[id(proxy)][1]
         node = proxy.value
         if node.is_weight:
             raise UnsupportedError(self._refused_weight("the return"))
@@ -515,17 +515,17 @@ class Trace:
             if node is proxy.memory.base:  # another tensor than the argument: x[:], x.detach()
                 node = self.make("view", (node,), node.dtype, node.shape, ("permute", tuple(range(len(node.shape)))))
             return node
-        updated = [value for value in self.mutated.values() if value is node or value is node.under_views]
-        if updated or memory_of(node).kind is INPUT or any(node is earlier for _, earlier in self._returned):
+        is_updated = self.new_values.inputs_of(node) or self.new_values.inputs_of(node.under_views)
+        if is_updated or memory_of(node).kind is INPUT or node in self._returned_nodes:
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
-        self._returned.append((proxy, node))
+        self._returned[id(proxy)] = proxy, node
+        self._returned_nodes.add(node)
         return node
 
     def _is_view_of_updated(self, proxy: TensorProxy) -> bool:
         """Returns whether ``proxy`` is a view of an argument that was updated, or of such a captured tensor."""
         node, base = proxy.value, proxy.memory.base
-        same = [index for index, value in self.mutated.items() if value is base]
-        if same != [proxy.memory.input]:  # none, or another argument has the same new value
+        if self.new_values.inputs_of(base) != {proxy.memory.input}:  # none, or another argument has the same new value
             return False
         while node.kind is VIEW and node is not base:
             node = node.inputs[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,29 @@ if TYPE_CHECKING:
 
 _COPIES_OF_UPDATES = 1 << 20
 """The first number of a copy that is the new value of an argument; those of results count from 0."""
+
+
+class NewValues:
+    """Holds the new values of inputs that the function has updated.
+
+    Attributes:
+        by_input: by the inputs' numbers.
+    """
+
+    def __init__(self) -> None:
+        self.by_input: dict[int, Node] = {}
+        self._inputs: dict[Node, set[int]] = {}
+
+    def set(self, number: int, value: Node) -> None:
+        """Makes ``value`` the new value of input ``number``."""
+        if number in self.by_input:
+            self._inputs[self.by_input[number]].remove(number)
+        self.by_input[number] = value
+        self._inputs.setdefault(value, set()).add(number)
+
+    def inputs_of(self, value: Node) -> Set[int]:
+        """Returns the inputs whose new value is ``value``."""
+        return self._inputs.get(value, set())
 
 
 def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> None:
@@ -81,10 +104,9 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{quote(user_location())}\n  use the operation that returns a new tensor"
         )
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
-    if any(value is new for index, new in trace.mutated.items() if index != memory.input):  # results are told by values
-        value = trace.make(
-            "cast", (value,), value.dtype, value.shape, ("copy", _COPIES_OF_UPDATES + len(trace.mutated))
-        )
+    if trace.new_values.inputs_of(value) - {memory.input}:  # results are told by values
+        copy = ("copy", _COPIES_OF_UPDATES + len(trace.new_values.by_input))
+        value = trace.make("cast", (value,), value.dtype, value.shape, copy)
     steps = _steps_from(base, proxy.value) or ()
     is_tracked = _is_tracked(trace, steps, value, name)
     if len(sharing) == 1:
@@ -97,7 +119,7 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     memory.updates += 1
     for alias in sharing:
         if alias.input is not None:
-            trace.mutated[alias.input] = alias.value
+            trace.new_values.set(alias.input, alias.value)
 
 
 def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> bool:
