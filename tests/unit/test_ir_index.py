@@ -8,8 +8,9 @@ import random
 import pytest
 
 from jitgen.ir.analysis import varying, varying_dims
-from jitgen.ir.graph import Builder, Node, topological
+from jitgen.ir.graph import Builder, Guard, Node, equal_sizes, topological
 from jitgen.ir.index import Index, Reach
+from jitgen.ir.symbols import Expr, symbol
 from jitgen.ir.views import Mover
 
 
@@ -85,3 +86,33 @@ def test_what_has_nothing_behind_it_is_not_walked_again() -> None:
     assert mover.any_behind(
         [builder.make("add", (further, builder.make("exp", (leaf,), "float32", (7,))), "float32", (7,))], is_exp
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_behind_another_of_several_values(seed: int) -> None:
+    _, nodes = _random_nodes(seed)
+    values = [*random.Random(seed).choices(nodes, k=8), nodes[-1], nodes[-1]]
+    is_behind_another = Index(values).behind_several(values)
+    for number, value in enumerate(values):
+        others = topological([*values[:number], *values[number + 1 :]])
+        for on in nodes:
+            assert is_behind_another(value, on) == (on in others)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_sizes_have_one_representative(seed: int) -> None:
+    """A class of sizes has its number, or else its first size by name."""
+    choose = random.Random(seed)
+    names = [f"s{number}_0" for number in range(9)]
+    pairs = [choose.sample(names, 2) for _ in range(6)]
+    numbered = choose.choice(names)
+    guards = [Guard(Expr("eq", (symbol(left), symbol(right)), "bool"), True) for left, right in pairs]
+    guards.insert(choose.randrange(7), Guard(Expr("eq", (symbol(numbered), 5), "bool"), True))
+    classes = [{name} for name in names]
+    for left, right in pairs:
+        joined = set().union(*(each for each in classes if left in each or right in each))
+        classes = [each for each in classes if each.isdisjoint(joined)] + [joined]
+    equal = equal_sizes(guards, names)
+    for each in classes:
+        wanted = 5 if numbered in each else symbol(min(each))
+        assert {equal.get(name, symbol(name)) for name in each} == {wanted}

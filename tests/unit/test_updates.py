@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import jitgen
 from jitgen.errors import UnsupportedError
+from jitgen.ir.body import BodyBuilder
+from jitgen.runtime.overlap import Ranges
 from tests.interpreter import Interpreter
 from tests.updates import CASES, adamw, failures, momentum, of_each
 
@@ -80,6 +83,32 @@ def test_many_arguments_that_share_memory_are_refused() -> None:
         with pytest.raises(UnsupportedError, match="shares memory"):
             jitted(*given)
         torch.testing.assert_close(memory, wanted)
+
+
+def test_arguments_that_are_only_read_are_not_compared() -> None:
+    shared, updated = torch.rand(4), torch.rand(100, 4)
+    tensors = [*updated, *[shared] * 100]
+    ranges = Ranges("f", tuple((number, 16, number < 100) for number in range(200)), {})
+    with patch("jitgen.runtime.overlap.refuse", side_effect=AssertionError):
+        ranges.refuse([tensor.data_ptr() for tensor in tensors], tensors)
+    for number in (0, 57, 99):
+        given = [*tensors[:150], updated[number], *tensors[151:]]
+        with pytest.raises(UnsupportedError, match="shares memory"):
+            ranges.refuse([tensor.data_ptr() for tensor in given], given)
+
+
+def test_planning_asks_for_each_region_twice() -> None:
+    """Once to know whether it fits a kernel of others, and once in that kernel, whose scalars it shares."""
+
+    def step(parameters: Any, gradients: Any, rate: float) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient * rate)
+
+    specs = [[jitgen.TensorSpec((4,), torch.float32)] * 70 for _ in range(2)]
+    with patch.object(BodyBuilder, "lower", autospec=True, side_effect=BodyBuilder.lower) as lowered:
+        program = jitgen.jit(step).lower(*specs, 0.5, target="x86-64-v3").lowered.program
+    assert [len(kernel.bodies) for kernel in program.kernels] == [16, 16, 16, 16, 6]
+    assert lowered.call_count <= 2 * 70
 
 
 def test_new_sizes_and_strides() -> None:
