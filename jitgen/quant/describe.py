@@ -57,9 +57,11 @@ def page() -> str:
             "activation=...)` with a kind or a mapping from patterns of names, make weights whose products "
             "quantise what they are multiplied with, at every call and row by row (a token): codes from -127 "
             "to 127, and a scale that is the largest magnitude over 127. Sums of products of codes within a "
-            "group are exact integers, computed by the integer units (VPMADDWD on AVX2); scales and "
-            "everything else are float32. The quantisation is computed by the kernel of what is before it, "
-            "such as an RMSNorm, and once for all products that read it.",
+            "group are exact integers, computed by the integer units: VPDPBUSD where the processor has it "
+            "(AVX-512 VNNI, AVX-VNNI), else VPMADDUBSW for weights of 4 bits, in steps that cannot saturate, "
+            "and VPMADDWD for those of 8; scales and everything else are float32. The quantisation is "
+            "computed by the kernel of what is before it, such as an RMSNorm, and once for all products that "
+            "read it.",
             "",
             "It is for int8, int4 and uint4, and on CPUs: other formats are an error when the weight is made,"
             " and other backends when it is multiplied. `weight.activation` says how a weight does, "

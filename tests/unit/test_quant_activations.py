@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
+from jitgen.codegen import environment
+from jitgen.compilers import host
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import activations
-from jitgen.spec import Target, runs_here
+from jitgen.runtime import cpu
+from jitgen.spec import KernelSource, Target, runs_here
 
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if runs_here(Target.parse(level))]
 FORMATS = [("int8", None), ("int8", 64), ("int4", 32), ("int4", None), ("uint4", 128), ("uint4", None)]
@@ -203,3 +206,65 @@ def test_what_has_no_kernel_is_refused() -> None:
         jitgen.jit(lambda x, w: F.linear(x, w)).lower(
             jitgen.TensorSpec(("M", 64), torch.bfloat16), spec, target="sm_90a", backend="cuda"
         )
+
+
+# ------------------------------------------------------------------------ sums of four bytes, on any processor
+
+CODES = """
+#include <jitgen/gemm.hpp>
+namespace {
+struct Activation {
+  using Storage = int8_t;
+  const int8_t* from;
+  int64_t k;
+  void fill(int64_t m, int64_t at, int64_t count, Storage* to) const {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[m * k + at + i];
+  }
+};
+struct Region {
+  jitgen::gemm::Quantised<%(bits)s, %(group)s, %(zeroed)s, %(scale)s> w;
+  float* to;
+  int64_t n;
+  int64_t columns() const { return n; }
+  template <class Function>
+  void each(const Function& function) const { function(0, w); }
+  void epilogue(int64_t m, int64_t first, int64_t count, const float* sums, int64_t) const {
+    for (int64_t j = 0; j < count; ++j) to[m * n + first + j] = sums[j];
+  }
+};
+}
+extern "C" void product(const int8_t* x, const uint8_t* codes, const %(scale)s* scales, const uint8_t* zeros, float* to,
+                        int64_t m, int64_t n, int64_t k) {
+  jitgen::gemm::multiply<jitgen::gemm::CodeBytes<%(bits)s, %(zeroed)s, jitgen::Ints>>(
+      Activation{x, k}, m, k, 2, Region{{codes, scales, zeros, k}, to, n});
+}
+"""
+
+
+@pytest.mark.parametrize(("format", "group"), [*FORMATS, ("int8", 96)], ids=str)
+@pytest.mark.quick(where=lambda format, group: (format, group) in (("int8", None), ("uint4", 128)))
+def test_sums_of_four_bytes(format: str, group: int | None, tmp_path: Path) -> None:
+    """The tiles of VPDPBUSD, with the instruction written out for processors without it."""
+    facts = {"bits": format[-1], "group": group or 0, "zeroed": str(format == "uint4").lower()}
+    scale = "float" if format == "int8" else "jitgen::bfloat16"
+    text = CODES % (facts | {"scale": scale})
+    headers = environment.headers(environment.family_folder("gemm"), text)
+    artifact = host.compile(KernelSource("kernel", "cpp", "host", Target("cpu", "x86-64-v2"), text, headers))
+    (tmp_path / artifact.binary).write_bytes(artifact.files[artifact.binary])
+    product: Any = cpu.load(str(tmp_path / artifact.binary), "product", "PPPPPqqq")
+    for m, k, n in [*SIZES, (3, 4200, 17)]:
+        weight = jitgen.quantize(torch.randn(n, k), format, group, layout="cpu")
+        x = torch.randint(-128, 128, (m, k), dtype=torch.int8)
+        found = torch.full((m, n), -1.0)
+        codes, scales, *zeros = weight.tensors
+        product(
+            x.data_ptr(),
+            codes.data_ptr(),
+            scales.data_ptr(),
+            zeros[0].data_ptr() if zeros else 0,
+            found.data_ptr(),
+            m,
+            n,
+            k,
+        )
+        assert_near(found, x.double() @ weight.dequantize(torch.float64).T, 2e-6)

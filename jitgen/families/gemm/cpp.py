@@ -19,6 +19,7 @@ from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
 from jitgen.quant import formats
+from jitgen.quant.formats import Format
 
 FLAGS = ["-O2"]
 """The mainloops are written with vector types, and loops over neighbours are marked ``omp simd``: -O3 takes a quarter
@@ -83,14 +84,23 @@ def _compute(product: ContractionContext) -> str:
     dtype = product.contraction.dtype
     if dtype not in _NARROW:
         return _COMPUTE[accumulator_dtype(dtype)]
-    return "Shorts" if product.contraction.format is None else "Scaled<jitgen::gemm::Shorts>"
+    if product.contraction.format is None:
+        return "Shorts"
+    format = formats.find(product.contraction.format)
+    return _code_bytes(format, "Halves") if format.bits == 4 else "Scaled<jitgen::gemm::Shorts>"
+
+
+def _code_bytes(format: Format, sums: str) -> str:
+    return f"CodeBytes<{format.bits}, {str(format.zero_point).lower()}, jitgen::{sums}>"
 
 
 def _quads(products: Sequence[ContractionContext]) -> str | None:
     """Returns the arithmetic of products of bytes, four neighbours in k at once; None where an operand is no byte, or
     all are unsigned."""
-    if any(product.contraction.format is not None for product in products):
-        return None
+    format = products[0].contraction.format
+    if format is not None:
+        of_codes = products[0].contraction.dtype == "int8"
+        return _code_bytes(formats.find(format), "Ints") if of_codes else None
     pairs = {(product.contraction.dtype, product.weight[0].dtype) for product in products}
     signed = [tuple(dtype == "int8" for dtype in pair) for pair in pairs if set(pair) <= {"int8", "uint8"}]
     if len(pairs) != 1 or not signed or not any(signed[0]):

@@ -153,7 +153,7 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
           const int64_t end = elements * per - i < to.span ? elements * per : i + to.span;
           int32_t total = 0;
           for (int64_t j = i; j < end; ++j) total += buffer[j];
-          to.totals[(e * per + i) / to.span * to.rows + m] = total;
+          to.totals[(e * per + i) / to.span * to.rows + m] = Compute::offset * total;
         }
       }
       pack_row<Compute>(buffer, elements, to.data + rows.begin * to.depth + e * count + (m - rows.begin), count);

@@ -10,7 +10,7 @@
 //   joined(w, stride, live)   an element of `live` weights, each `stride` from the one before
 //   along(w)                  a vector of elements of one row of weights, contiguous along k
 //   across(w, stride, live)   a vector of elements of neighbouring rows of weights
-//   of_x(x)                   an element of x
+//   of_x(x, e)                element e of a row of x
 //
 // x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
 #pragma once
@@ -24,6 +24,10 @@ namespace gemm {
 constexpr int64_t block_rows = 16;
 
 namespace detail {
+
+// How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
+// flight than the first-level one; the processor's own prefetcher fills that.
+constexpr int64_t ahead = 12288;
 
 template <class A, class B>
 constexpr bool same = false;
@@ -107,7 +111,7 @@ struct Pairs {
   JITGEN_INLINE Element joined(const bfloat16* w, int64_t stride, int64_t live) {
     return uint32_t(w[0].bits) | (live > 1 ? uint32_t(w[stride].bits) << 16 : 0u);
   }
-  JITGEN_INLINE Element of_x(const bfloat16* x) { return joined(x, 1, 2); }
+  JITGEN_INLINE Element of_x(const bfloat16* x, int64_t e) { return joined(x + 2 * e, 1, 2); }
   JITGEN_INLINE Weights along(const bfloat16* w) { return load_vector<Weights>(w); }
   JITGEN_INLINE Weights across(const bfloat16* w, int64_t stride, int64_t live) {
     const Words low = widen_halves(w);
@@ -169,7 +173,7 @@ JITGEN_INLINE typename Compute::Element element_of_x(const Storage* x, int64_t e
   if constexpr (Compute::per_element == 1) {
     return static_cast<typename Compute::Element>(jitgen::load(x[e]));
   } else {
-    return Compute::of_x(x + e * Compute::per_element);
+    return Compute::of_x(x, e);
   }
 }
 

@@ -55,8 +55,8 @@ struct Shorts {
     return Element(uint32_t(uint16_t(w[0])) | (live > 1 ? uint32_t(uint16_t(w[stride])) << 16 : 0u));
   }
   template <class Storage>
-  JITGEN_INLINE Element of_x(const Storage* x) {
-    return joined(x, 1, 2);
+  JITGEN_INLINE Element of_x(const Storage* x, int64_t e) {
+    return joined(x + 2 * e, 1, 2);
   }
   // A vector of elements of one row.
   template <class Storage>
@@ -105,9 +105,9 @@ struct Quads {
     return Element(bytes ^ offsets);
   }
   template <class Storage>
-  JITGEN_INLINE Element of_x(const Storage* x) {
+  JITGEN_INLINE Element of_x(const Storage* x, int64_t e) {
     uint32_t bytes;
-    __builtin_memcpy(&bytes, x, sizeof(bytes));
+    __builtin_memcpy(&bytes, x + 4 * e, sizeof(bytes));
     return Element(bytes);
   }
   template <class Storage>

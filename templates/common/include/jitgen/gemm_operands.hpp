@@ -6,7 +6,7 @@
 #pragma once
 
 #include "jitgen/gemm_dense.hpp"
-#include "jitgen/gemm_integers.hpp"
+#include "jitgen/gemm_code_tile.hpp"
 #include "jitgen/gemm_tile.hpp"
 #include "jitgen/parallel.hpp"
 
@@ -25,7 +25,7 @@ struct Packed {
   int64_t rows;
   int64_t depth;
   int64_t tiles;
-  int32_t* totals;  // sums of x, where the arithmetic has an offset: row m's of span s is totals[s * rows + m]
+  int32_t* totals;  // offset * sum of x, where the arithmetic has one: row m's of span s is totals[s * rows + m]
   int64_t span;     // neighbours in k that a total is of
 
   inline int64_t spans() const { return (depth * Compute::per_element + span - 1) / span; }
@@ -87,8 +87,52 @@ struct QuantisedBlocks {
     return round_up(k, group != 0 ? group : 64) / Compute::per_element;
   }
 
+  // Neighbours in k whose sums are integers; the rows of x are packed in pieces of `most_span` of them.
+  template <class Compute>
+  static constexpr int64_t span() {
+    if (detail::same<typename Compute::Vector, Halves>) return 32;
+    return group == 0 ? 1024 : most_span<Compute> % group == 0 ? group : 32;
+  }
+
+  // Sums products with quantised rows of x, whose tiles read the codes as they are.
+  template <class Compute>
+  void sum_codes(const Task<Compute>& task) const {
+    constexpr int64_t span_units = span<Compute>() / per_unit, per_group = group / per_unit;
+    using Tiles = detail::CodeTiles<Compute, span_units, Scale>;
+    const int64_t elements = per_unit / Compute::per_element, units = depth<Compute>() / elements;
+    const int64_t groups = group != 0 ? units / per_group : 1;
+    const bool alone = task.tiles.end - task.tiles.begin == 1;
+    const int64_t chunk = alone ? units : round_up(1024 / per_unit, group != 0 ? per_group : span_units);
+    for (int64_t unit = 0; unit < units; unit += chunk) {
+      const int64_t here = units - unit < chunk ? units - unit : chunk;
+      for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+        const Range rows = task.x.tile(t);
+        const int64_t count = rows.end - rows.begin;
+        const auto tile = Tiles::of(count);
+        const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
+        const int32_t* const totals = task.x.totals + unit / span_units * task.x.rows + rows.begin;
+        for (int64_t b = 0; b < task.blocks; ++b) {
+          const int64_t block = task.block + b;
+          const int64_t at = (block * groups + unit / (group != 0 ? per_group : units)) * block_rows;
+          tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes, x, here, per_group,
+               scales + at, zeroed ? zeros + at : nullptr, totals, task.x.rows,
+               task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0);
+        }
+      }
+    }
+  }
+
   template <class Compute>
   void sum(const Task<Compute>& task) const {
+    if constexpr (detail::reads_codes<Compute>(0)) {
+      sum_codes(task);
+    } else {
+      sum_decoded_in_tiles(task);
+    }
+  }
+
+  template <class Compute>
+  void sum_decoded_in_tiles(const Task<Compute>& task) const {
     using Tiles = detail::Tiles<Compute, typename Codes::template DecoderOf<Compute>, Scale>;
     constexpr int64_t elements = per_unit / Compute::per_element;
     constexpr int64_t per_group = group != 0 ? group / per_unit : 64;
@@ -170,7 +214,7 @@ struct Dense {
         int32_t total = 0;
         for (int64_t s = 0; s < x.spans(); ++s) total += x.totals[s * x.rows + m];
         auto* const sums = task.sums + m * task.row_stride;
-        for (int64_t n = 0; n < task.blocks * block_rows; ++n) sums[n] -= Compute::offset * total;
+        for (int64_t n = 0; n < task.blocks * block_rows; ++n) sums[n] -= total;
       }
     }
   }

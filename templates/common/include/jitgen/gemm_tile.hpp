@@ -11,10 +11,6 @@ struct Unscaled {};
 
 namespace detail {
 
-// How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
-// flight than the first-level one; the processor's own prefetcher fills that.
-constexpr int64_t ahead = 12288;
-
 // A vector of sums as they are added up to `Compute::Accumulator`s.
 JITGEN_INLINE Floats as_total(Floats sum, float) { return sum; }
 JITGEN_INLINE Doubles as_total(Doubles sum, double) { return sum; }

@@ -125,31 +125,7 @@ struct Bytes {
   }
 };
 
-// Nibbles and bytes as pairs of integers of 16 bits, less the zero-point.
-template <class Compute, bool zeroed>
-struct ShortNibbles {
-  static constexpr int steps = 4;
-  static constexpr int bytes = 64;
-  static constexpr bool corrected = false;
-  static constexpr int vectors = Compute::vectors;
-  Words raw[vectors];
-  Halves offset[vectors];
-
-  JITGEN_INLINE int element(int step) { return step; }
-  inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
-    for (int v = 0; v < vectors; ++v) {
-      const Words zero = zeroed ? widen_bytes(zeros + v * float_lanes) : splat(8u);
-      offset[v] = (Halves)(zero | zero << 16);
-    }
-  }
-  inline __attribute__((always_inline)) void open(const char* from) {
-    for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
-  }
-  inline __attribute__((always_inline)) void take(int step, Halves (&w)[vectors]) const {
-    for (int v = 0; v < vectors; ++v) w[v] = (Halves)(raw[v] >> (4 * step) & 0x000f000fu) - offset[v];
-  }
-};
-
+// Bytes as pairs of integers of 16 bits.
 template <class Compute>
 struct ShortBytes {
   static constexpr int steps = 2;
@@ -274,10 +250,6 @@ struct Choice {
 template <class Compute>
 struct Choice<Compute, 8, false, single> {
   using type = Bytes<Compute>;
-};
-template <class Compute, bool zeroed>
-struct Choice<Compute, 4, zeroed, shorts> {
-  using type = ShortNibbles<Compute, zeroed>;
 };
 template <class Compute>
 struct Choice<Compute, 8, false, shorts> {

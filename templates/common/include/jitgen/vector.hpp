@@ -166,6 +166,18 @@ JITGEN_INLINE void accumulate_bytes(Ints& acc, Octets unsigned_, SignedOctets si
 JITGEN_INLINE void accumulate(Ints& acc, Octets w, SignedOctets x) { accumulate_bytes(acc, w, x); }
 JITGEN_INLINE void accumulate(Ints& acc, SignedOctets w, Octets x) { accumulate_bytes(acc, x, w); }
 
+// Adds the products of the two bytes of a half to the half. They are nibbles and signed bytes, so that nothing saturates.
+JITGEN_INLINE void accumulate(Halves& acc, Octets nibbles, SignedOctets x) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  Halves products;
+  asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(acc), "=&v"(products) : "v"(nibbles), "v"(x));
+#else
+  typedef int16_t SignedHalves __attribute__((vector_size(vector_bytes)));
+  const SignedHalves of_x = (SignedHalves)x;
+  acc += ((Halves)nibbles & 255) * (Halves)((SignedHalves)(of_x << 8) >> 8) + ((Halves)nibbles >> 8) * (Halves)(of_x >> 8);
+#endif
+}
+
 #if defined(JITGEN_AVX512)
 // Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
 JITGEN_INLINE void accumulate(Floats& acc, Words w, Words x) {
@@ -192,6 +204,7 @@ JITGEN_INLINE void accumulate_one(Vector& acc, Weights w, const Element* x) {
 JITGEN_INLINE void accumulate_one(Ints& acc, Ints w, const int32_t* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Longs& acc, Longs w, const int64_t* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Ints& acc, Halves w, const ShortPair* x) { accumulate(acc, w, splat(*x)); }
+JITGEN_INLINE void accumulate_one(Halves& acc, Octets w, const SignedByteQuad* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Ints& acc, SignedOctets w, const ByteQuad* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Ints& acc, Octets w, const SignedByteQuad* x) {
 #if defined(JITGEN_AVX512)

@@ -24,7 +24,11 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
-    for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_decoded(task, b);
+    if constexpr (detail::reads_codes<Compute>(0)) {
+      return this->sum_codes(task);
+    } else {
+      for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_decoded(task, b);
+    }
     if (this->factors != nullptr) this->multiply_by_factors(task);
   }
 
