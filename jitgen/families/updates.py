@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from jitgen.ir.analysis import walked
 from jitgen.ir.graph import Graph, Node, Shape, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import INPUT, SCATTER, VIEW
@@ -58,16 +59,11 @@ def reads_of(value: Node) -> Reads:
     own: set[int] = set()
     moved: set[int] = set()
     plain = value.kind.is_pointwise
-    stack, seen = [value], set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in walked([value], lambda node: node.inputs if node.kind.is_pointwise else ()):
         source = node.under_views
         if node.kind.is_pointwise:
-            stack.extend(node.inputs)
-        elif source.kind is INPUT:
+            continue
+        if source.kind is INPUT:
             (moved if node.kind is VIEW else own).add(source.attrs.number)
         else:
             plain = plain and not source.inputs

@@ -21,16 +21,23 @@ def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
 def nearest(root: Node, kind: Kind, passes: Callable[[Node], bool]) -> Iterator[Node]:
     """Yields the nodes of kind ``kind`` that ``root`` is computed from, on paths of nodes for which ``passes`` holds,
     nearest first."""
-    stack, seen = [root], set()
+
+    def below(node: Node) -> Iterable[Node]:
+        return () if node.kind is kind or not passes(node) else reversed(node.inputs)
+
+    return (node for node in walked([root], below) if node.kind is kind)
+
+
+def walked(roots: Iterable[Node], below: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yields ``roots``, and the nodes that ``below`` leads to from what has been yielded; each once, and the last of
+    several first."""
+    stack, seen = list(roots), set[Node]()
     while stack:
         node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.kind is kind:
+        if node not in seen:
+            seen.add(node)
             yield node
-        elif passes(node):
-            stack.extend(reversed(node.inputs))
+            stack.extend(below(node))
 
 
 def rewritten(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jitgen.ir.analysis import varies
+from jitgen.ir.analysis import varies, walked
 from jitgen.ir.graph import Node
 from jitgen.ir.patterns import ZERO, Rewrite, Rewrites, cast, select, wildcards
 from jitgen.spec import DTYPES
@@ -35,15 +35,8 @@ PROPORTIONAL = Rewrites(
 
 def exponential_behind(weights: Node) -> bool:
     """Returns whether some path of the operations that ``linear_in`` follows ends in an exponential: a quick test."""
-    stack, seen = [weights], set()
-    while stack:
-        node = stack.pop()
-        if node.op in ("exp", "exp2"):
-            return True
-        if id(node) not in seen and node.op in ("cast", "mul", "div", "where"):
-            seen.add(id(node))
-            stack.extend(node.inputs)
-    return False
+    nodes = walked([weights], lambda node: node.inputs if node.op in ("cast", "mul", "div", "where") else ())
+    return any(node.op in ("exp", "exp2") for node in nodes)
 
 
 def linear_in(weights: Node) -> Node | None:

@@ -28,6 +28,7 @@ from jitgen.families.family import Partition
 from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
 from jitgen.families.storage import for_elements, storage_of
 from jitgen.ir import symbols
+from jitgen.ir.analysis import walked
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, REDUCE, VIEW
@@ -303,19 +304,20 @@ def _work(
     """Counts the bytes that are read and the operations that are done for an element of ``values``: from the products
     of ``owner`` in registers, from ``stored`` values and whatever else is in memory. What is repeated along some
     dimension counts for nothing."""
-    stack, seen, moved, operations = list(values), set[Node](), 0, 0
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in stored or owners.get(node, owner) is not owner:
+    moved = operations = 0
+
+    def is_read(node: Node) -> bool:
+        return node in stored or owners.get(node, owner) is not owner
+
+    def below(node: Node) -> Sequence[Node]:
+        is_inside = node.kind.is_pointwise or (node.kind is VIEW and node.under_expand is node)
+        return node.inputs if is_inside and not is_read(node) else ()
+
+    for node in walked(values, below):
+        if is_read(node):
             moved += item_size(node.dtype)
         elif node.kind.is_pointwise:
             operations += OPS[node.op].flops if node.op in OPS else 0
-            stack.extend(node.inputs)
-        elif node.kind is VIEW:
-            stack.extend(node.inputs if node.under_expand is node else ())
-        elif node.kind is not CONTRACT and not node.kind.is_number:
+        elif node.kind not in (VIEW, CONTRACT) and not node.kind.is_number:
             moved += item_size(node.dtype)
     return moved, operations

@@ -20,7 +20,7 @@ from typing import Any
 from jitgen.families.attention.rule.heads import with_split
 from jitgen.families.attention.rule.region import stops
 from jitgen.families.attention.rule.views import last_two
-from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.analysis import at_own_coordinates, walked
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
 from jitgen.ir.graph import Node, Shape, topological
@@ -242,15 +242,7 @@ ORIENTATIONS = Rewrites(
 
 def _inside(function: Node) -> list[Node]:
     """Returns the nodes from which ``function`` is computed by pointwise operations and views, and what these read."""
-    inside, stack, seen = [], [function], set()
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            inside.append(node)
-            if node.kind.is_pointwise or node.kind is VIEW:
-                stack.extend(node.inputs)
-    return inside
+    return list(walked([function], lambda node: node.inputs if node.kind.is_pointwise or node.kind is VIEW else ()))
 
 
 def _products_behind(function: Node) -> list[Node]:

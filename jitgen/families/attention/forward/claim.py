@@ -24,7 +24,7 @@ from jitgen.families.attention.forward import NAME
 from jitgen.families.attention.forward.match import Attention, matched, obstacle, row_reductions, spread_rows
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition, Question
-from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.analysis import at_own_coordinates, walked
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.index import Index, Reach
@@ -250,15 +250,10 @@ def _row_store(position: int, value: Node, attention: Attention, index: Index, m
         or value not in (reach := _row_reach(attention, index))
     ):
         return None
-    stack, seen = [value], set()
-    while stack:  # down to the reductions, which no view may be in front of
-        node = stack.pop()
-        if id(node) in seen or attention.is_row_reduction(node):
-            continue
-        seen.add(id(node))
-        if not node.kind.is_pointwise and node in reach:
+    # Down to the reductions, which no view may be in front of.
+    for node in walked([value], lambda node: () if attention.is_row_reduction(node) else node.inputs):
+        if not (node.kind.is_pointwise or attention.is_row_reduction(node)) and node in reach:
             return None
-        stack.extend(node.inputs)
     return Store(position, value, movements)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, varies
+from jitgen.ir.analysis import at_own_coordinates, varies, walked
 from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
@@ -98,33 +98,21 @@ def matched(result: Node) -> Attention | None:
 
 def row_sources(roots: Sequence[Node]) -> list[Node]:
     """Returns the reductions from which ``roots``, values of a row, are computed without another one between."""
-    sources, stack, seen = [], list(roots), set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.kind is REDUCE:
-            sources.append(node)
-        else:
-            stack.extend(node.inputs)
-    return sources
+    nodes = walked(roots, lambda node: () if node.kind is REDUCE else node.inputs)
+    return [node for node in nodes if node.kind is REDUCE]
 
 
 def spread_rows(root: Node, attention: Attention) -> list[Node]:
     """Returns the maxima and sums of rows, spread along the result, from which ``root`` is computed pointwise."""
-    spread, stack, seen = [], [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or node is attention.result:
-            continue
-        seen.add(id(node))
+
+    def is_spread(node: Node) -> bool:
         source = node.under_expand
-        if node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source):
-            spread.append(node)
-        elif node.kind.is_pointwise:
-            stack.extend(node.inputs)
-    return spread
+        return node.shape == attention.result.shape and source.kind is REDUCE and attention.is_row_reduction(source)
+
+    def below(node: Node) -> Sequence[Node]:
+        return node.inputs if node.kind.is_pointwise and node is not attention.result else ()
+
+    return [node for node in walked([root], below) if node is not attention.result and is_spread(node)]
 
 
 def row_reductions(attention: Attention, index: Index) -> list[Node]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jitgen.families.attention.rule.heads import Split, with_split
 from jitgen.families.attention.rule.views import last_two
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import one_of, varying_dims
+from jitgen.ir.analysis import one_of, varying_dims, walked
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import CAT, VIEW
@@ -20,14 +20,12 @@ def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
     Args:
         known: the ids of nodes that are left out, with what is behind them.
     """
-    nodes, stack, seen = [], list(roots), set(known)
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            nodes += [node] if node.kind.reads_others else []
-            stack.extend(() if node.kind.reads_others else node.inputs)
-    return nodes
+
+    def unknown(nodes: Iterable[Node]) -> list[Node]:
+        return [node for node in nodes if id(node) not in known]
+
+    nodes = walked(unknown(roots), lambda node: () if node.kind.reads_others else unknown(node.inputs))
+    return [node for node in nodes if node.kind.reads_others]
 
 
 class RegionBuilder:

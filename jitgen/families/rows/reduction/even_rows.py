@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import one_of, varies
+from jitgen.ir.analysis import one_of, varies, walked
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT, IOTA
 from jitgen.ir.regions import Region, Store
@@ -51,16 +51,11 @@ def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) 
 
 def _leaves(root: Node) -> Iterator[Node]:
     """Yields the tensors and indices, seen through their views, that ``root`` is computed from."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.under_views.kind in (INPUT, IOTA):
-            yield node
-        else:
-            stack.extend(node.inputs)
+
+    def is_leaf(node: Node) -> bool:
+        return node.under_views.kind in (INPUT, IOTA)
+
+    return filter(is_leaf, walked([root], lambda node: () if is_leaf(node) else node.inputs))
 
 
 def _row(memory: Strided, row_rank: int) -> list[tuple[int, int, int]]:

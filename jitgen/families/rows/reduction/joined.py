@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import sliced
+from jitgen.ir.analysis import sliced, walked
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import CAT, REDUCE, VIEW
 from jitgen.ir.regions import Store
@@ -86,17 +86,12 @@ def stores_of_lengths(store: Store, mover: Mover) -> list[Store]:
 
 def _joins(root: Node) -> Iterator[Node]:
     """Yields the concatenations, and the reshapes of one, that are computed at the coordinates of ``root``."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+
+    def is_join(node: Node) -> bool:
         source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "reshape" else node
-        if source.kind is CAT:
-            yield node
-        elif node.kind.is_pointwise:
-            stack.extend(node.inputs)
+        return source.kind is CAT
+
+    return filter(is_join, walked([root], lambda node: node.inputs if node.kind.is_pointwise else ()))
 
 
 def _lengths(joins: list[Node], value: Node, mover: Mover) -> _Lengths | None:
@@ -135,13 +130,11 @@ def _is_divisible(reduction: Node, lengths: _Lengths, mover: Mover) -> bool:
 
 def _computed(root: Node) -> Iterator[Node]:
     """Yields the nodes from which ``root`` is computed, down to tensors and reductions that are spread along a row."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen and not node.is_in_memory and node.under_expand.kind is not REDUCE:
-            seen.add(id(node))
-            yield node
-            stack.extend(node.inputs)
+
+    def is_computed(node: Node) -> bool:
+        return not node.is_in_memory and node.under_expand.kind is not REDUCE
+
+    return walked(filter(is_computed, [root]), lambda node: filter(is_computed, node.inputs))
 
 
 def _combined_reductions(root: Node, lengths: _Lengths, mover: Mover) -> dict[int, Node]:
