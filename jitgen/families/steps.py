@@ -24,8 +24,8 @@ MOST_TEMPORARIES = 64
 
 
 MOST_OPERATIONS = 512
-"""Operations of a region up to which it computes another one too. A long loop that is unrolled is several kernels of equal
-steps, which are compiled once; one of all steps would not end to compile."""
+"""Operations of a region up to which it computes another one too. A long loop that is unrolled is several kernels of
+equal steps, which are compiled once; one of all steps would not end to compile."""
 
 
 class Step(NamedTuple):
