@@ -38,20 +38,28 @@ class Index:
 
     def depends(self, node: Node, on: Node) -> bool:
         """Returns whether ``node`` is ``on`` or is computed from it. ``node`` may be one that no root depends on."""
-        behind, number = self._set_of(node), self._number.get(on)
+        behind, number = self.behind(node), self._number.get(on)
         return number is not None and bool(behind >> number & 1)
+
+    def set_of(self, nodes: Iterable[Node]) -> int:
+        """Returns ``nodes`` as a set of numbers, a bit for each."""
+        numbers = 0
+        for node in nodes:
+            self.behind(node)
+            numbers |= 1 << self._number[node]
+        return numbers
 
     def behind_several(self, nodes: Iterable[Node]) -> Callable[[Node, Node], bool]:
         """Returns whether, given one of ``nodes`` and another node, one of the other ``nodes`` is computed from the
         second; ``nodes`` may have one node twice."""
         once = twice = 0
         for node in nodes:
-            behind = self._set_of(node)
+            behind = self.behind(node)
             once, twice = once | behind, twice | once & behind
 
         def is_behind_another(node: Node, on: Node) -> bool:
             number = self._number.get(on)
-            return number is not None and bool((once & ~self._set_of(node) | twice) >> number & 1)
+            return number is not None and bool((once & ~self.behind(node) | twice) >> number & 1)
 
         return is_behind_another
 
@@ -67,8 +75,8 @@ class Index:
                     stack.append(user)
         return reached
 
-    def _set_of(self, node: Node) -> int:
-        """Returns ``node`` and the nodes behind it as a set of numbers, a bit for each."""
+    def behind(self, node: Node) -> int:
+        """Returns ``node`` and the nodes that it is computed from, as ``set_of`` does."""
         stack = [] if node in self._number else [node]
         while stack:
             top = stack[-1]

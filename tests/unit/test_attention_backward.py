@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.ir.body import BodyBuilder
 from tests import attention_backward as functions
 from tests.attention import MASKS, formula, operands, sample
 from tests.attention_backward import compared, partitioned
@@ -55,6 +57,35 @@ def test_products_of_one_row_and_one_key_are_of_one_dtype() -> None:
     bodies = [body for program, _ in programs for kernel in program.kernels for body in kernel.bodies]
     products = [(c.dtype, body.operands[c.weight[0]].dtype) for body in bodies for c in body.contractions]
     assert set(products) == {("bfloat16", "bfloat16")}
+
+
+def test_gradients_of_a_chain_of_layers_are_claimed_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many layers are twice as much work for claims and for kernels, and not four times as much."""
+    match = importlib.import_module("jitgen.families.attention.backward.match")
+    matched, lower = match.matched, BodyBuilder.lower
+    looked_at: list[Any] = []
+    lowered: list[Any] = []
+    monkeypatch.setattr(match, "matched", lambda *args: looked_at.append(args) or matched(*args))
+    monkeypatch.setattr(BodyBuilder, "lower", lambda *args: lowered.append(args) or lower(*args))
+
+    def layers(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            q = (x @ weight).unflatten(-1, (2, 8)).transpose(0, 1)
+            x = x + F.scaled_dot_product_attention(q, q * 2, q + 1).transpose(0, 1).flatten(1) @ weight
+        return x
+
+    counts = []
+    for number in (3, 6):
+        looked_at.clear()
+        lowered.clear()
+        weights = [sample((16, 16), seed=seed).requires_grad_() for seed in range(number)]
+        low = jitgen.jit(layers, backend="cpp").lower(sample((20, 16)), weights)
+        assert low.backward is not None
+        assert low.backward.explain().count("attention_backward") == 2 * number
+        counts.append((len(looked_at), len(lowered)))
+    (few_looks, few_bodies), (looks, bodies) = counts
+    assert looks <= 2.2 * few_looks
+    assert bodies <= 2.2 * few_bodies
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from jitgen.ir.index import Index
 from jitgen.ir.nodes import CONTRACT, EXP
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region
+from jitgen.ir.views import Mover
 
 if TYPE_CHECKING:
     from jitgen.families.attention.backward.match import Streamed
@@ -75,12 +76,10 @@ def decide(question: Fusion, device: Device) -> Decision:
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites ``values`` so that their products have the form that ``match.py`` knows."""
-    if not may_have_streamed(values):
+    if not has_gradients(values, partition.mover):
         return values
-    from jitgen.families.attention.backward.match import has_streamed, oriented
+    from jitgen.families.attention.backward.match import oriented
 
-    if not has_streamed(values, partition.mover):
-        return values
     images = oriented(values, partition.mover)
     return [images[id(value)] for value in values]
 
@@ -90,24 +89,27 @@ def may_have_streamed(values: Sequence[Node]) -> bool:
     return kinds_of(values) >= {CONTRACT, EXP}
 
 
+def has_gradients(values: Sequence[Node], mover: Mover) -> bool:
+    """Returns whether ``values`` have products with functions as a backward has them, and not a forward: a quick
+    test."""
+    if not may_have_streamed(values):
+        return False
+    from jitgen.families.attention.backward.match import is_backward
+
+    return mover.any_behind(values, is_backward)
+
+
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Claims regions for those of ``values`` that end in such a product; in the others it is materialized."""
-    if not may_have_streamed(values):
+    if not has_gradients(values, partition.mover):
         return Claim([], values)
-    from jitgen.families.attention.backward.match import has_streamed
-
-    if not has_streamed(values, partition.mover):
-        return Claim([], values)
-    from jitgen.families.attention.backward.region import end_of, region_of, store_of
+    from jitgen.families.attention.backward.region import region_of, store_of
 
     index = Index(values)
-    while fused := _fused(index, partition):
-        hidden = [gradient for gradient in fused if not _ends(gradient, fused, index, partition)]
-        if not hidden:
-            break
-        ends = [end_of(gradient, index) for gradient in _over_same_tiles(hidden, index)]
-        memo = dict(zip(map(id, ends), partition.temporaries.materialize_together(ends), strict=True))
+    fused = _fused(index, partition)
+    while memo := _hidden_in_memory(index, fused, partition):
         index = Index([partition.mover.substituted(node, memo) for node in index.roots])
+        fused = _fused(index, partition)
     regions: list[Region] = []
     rest: list[Node | None] = list(index.roots)
     for gradient in fused:
@@ -128,13 +130,88 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim(regions, rest)
 
 
-def _over_same_tiles(hidden: Sequence[Streamed], index: Index) -> list[Streamed]:
-    """Returns the first of ``hidden``, and others that one region may compute with it."""
-    first, *others = hidden
+def _hidden_in_memory(index: Index, fused: Sequence[Streamed], partition: Partition) -> dict[int, Node]:
+    """Materialises those of ``fused`` that are no result by pointwise operations and views; returns the temporaries,
+    and what nodes on the way have become, by the ids of what they replace.
+
+    With a temporary in it a graph is another one, in which products are looked for anew. If what is materialized has
+    none of the remaining ones behind it, nor is inside their functions, these are the same then, and the whole chain
+    that the backward of a decoder is takes one walk.
+    """
+    if not fused:
+        return {}
+    from jitgen.families.attention.backward.match import inside, is_forward
+    from jitgen.families.attention.backward.region import end_of
+
+    left = _Left(fused, index, partition)
+    functions = {id(node) for gradient in fused for node in inside(gradient.function)}
+    memo: dict[int, Node] = {}
+    for gradient in fused:
+        if gradient not in left.numbers or left.ends(gradient):
+            continue
+        together = _over_same_tiles(
+            gradient, [other for other in left.sharing(gradient) if not left.ends(other)], index
+        )
+        ends = [end_of(streamed, index) for streamed in together]
+        values = [partition.mover.substituted(end, memo) for end in ends]
+        memo |= zip(map(id, ends), partition.temporaries.materialize_together(values), strict=True)
+        sharing = left.sharing(gradient)
+        left.remove(together)
+        is_same = not any(id(end) in functions or left.is_behind(end) for end in ends)
+        if not is_same or any(is_forward(other) and other in left.numbers for other in sharing):
+            break
+    return memo
+
+
+class _Left:
+    """Holds the products of ``index`` that no temporary has yet.
+
+    Attributes:
+        numbers: of these products, in their order.
+    """
+
+    def __init__(self, fused: Sequence[Streamed], index: Index, partition: Partition):
+        self.numbers = {gradient: number for number, gradient in enumerate(fused)}
+        self._index, self._partition = index, partition
+        self._results = index.set_of(gradient.result for gradient in fused)
+        self._of_tile: dict[Node, list[Streamed]] = {}
+        for gradient in fused:
+            for product in gradient.products:
+                self._of_tile.setdefault(product, []).append(gradient)
+
+    def remove(self, gradients: Sequence[Streamed]) -> None:
+        for gradient in gradients:
+            del self.numbers[gradient]
+        self._results &= ~self._index.set_of(gradient.result for gradient in gradients)
+
+    def sharing(self, gradient: Streamed) -> list[Streamed]:
+        """Lists the others that are computed from a product of ``gradient``, in their order."""
+        others = {other for product in gradient.products for other in self._of_tile[product]} - {gradient}
+        return sorted(others & self.numbers.keys(), key=self.numbers.__getitem__)
+
+    def is_behind(self, node: Node) -> bool:
+        """Returns whether ``node`` is computed from any of them."""
+        return bool(self._index.behind(node) & self._results)
+
+    def ends(self, gradient: Streamed) -> bool:
+        """Returns whether every root that is computed from ``gradient`` is a store of it, and of no other one."""
+        from jitgen.families.attention.backward.region import store_of
+
+        index = self._index
+        others = self._results & ~index.set_of([gradient.result])
+        for value in index.roots:
+            if not index.depends(value, gradient.result):
+                continue
+            if index.behind(value) & others or store_of(0, value, gradient, index, self._partition.mover) is None:
+                return False
+        return True
+
+
+def _over_same_tiles(first: Streamed, others: Sequence[Streamed], index: Index) -> list[Streamed]:
+    """Returns ``first``, and those of ``others`` that one region may compute with it."""
     together = [first]
     for other in others:
-        shared = set(map(id, first.products)) & set(map(id, other.products))
-        if not shared or other.function.shape != first.function.shape or len(together) == MOST_RESULTS:
+        if other.function.shape != first.function.shape or len(together) == MOST_RESULTS:
             continue
         if not index.depends(other.result, first.result) and not index.depends(first.result, other.result):
             together.append(other)
@@ -153,22 +230,6 @@ def fusion_of(gradient: Streamed) -> Fusion:
     widths = (gradient.result.shape[-1], *(product.inputs[0].shape[-1] for product in gradient.products))
     operands = (gradient.result.inputs[1], *(child for product in gradient.products for child in product.inputs))
     return Fusion(rows, streamed, widths, tuple(dict.fromkeys(node.dtype for node in operands)))
-
-
-def _ends(gradient: Streamed, streamed: Sequence[Streamed], index: Index, partition: Partition) -> bool:
-    """Returns whether every root of ``index`` that is computed from ``gradient`` is a store of it, and of no other
-    one."""
-    from jitgen.families.attention.backward.region import store_of
-
-    others = [other.result for other in streamed if other is not gradient]
-    for value in index.roots:
-        if not index.depends(value, gradient.result):
-            continue
-        if any(index.depends(value, other) for other in others):
-            return False
-        if store_of(0, value, gradient, index, partition.mover) is None:
-            return False
-    return True
 
 
 def merge(left: Region, right: Region) -> Region | None:

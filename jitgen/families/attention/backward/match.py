@@ -75,13 +75,12 @@ def streamed_in(index: Index) -> list[Streamed]:
     """Lists all such products in ``index``. One with probabilities proportional to an exponential alone is a forward's,
     unless another function reads the same scores."""
     gradients = [gradient for node in index.order if (gradient := matched(node, index)) is not None]
-    several = {id(node) for gradient in gradients if not _is_forward(gradient) for node in gradient.products}
-    return [
-        gradient for gradient in gradients if not _is_forward(gradient) or several & set(map(id, gradient.products))
-    ]
+    several = {id(node) for gradient in gradients if not is_forward(gradient) for node in gradient.products}
+    return [gradient for gradient in gradients if not is_forward(gradient) or several & set(map(id, gradient.products))]
 
 
-def _is_forward(gradient: Streamed) -> bool:
+def is_forward(gradient: Streamed) -> bool:
+    """Returns whether a forward may have ``gradient``: its function is proportional to an exponential alone."""
     return len(gradient.products) == 1 and linear_in(gradient.function) is not None
 
 
@@ -105,20 +104,14 @@ def tile_products(stores: Sequence[Store]) -> list[Node]:
     return [node for node in nodes if node.kind is CONTRACT and id(node) not in results]
 
 
-def has_streamed(values: Sequence[Node], mover: Mover) -> bool:
-    """Returns whether ``values`` have products with functions as a backward has them, and not a forward: a quick
-    test."""
-    return mover.any_behind(values, _is_backward)
-
-
-def _is_backward(node: Node) -> bool:
+def is_backward(node: Node) -> bool:
     """Returns whether ``node`` is a product with a function that reads no values of its own rows."""
     if node.kind is not CONTRACT:
         return False
     functions = [child for child in node.inputs if _is_function(child)]
     if len(functions) != 1 or not is_plain(node):
         return False
-    behind, inner = _inside(functions[0]), _products_behind(functions[0])
+    behind, inner = inside(functions[0]), _products_behind(functions[0])
     if any(_has_own_rows(stop) for stop in behind if stop.kind is REDUCE):
         return False
     return len(inner) > 1 or linear_in(functions[0]) is None
@@ -158,7 +151,7 @@ class _Orient(Rewriter):
         super().__init__(ORIENTATIONS, mover)
         self.tiles: set[int] = set()
         for node in topological(values):
-            if _is_backward(node):
+            if is_backward(node):
                 self.tiles.add(id(node))
                 functions = (child for child in node.inputs if _is_function(child))
                 self.tiles.update(id(product) for child in functions for product in _products_behind(child))
@@ -166,7 +159,7 @@ class _Orient(Rewriter):
     def change(self, node: Node, rebuilt: Node) -> Node:
         if id(node) in self.tiles:
             self.tiles.add(id(rebuilt))
-        return self.step(rebuilt)
+        return super().change(node, rebuilt)
 
     def moved(self, view: Node) -> Node:
         moved = super().moved(view)
@@ -240,12 +233,12 @@ ORIENTATIONS = Rewrites(
 )
 
 
-def _inside(function: Node) -> list[Node]:
+def inside(function: Node) -> list[Node]:
     """Returns the nodes from which ``function`` is computed by pointwise operations and views, and what these read."""
     return list(walked([function], lambda node: node.inputs if node.kind.is_pointwise or node.kind is VIEW else ()))
 
 
 def _products_behind(function: Node) -> list[Node]:
     """Returns the products among these, except those that read quantised weights."""
-    products = [node for node in _inside(function) if node.kind is CONTRACT and is_plain(node)]
+    products = [node for node in inside(function) if node.kind is CONTRACT and is_plain(node)]
     return [node for node in products if DEQUANTIZE not in node.kinds]
