@@ -94,12 +94,15 @@ inline Part part_of(const Problem& problem, int64_t phase) {
 
 }  // namespace detail
 
-// Copies of images: [row][channel][index 0][index 1][index 2 modulo stride][index 2 / stride].
+// Copies of images: [row][channel][index 0][index 1][index 2 modulo stride][index 2 / stride]. Images that need no
+// padding, and whose pixels are neighbours already, are read where they are.
 struct Copies {
+  bool in_place = false;
   int64_t low[3], sizes[3];
   int64_t stride;  // of the innermost dimension
   int64_t run;     // elements that have one index modulo it
   int64_t steps[3];
+  int64_t every[3];  // from an index that some pixel reads to the next one
   int64_t channel, image;
 
   static Copies of(const Problem& problem, const Part* parts, int64_t count) {
@@ -115,6 +118,7 @@ struct Copies {
         if (high < low || first < low) low = first;
         if (high < low || last > high) high = last;
       }
+      copies.every[d] = count == 1 && parts[0].kernel[d] == 1 ? problem.stride[d] : 1;
       copies.low[d] = low;
       copies.sizes[d] = high - low + 1;
     }
@@ -127,6 +131,23 @@ struct Copies {
     copies.image = copies.channel * problem.channels;
     return copies;
   }
+
+  // Reads the images themselves if they can be read as copies are.
+  inline void read_in_place(const Problem& problem) {
+    if (problem.x[5] != 1 || stride != 1) return;
+    for (int d = 0; d < 3; ++d) {
+      if (low[d] < 0 || low[d] + sizes[d] > problem.image[d]) return;
+    }
+    for (const int64_t step : problem.x) {
+      if (step < 0) return;
+    }
+    in_place = true;
+    steps[0] = problem.x[3];
+    steps[1] = problem.x[4];
+    channel = problem.x[2];
+    image = problem.x[0];
+  }
+  inline int64_t start() const { return low[0] * steps[0] + low[1] * steps[1] + low[2] * steps[2]; }
 
   // Where the first pixel reads element (k0, k1, k2) of a filter.
   inline int64_t element(const Part& part, int64_t k0, int64_t k1, int64_t k2) const {
@@ -145,10 +166,10 @@ struct Copies {
     const int64_t behind = low[2] + sizes[2] < problem.image[2] ? low[2] + sizes[2] : problem.image[2];
     const int64_t step = problem.x[5];
     __builtin_memset(to + begin * channel, 0, (end - begin) * channel * sizeof(Element));
-    for (int64_t i0 = 0; i0 < sizes[0]; ++i0) {
+    for (int64_t i0 = 0; i0 < sizes[0]; i0 += every[0]) {
       const int64_t at0 = i0 + low[0];
       if (at0 < 0 || at0 >= problem.image[0]) continue;
-      for (int64_t i1 = 0; i1 < sizes[1]; ++i1) {
+      for (int64_t i1 = 0; i1 < sizes[1]; i1 += every[1]) {
         const int64_t at1 = i1 + low[1];
         if (at1 < 0 || at1 >= problem.image[1]) continue;
         const Storage* const row = x + at0 * problem.x[3] + at1 * problem.x[4];
@@ -172,7 +193,7 @@ struct Copies {
 #pragma omp simd
             for (int64_t at = first; at < behind; ++at) target[at - low[2]] = convert<Element>(from + at);
           } else {
-            for (int64_t phase = 0; phase < stride; ++phase) {
+            for (int64_t phase = 0; phase < (every[2] == 1 ? stride : 1); ++phase) {
               const int64_t start = first + detail::modulo(phase - (first - low[2]), stride);
               Element* const place = target + phase * run + (start - low[2]) / stride;
               const int64_t count = start < behind ? (behind - start + stride - 1) / stride : 0;
@@ -252,35 +273,77 @@ struct Filters {
   int64_t last() const { return step_; }
 };
 
-// Packs a block of 16 pixels, whose addresses are `pixels`, for `count` products; zeros follow up to `padded` ones.
+// The shuffles of an element's bytes are those of floats or doubles.
+template <class Element, int64_t bytes = sizeof(Element)>
+struct Shuffled {
+  using type = Floats;
+};
 template <class Element>
-void pack_pixels(const Element* from, const int64_t* pixels, const int64_t* elements, int64_t count, int64_t padded,
-                 Element* to) {
+struct Shuffled<Element, 8> {
+  using type = Doubles;
+};
+
+// Packs a block of 16 pixels, whose addresses are `pixels`, for `count` products; zeros follow up to `padded` ones.
+// `behind` elements may be read from `from` on, of which none is `furthest` or more behind a pixel.
+template <class Element>
+void pack_pixels(const Element* from, int64_t behind, int64_t furthest, const int64_t* pixels, const int64_t* elements,
+                 int64_t count, int64_t padded, Element* to) {
+  using Vector = typename Shuffled<Element>::type;
   constexpr int64_t lanes = vector_bytes / sizeof(Element);
-  typedef Element Vector __attribute__((vector_size(vector_bytes), may_alias));
   int64_t starts[block_rows + 1], runs = 0;
   for (int64_t j = 0; j < block_rows; ++j) {
     if (j == 0 || pixels[j] != pixels[j - 1] + 1) starts[runs++] = j;
   }
   starts[runs] = block_rows;
-  if (runs == 1) {
-    const Element* const all = from + pixels[0];
-    for (int64_t k = 0; k < count; ++k) {
+  // A run's last vector may exceed it; what follows in the panel is written after it.
+  const auto copy = [&](const Element* run, Element* place) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-      for (int64_t v = 0; v < block_rows; v += lanes) {
-        store_vector(to + k * block_rows + v, load_vector<Vector>(all + elements[k] + v));
+    for (int64_t v = 0; v < block_rows; v += lanes) store_vector(place + v, load_vector<Vector>(run + v));
+  };
+  const Element* const first = from + pixels[0];
+  int64_t last = 0;
+  for (int64_t j = 0; j < block_rows; ++j) last = pixels[j] > last ? pixels[j] : last;
+  if (last + furthest + block_rows > behind) {  // whole vectors would exceed the images
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t j = 0; j < block_rows; ++j) {
+        const int64_t at = pixels[j] + elements[k];
+        to[k * block_rows + j] = at < behind ? from[at] : Element(0);
       }
     }
-  } else {
-    // A run's last vector may exceed it; what follows in the panel is written after it.
+  } else if (runs == 1) {
+    for (int64_t k = 0; k < count; ++k) copy(first + elements[k], to + k * block_rows);
+  } else if (runs == 2) {
+    const Element* const second = from + pixels[starts[1]];
     for (int64_t k = 0; k < count; ++k) {
+      copy(first + elements[k], to + k * block_rows);
+      copy(second + elements[k], to + k * block_rows + starts[1]);
+    }
+  } else {
+    const bool is_across = runs > 5;
+    for (int64_t k = 0; k < count;) {
+      // Products that are neighbours for each pixel: squares are transposed.
+      if (is_across && count - k >= lanes && elements[k + lanes - 1] - elements[k] == lanes - 1) {
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < block_rows; v += lanes) {
+          Vector square[lanes];
+#pragma GCC unroll 16
+          for (int64_t j = 0; j < lanes; ++j) square[j] = load_vector<Vector>(from + pixels[v + j] + elements[k]);
+          transpose(square);
+#pragma GCC unroll 16
+          for (int64_t j = 0; j < lanes; ++j) store_vector(to + (k + j) * block_rows + v, square[j]);
+        }
+        k += lanes;
+        continue;
+      }
       for (int64_t r = 0; r < runs; ++r) {
         const Element* const run = from + pixels[starts[r]] + elements[k];
         Element* const place = to + k * block_rows + starts[r];
-        for (int64_t v = 0; v < starts[r + 1] - starts[r]; v += lanes) {
+        store_vector(place, load_vector<Vector>(run));
+        for (int64_t v = lanes; v < starts[r + 1] - starts[r]; v += lanes) {
           store_vector(place + v, load_vector<Vector>(run + v));
         }
       }
+      ++k;
     }
   }
   __builtin_memset(to + count * block_rows, 0, (padded - count) * block_rows * sizeof(Element));
@@ -308,7 +371,7 @@ JITGEN_INLINE gemm::Packed<Compute> packed_of(typename Compute::Element* data, i
 // Computes blocks of pixels of the images [first, last), whose copies are at `images`, by some tiles of the filters.
 template <class Compute, class Epilogue>
 void multiply_blocks(const Problem& problem, const Part& part, const Copies& copies, int64_t group, Range images,
-                     const typename Compute::Element* data, const int64_t* elements,
+                     const typename Compute::Element* data, int64_t behind, const int64_t* elements,
                      const gemm::Packed<Compute>& filters, Range tiles, Range blocks,
                      typename Compute::Accumulator* sums, typename Compute::Element* panel, const Epilogue& epilogue) {
   using Tiles = gemm::detail::Tiles<Compute, gemm::Panel<Compute>, gemm::Unscaled>;
@@ -318,6 +381,8 @@ void multiply_blocks(const Problem& problem, const Part& part, const Copies& cop
   int64_t pixels[group_blocks * block_rows];
   Segment segments[group_blocks * block_rows];
   const bool flat = problem.flat;
+  int64_t furthest = 0;
+  for (int64_t k = 0; k < part.depth && copies.in_place; ++k) furthest = elements[k] > furthest ? elements[k] : furthest;
   for (int64_t block = blocks.begin; block < blocks.end; block += group_blocks) {
     const int64_t count = blocks.end - block < group_blocks ? blocks.end - block : group_blocks;
     const int64_t first = block * block_rows;
@@ -362,7 +427,7 @@ void multiply_blocks(const Problem& problem, const Part& part, const Copies& cop
       const int64_t here = part.padded - e < gemm::chunk_elements ? part.padded - e : gemm::chunk_elements;
       const int64_t there = part.depth - e < here ? part.depth - e : here;
       for (int64_t b = 0; b < count; ++b) {
-        pack_pixels(data, pixels + b * block_rows, elements + e, there, here, panel + b * here * block_rows);
+        pack_pixels(data, behind, furthest, pixels + b * block_rows, elements + e, there, here, panel + b * here * block_rows);
       }
       for (int64_t t = tiles.begin; t < tiles.end; ++t) {
         const Range own = filters.tile(t);
@@ -490,11 +555,18 @@ void convolve(const Problem& problem, const Storage* x, const Storage* w, const 
   Part* const parts = reinterpret_cast<Part*>(shared);
   int64_t* const tables = reinterpret_cast<int64_t*>(shared + parts_bytes);
   for (int64_t p = 0; p < phases; ++p) parts[p] = detail::part_of(problem, p);
-  const Copies copies = Copies::of(problem, parts, phases);
+  Copies copies = Copies::of(problem, parts, phases);
+  if constexpr (gemm::detail::same<Storage, Element>) {
+    if (!stencil) copies.read_in_place(problem);
+  }
   for (int64_t p = 0, at = 0; p < phases; at += parts[p++].depth) {
     if (parts[p].depth != 0) detail::element_table(problem, parts[p], copies, tables + at);
   }
-  const int64_t image_bytes = copies.image * sizeof(Element);
+  int64_t extent = 1;
+  const int64_t counts[] = {problem.rows, problem.groups, problem.channels,
+                            problem.image[0], problem.image[1], problem.image[2]};
+  for (int d = 0; d < 6; ++d) extent += (counts[d] - 1) * problem.x[d];
+  const int64_t image_bytes = copies.in_place ? 0 : copies.image * sizeof(Element);
   int64_t together = image_bytes != 0 ? copied_bytes / image_bytes : problem.rows;
   together = stencil || together < 1 ? 1 : together < problem.rows ? together : problem.rows;
   const int64_t copies_bytes = round_up(together * image_bytes + slack * sizeof(Element), page);
@@ -564,13 +636,22 @@ void convolve(const Problem& problem, const Storage* x, const Storage* w, const 
       }
       for (int64_t first = 0; first < problem.rows; first += together) {
         const Range range = {first, problem.rows - first < together ? problem.rows : first + together};
-        const Range copied = share((range.end - range.begin) * problem.channels, 1, team.thread, team.threads);
+        const int64_t copied_channels = copies.in_place ? 0 : (range.end - range.begin) * problem.channels;
+        const Range copied = share(copied_channels, 1, team.thread, team.threads);
         for (int64_t number = copied.begin; number < copied.end;) {
           const int64_t row = number / problem.channels, channel = number % problem.channels;
           const int64_t rest = copied.end - number;
           const int64_t end = channel + rest < problem.channels ? channel + rest : problem.channels;
           copies.fill(problem, group_x + (first + row) * problem.x[0], channel, end, images + row * copies.image);
           number += end - channel;
+        }
+        const Element* data = images;
+        int64_t behind = INT64_MAX;
+        if constexpr (gemm::detail::same<Storage, Element>) {
+          if (copies.in_place) {
+            data = group_x + first * problem.x[0] + copies.start();
+            behind = extent - (data - x);
+          }
         }
         team.wait();
         for (int64_t p = 0, at = 0, table = 0; p < phases; ++p) {
@@ -583,8 +664,8 @@ void convolve(const Problem& problem, const Storage* x, const Storage* w, const 
             const Range own_blocks = share(blocks, 1, team.thread % grid.across, grid.across);
             const Range tiles = share(packed.tiles, 1, team.thread / grid.across, grid.down);
             if (tiles.begin < tiles.end && own_blocks.begin < own_blocks.end) {
-              detail::multiply_blocks<Compute>(problem, part, copies, group, range, images, tables + table, packed,
-                                               tiles, own_blocks, sums, panel, epilogue);
+              detail::multiply_blocks<Compute>(problem, part, copies, group, range, data, behind, tables + table,
+                                               packed, tiles, own_blocks, sums, panel, epilogue);
             }
           }
           at += part.padded;
