@@ -1,0 +1,73 @@
+"""Counts what plans of models amount to: ``python -m bench.balances --json docs/measured/balances.json``.
+
+Twelve kinds of models of transformers, tiny and with random weights in bfloat16 (``tests/huggingface.py``), are traced
+by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A row has
+the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``). A
+program that several layers share is counted once. Nothing is compiled, and no device is needed. The file is written
+after every model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jitgen
+from bench.measurement import versions
+from bench.records import write
+from jitgen.balance import Balance
+from jitgen.compilers import routes
+from jitgen.deploy import manifest, manifest_schema
+from jitgen.lowering import Route
+from jitgen.spec import Target
+
+TARGETS = {"cpu": ("x86-64-v3", "cpp"), "sm_90a": ("sm_90a", "cuda")}
+
+
+def programs(model: torch.nn.Module, inputs: dict[str, Any], folder: Path) -> list[Any]:
+    """The specialisations that a forward needs. Torch computes it, because there is no compiler to build kernels."""
+    torch._dynamo.reset()
+    path = folder / "programs.json"
+    with torch.no_grad(), jitgen.record(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(model, backend="jitgen")(**inputs)
+    entries = manifest_schema.read(path)
+    path.unlink()
+    return list(entries)
+
+
+def main() -> None:
+    from tests import huggingface
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="the file to write")
+    parser.add_argument("--models", nargs="*", default=list(huggingface.MAKERS), help="names; all of them by default")
+    arguments = parser.parse_args()
+    os.environ["JITGEN_CXX"] = "false"
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.models:
+            model = huggingface.made(name).to(torch.bfloat16)
+            inputs = {
+                key: value.to(torch.bfloat16) if value.is_floating_point() else value
+                for key, value in huggingface.inputs(name, model, 2, 64).items()
+            }
+            entries = programs(model, inputs, Path(folder))
+            for target, (arch, backend) in TARGETS.items():
+                route = Route(backend, routes.default_compiler(backend), Target.parse(arch), automatic=True)
+                total = sum((manifest.relower(entry, route).balance for entry in entries), Balance())
+                row = {"model": name, "target": target, "programs": len(entries), "kernels": total.kernels}
+                ratios = {"operations": total.operations_ratio, "bytes": total.bytes_ratio}
+                rows.append(row | {key: round(ratio, 3) for key, ratio in ratios.items()})
+                print(rows[-1], flush=True)
+            write(arguments.json, {"versions": versions(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
