@@ -228,6 +228,19 @@ def _more_attention() -> Iterator[Case]:
     yield "decode_float8", lambda q, k, v: torch.softmax(q @ k.to(q.dtype).mT, -1) @ v.to(q.dtype), tuple(quantised)
 
 
+def _convolutions() -> Iterator[Case]:
+    def layer(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+        return F.relu(F.conv2d(x, w, bias, stride=2, padding=1) + residual)
+
+    def transposed(x: Any, w: Any) -> Any:
+        return F.conv_transpose1d(x, w, stride=2)
+
+    for dtype in (half, single, double):
+        sizes = ("N", 8, 12, 12), (16, 8, 3, 3), (16,), ("N", 16, 6, 6)
+        yield f"convolution_{dtype}", layer, tuple(Spec(shape, dtype) for shape in sizes)
+    yield "convolution_transposed", transposed, (Spec((2, 8, 20), single), Spec((8, 4, 4), single))
+
+
 def _gradients() -> Iterator[Case]:
     """Functions whose backwards are lowered."""
 
@@ -260,7 +273,16 @@ def _kernels(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 def sources(word: str = "") -> Iterator[tuple[str, str]]:
     """(name, source) of every kernel of the cases whose names have ``word``."""
-    cases = (_pointwise(), _rows(), _attention(), _products(), _ordered(), _more_attention(), _gradients())
+    cases = (
+        _pointwise(),
+        _rows(),
+        _attention(),
+        _products(),
+        _ordered(),
+        _more_attention(),
+        _gradients(),
+        _convolutions(),
+    )
     for name, function, arguments in itertools.chain(*cases):
         name = name.replace("torch.", "")
         if word not in name:

@@ -2,7 +2,7 @@
 
 A result that is pointwise in a convolution, or a view of such a value without repeated or left-out elements, is stored
 by the convolution's kernel. Other convolutions are materialized; images and filters are in memory already
-(``families/partition.py``).
+(``families/windows.py``).
 """
 
 from __future__ import annotations
