@@ -488,3 +488,16 @@ def test_sums_over_several_dimensions_of_size_1_beside_a_product() -> None:
         wanted = function(q.double(), k.double())
         bound = 16 * torch.finfo(torch.float32).eps * wanted.abs().max().item()
         torch.testing.assert_close(jitgen.jit(function)(q, k).double(), wanted, rtol=0, atol=bound)
+
+
+def test_products_without_dimensions() -> None:
+    def function(x: torch.Tensor, number: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            torch.tensordot(x, x, dims=2),
+            torch.tensordot(number, number, dims=0),
+            torch.kron(number, number),
+            torch.kron(number, x),
+        ]
+
+    x, number = torch.rand(3, 4), torch.tensor(2.5)
+    torch.testing.assert_close(jitgen.jit(function)(x, number), function(x, number))

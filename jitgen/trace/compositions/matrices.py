@@ -16,7 +16,7 @@ from jitgen.trace.table import composition
 @composition("kron")
 def kron(input: Tensor, other: Tensor) -> Tensor:
     rank = max(input.dim(), other.dim())
-    left, right = (x.reshape(*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
+    left, right = (x.reshape((*[1] * (rank - x.dim()), *x.shape)) for x in (input, other))
     sizes = [m * n for m, n in zip(left.shape, right.shape, strict=True)]
     for dim in range(rank):
         left, right = left.unsqueeze(2 * dim + 1), right.unsqueeze(2 * dim)
@@ -41,7 +41,7 @@ def tensordot(a: Tensor, b: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
         length = length * a.shape[d]
     left = a.permute(*rows, *first).reshape(-1, length) if a.dim() else a.reshape(1, 1)
     right = b.permute(*second, *columns).reshape(length, -1) if b.dim() else b.reshape(1, 1)
-    return (left @ right).reshape(*(a.shape[d] for d in rows), *(b.shape[d] for d in columns))
+    return (left @ right).reshape((*(a.shape[d] for d in rows), *(b.shape[d] for d in columns)))
 
 
 @composition("_scaled_mm")
