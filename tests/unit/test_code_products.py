@@ -169,3 +169,11 @@ def test_scaled_mm_refuses_other_scales_and_gpus() -> None:
     specs = [jitgen.TensorSpec((16, 32), torch.float8_e4m3fn)] * 2 + [jitgen.TensorSpec((), torch.float32)] * 2
     with pytest.raises(UnsupportedError, match="on a CPU alone"):
         function.lower(*specs, target="sm_90a", backend="cuda")
+
+
+def test_attention_of_codes_stays_one_kernel() -> None:
+    function = jitgen.jit(lambda q, k, v, s, t: torch.softmax(((q.float() * s) @ (k.float() * t).mT) * 0.1, -1) @ v)
+    q, k, v = codes(2, 3, 40, 64), codes(2, 3, 50, 64), torch.randn(2, 3, 50, 64)
+    low = function.lower(q, k, v, torch.rand(2, 3, 40, 1), torch.rand(2, 3, 50, 1))
+    assert len(low.kernels) == 1
+    assert REWRITE not in low.explain()

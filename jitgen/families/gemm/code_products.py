@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import one_of, unrounded, varies
+from jitgen.ir.analysis import nearest, one_of, unrounded, varies
 from jitgen.ir.equations import axes
-from jitgen.ir.graph import Node, kinds_of
+from jitgen.ir.exponentials import exponential_behind
+from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import CAST, CONTRACT
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
@@ -55,8 +56,25 @@ def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[
         return values
     if not partition.mover.any_behind(values, _casts_codes):
         return values
-    images = Rewriter(_REWRITES, partition.mover).images(values)
+    images = _Rewriter(_REWRITES, partition.mover, _scores(values)).images(values)
     return [images[id(value)] for value in values]
+
+
+def _scores(values: Sequence[Node]) -> frozenset[int]:
+    """Returns the ids of products whose exponentials are multiplied again: attention computes these itself."""
+    products = [node for node in topological(values) if node.kind is CONTRACT and exponential_behind(node.inputs[0])]
+    return frozenset(id(score) for node in products for score in nearest(node.inputs[0], CONTRACT, lambda _: True))
+
+
+class _Rewriter(Rewriter):
+    """Rewrites products, but for ``scores``."""
+
+    def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int]) -> None:
+        super().__init__(rewrites, mover)
+        self.scores = scores
+
+    def change(self, node: Node, rebuilt: Node) -> Node:
+        return rebuilt if id(node) in self.scores else super().change(node, rebuilt)
 
 
 def _casts_codes(node: Node) -> bool:

@@ -1,0 +1,154 @@
+"""Times products that quantise their activations on a CPU, beside torch's: ``python -m bench.quantized_activations``.
+
+Times are of the processor (``time.process_time``), on one thread, and the least of rounds in which the peers take
+turns: on a machine that others load, too, these depend on them the least. ``_int_mm`` of torch takes minutes for many
+rows, and is timed for one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from bench import records
+from bench.sizes import log_uniform
+from jitgen.spec import host_target
+
+GROUP = 128
+ROWS = (1, 16, 128, 1000)
+Calls = dict[str, Callable[[], Any]]
+
+
+def least(calls: Calls, seconds: float) -> dict[str, float]:
+    """Returns the least processor time of each call, in seconds; each is called twice at least."""
+    for call in calls.values():
+        call()
+    best = dict.fromkeys(calls, float("inf"))
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < 2 or time.perf_counter() < end:
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            best[name] = min(best[name], time.process_time() - start)
+        rounds += 1
+    return best
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Holds one weight (columns, length) as each peer takes it.
+
+    Attributes:
+        made: jitgen's, by format and activation.
+        dynamic: torch.ao's layer of dynamically quantised activations.
+        codes: of int8.
+        packed, scales: of ``_weight_int4pack_mm_for_cpu``.
+    """
+
+    dense: torch.Tensor
+    made: Mapping[tuple[str, str | None], torch.Tensor]
+    dynamic: torch.nn.Module
+    codes: torch.Tensor
+    packed: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def of(columns: int, length: int) -> Weights:
+        dense = torch.randn(columns, length)
+        made = {
+            (format, activation): jitgen.quantize(
+                dense, format, GROUP if format == "int4" else None, method="absmax", activation=activation
+            )
+            for format, activation in (("int8", "int8"), ("int4", "int8"), ("int4", None))
+        }
+        model = torch.nn.Sequential(torch.nn.Linear(length, columns, bias=False)).requires_grad_(False)
+        model[0].weight.data = dense
+        dynamic = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+        codes = torch.randint(-127, 128, (columns, length), dtype=torch.int8)
+        nibbles = torch.randint(0, 16, (columns, length), dtype=torch.int32)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 8)
+        scales = torch.rand(length // GROUP, columns, 2, dtype=torch.bfloat16)
+        return Weights(dense, made, dynamic, codes, packed, scales)
+
+
+@jitgen.jit
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+@jitgen.jit
+def integers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(x, weight.T)
+
+
+def calls_of(weights: Weights, rows: int) -> Calls:
+    """Returns the products of ``rows`` rows by name."""
+    x = torch.randn(rows, weights.dense.shape[1])
+    half, codes = x.bfloat16(), torch.randint(-127, 128, x.shape, dtype=torch.int8)
+    packed, made = (half, weights.packed, GROUP, weights.scales), weights.made
+    calls: Calls = {
+        "int8 weights, int8 activations, float32": lambda: linear(x, made["int8", "int8"]),
+        "int4 weights, int8 activations, bfloat16": lambda: linear(half, made["int4", "int8"]),
+        "int4 weights, bfloat16": lambda: linear(half, made["int4", None]),
+        "_int_mm": lambda: integers(codes, weights.codes),
+        "torch.ao dynamic int8, float32": lambda: weights.dynamic(x),
+        "torch int4pack_mm, bfloat16": lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(*packed),
+        "torch float32": lambda: F.linear(x, weights.dense),
+    }
+    if rows == 1:
+        calls["torch _int_mm"] = lambda: torch._int_mm(codes, weights.codes.T)
+    return calls
+
+
+def measured(columns: int, length: int, rows: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
+    """Measures products of some numbers of rows with a weight (columns, length)."""
+    weights, found = Weights.of(columns, length), []
+    for count in rows:
+        times = least(calls_of(weights, count), seconds)
+        found.append({"rows": count, "columns": columns, "length": length, "seconds": times})
+        print(count, columns, length, {name: f"{1e3 * value:.3g} ms" for name, value in times.items()}, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for the rounds of one product, at least")
+    parser.add_argument("--random", type=int, default=4, help="weights of random sizes")
+    parser.add_argument("--json", help="where the figures are written")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    draw = random.Random(arguments.seed)
+    products = measured(14336, 4096, ROWS, arguments.seconds)
+    for _ in range(arguments.random):
+        columns = 16 * (2 * int(log_uniform(draw, 500, 8000) / 32) + 1)
+        length = GROUP * round(log_uniform(draw, 500, 8000) / GROUP)
+        rows = tuple(sorted(round(log_uniform(draw, 1, 500)) for _ in range(3)))
+        products += measured(columns, length, rows, arguments.seconds)
+    if arguments.json:
+        load = [round(number, 1) for number in os.getloadavg()]
+        facts = {
+            "command": f"python -m bench.quantized_activations --seed {arguments.seed} --seconds {arguments.seconds:g}",
+            "torch": torch.__version__,
+            "target": str(host_target()),
+            "cores": os.cpu_count(),
+            "threads": 1,
+            "load_average": load,
+            "times": "least processor time of rounds in turn, seconds; the machine was used by others, too",
+        }
+        records.write(Path(arguments.json), {"environment": facts, "products": products})
+
+
+if __name__ == "__main__":
+    main()
