@@ -182,8 +182,6 @@ def test_factors_that_overflow_a_value_stay_on_the_weights(dtype: torch.dtype) -
     args = (*operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24, dtype), torch.full((BATCH, KEYS), 300.0, dtype=dtype))
     low = jitgen.jit(factors_of_keys).lower(*args, backend="cuda", target="sm_90a")
     assert ("keys of a row walked once" in low.explain()) == (dtype == torch.bfloat16), low.explain()
-    low = jitgen.jit(keys_masked).lower(*args, backend="cuda", target="sm_90a")
-    assert "keys of a row walked once" in low.explain()
     args = (*args[:2], 300 * args[2].sign(), args[3])
     found = jitgen.jit(factors_of_keys)(*args)
     wanted = factors_of_keys(*(arg.double() for arg in args))
@@ -234,3 +232,25 @@ def test_a_chain_of_layers_is_claimed_in_one_walk(monkeypatch: pytest.MonkeyPatc
         assert low.explain().count("keys of a row walked once") >= number
         counts.append(len(asked))
     assert counts[1] <= 2.2 * counts[0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_keys_that_are_selected_after_a_softmax_hide_the_nan_of_a_row_without_scores(rows: int) -> None:
+    """ESPnet masks both scores and probabilities, so that a padded entry of a batch is 0."""
+
+    def attend(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+        scores = (q @ k.mT).masked_fill(hidden, float("-inf"))
+        return torch.softmax(scores, -1).masked_fill(hidden, 0.0) @ v
+
+    args = [arg.requires_grad_() for arg in operands((BATCH, HEADS), rows, KEYS, DEPTH, 24)]
+    hidden = sample((BATCH, 1, 1, KEYS)) < 0
+    hidden[0] = True
+    doubles = [arg.detach().double().requires_grad_() for arg in args]
+    found, wanted = jitgen.jit(attend)(*args, hidden), attend(*doubles, hidden)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
+    found.sum().backward()
+    wanted.sum().backward()
+    for arg, double in zip(args, doubles, strict=True):
+        assert arg.grad is not None
+        assert double.grad is not None
+        assert torch.equal(arg.grad.isnan(), double.grad.isnan())

@@ -13,7 +13,7 @@ from jitgen.families.attention.forward.reading import is_widening
 from jitgen.families.attention.rule.heads import same_sizes
 from jitgen.ir.analysis import one_of, varies
 from jitgen.ir.equations import axes, equation
-from jitgen.ir.exponentials import SELECTION, exponential_behind, linear_operand
+from jitgen.ir.exponentials import exponential_behind, linear_operand
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAT
 from jitgen.ir.patterns import (
@@ -125,7 +125,7 @@ def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, v
             return None
         steps.append((step, operand))
         step = operand
-    if not factors or not _takes_factors(values, [factor for factor, _ in factors]):
+    if not factors or not _takes_factors(values):
         return None
     exponent = step.inputs[0]
     if exponent.shape[-1] == 1 or (exponent.op == "sub" and varies(exponent.inputs[1], last)):
@@ -147,12 +147,10 @@ def _of_key(value: Node, row: int, like: Node, mover: Mover) -> Node:
     return value if value.kind.is_number else mover.move(one_of(value, [row], mover), ("expand",), like.shape)
 
 
-def _takes_factors(values: Node, factors: Sequence[Node]) -> bool:
-    """Returns whether ``values`` may be rounded to their dtype after ``factors``: it has the exponents of float32, the
-    factors are selections, or ``values`` are codes of fewer bits."""
-    if values.dtype != "float16" or all(factor.op == "where" for factor in factors):
-        return True
-    return is_widening(values.under_views)
+def _takes_factors(values: Node) -> bool:
+    """Returns whether ``values`` may be rounded to their dtype after factors: it has the exponents of float32, or
+    ``values`` are codes of fewer bits."""
+    return values.dtype != "float16" or is_widening(values.under_views)
 
 
 # ----------------------------------------------------------------------------------------------------------- conditions
@@ -195,9 +193,9 @@ KEY_FACTORS = Rewrites(
         lambda row, x, y: exponential_behind(x) and not exponential_behind(y) and not varies(y, (row,)),
     ),
     Rewrite("a divisor of each key", x / y, x, lambda row, x, y: x is not y and not varies(y, (row,))),
-    Rewrite("a mask of keys", SELECTION, x, lambda row, condition: not varies(condition, (row,))),
 )
-"""Of what x is multiplied with, or masked by, the same for all rows (along the dimension ``row``), x alone."""
+"""Of what x is multiplied with, the same for all rows (along the dimension ``row``), x alone. A selection of keys is no
+factor: it takes away the NaN of a row without scores, which values that are 0 would not."""
 
 SPELLINGS = Rewrites(
     Rewrite(
@@ -251,7 +249,7 @@ SPELLINGS = Rewrites(
         _product_of_one_row,
         lambda rewriter, node: _weighs(node, rows=0),
     ),
-    Rewrite(  # scales of quantised values, and masks of keys that probabilities are multiplied with
+    Rewrite(  # scales of quantised values, and masks of keys that probabilities are multiplied with: numbers, not bools
         "(e * w) @ v is e @ (w * v), with w one value for a key",
         contract(probabilities, values),
         _with_weighted_values,
