@@ -265,7 +265,11 @@ def _cheapest(
         return Effort(moved, operations)
 
     ends = list(dict.fromkeys(_without_views(node, own) for node in leaving))
-    values = [[node] for node in reversed(common) if [node] != products] + [ends] * (ends != products)
+    latest: dict[int, Node] = {}  # of equal sizes the last one: each reader computes less behind it
+    for node in reversed(common):
+        if [node] != products:
+            latest.setdefault(item_size(node.dtype), node)
+    values = [[node] for node in latest.values()] + [ends] * (ends != products)
     if not values:
         return products
     best = min(values, key=lambda stored: cost(stored).microseconds(partition.device))
