@@ -70,7 +70,7 @@ class Token:
         group = "" if self.group_size is None else self.group_size
         rows, columns = self.weight_shape
         facts = self.format, group, self.layout, rows, columns, str(self.dtype)[6:], int(self.transposed)
-        return " ".join(map(str, (*facts, self.activation or "")))
+        return " ".join(map(str, (*facts, self.activation) if self.activation else facts))
 
     def replace(self, **changes: Any) -> Token:
         """Returns the token that differs from this one in ``changes``."""
@@ -86,9 +86,9 @@ _lock = Lock()
 
 def from_text(text: str, device: torch.device) -> Token:
     """Returns the token that ``Token.text`` described, of a weight on ``device``."""
-    format, group, layout, rows, columns, dtype, transposed, activation = text.split(" ")
+    format, group, layout, rows, columns, dtype, transposed, *activation = text.split(" ")
     facts = format, int(group) if group else None, layout, (int(rows), int(columns)), DTYPES[dtype], device
-    return intern(*facts, transposed == "1", activation=activation or None)
+    return intern(*facts, transposed == "1", activation=activation[0] if activation else None)
 
 
 def intern(

@@ -30,18 +30,22 @@ def inner_rows_first(values: Sequence[Node], partition: Partition) -> list[Node]
         if not dims:
             return rebuilt
         (operand,) = rebuilt.inputs
+        dtype = "float32" if node.dtype in ("float16", "bfloat16") else node.dtype
+        if dtype != node.dtype:  # of which an inner result would be rounded
+            operand = builder.make("cast", (operand,), dtype, operand.shape, (), node.location)
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(operand.shape))
-        inner = builder.make("reduce", (operand,), node.dtype, shape, (node.attrs.kind, dims), node.location)
+        inner = builder.make("reduce", (operand,), dtype, shape, (node.attrs.kind, dims), node.location)
         outer = tuple(dim for dim in node.attrs.dims if dim not in dims)
-        return builder.make("reduce", (inner,), node.dtype, node.shape, (node.attrs.kind, outer), node.location)
+        whole = builder.make("reduce", (inner,), dtype, node.shape, (node.attrs.kind, outer), node.location)
+        return whole if dtype == node.dtype else builder.make("cast", (whole,), node.dtype, node.shape)
 
     return [rewritten(value, partition.mover, change) if REDUCE in value.kinds else value for value in values]
 
 
 def _inner_dims(node: Node) -> tuple[int, ...]:
     """Returns the dimensions that all reductions which elements of the reduction ``node`` need have in common with it;
-    empty where these are not some of its own, or where an inner result would be rounded."""
-    if node.kind is not REDUCE or node.attrs.kind not in KINDS or node.dtype in ("float16", "bfloat16"):
+    empty where these are not some of its own."""
+    if node.kind is not REDUCE or node.attrs.kind not in KINDS:
         return ()
     (operand,) = node.inputs
     needed = list(nearest(operand, REDUCE, lambda between: between.kind.is_pointwise or _is_spread(between)))
