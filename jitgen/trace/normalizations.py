@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.ir import symbols
+from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import to_shape
@@ -124,7 +125,8 @@ def rms_norm(
     dims = _check_normalized(trace, input, normalized_shape)
     if weight is not None:
         require_shape(trace, weight, input.shape[dims[0] :], "the weight")
-    small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
+    # Without eps torch adds that of the dtype in which it computes.
+    small = torch.finfo(DTYPES[accumulator_dtype(input.dtype)]).eps if eps is None else eps
     square = average(trace, pointwise(trace, "mul", input, input), dims)
     scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
     normal = pointwise(trace, "mul", input, broadcast_like(trace, scale, input))

@@ -138,3 +138,10 @@ def test_a_captured_tensor_that_becomes_a_negated_view() -> None:
     holder.weight = _negated()
     with pytest.raises(UnsupportedError, match="resolve_neg"):
         jitted(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_epsilon_of_a_norm_is_that_of_the_dtype_it_is_computed_in(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1e-3, -2e-3, 3e-3]], dtype=dtype)
+    wanted = torch.rms_norm(x, (3,))
+    torch.testing.assert_close(jitgen.jit(lambda x: torch.rms_norm(x, (3,)))(x), wanted, rtol=1.6e-2, atol=0)
