@@ -269,7 +269,7 @@ class Family:
         respell: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, computed
             by other operations.
         plan: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, in which what
-            several kernels would compute again is read from temporaries.
+            several kernels would compute again is read from temporaries. Families after it are asked about these too.
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other) -> Region`` that computes both; None where they stay two.
         legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides

@@ -128,8 +128,10 @@ class Partitioner:
         has them."""
         chains = [node for chain in moved.changes.values() for node in chain]
         values = [*moved.outputs, *moved.updates.values(), *chains, *self.temporaries.values]
+        others = len(values) - len(self.temporaries.values)
         for family in registry.FAMILIES:
             values = list(hook(family)(values, self.claims))
+            values += self.temporaries.values[len(values) - others :]  # what the family has materialized
         planned = iter(values)
         outputs = [next(planned) for _ in moved.outputs]
         updates = {number: next(planned) for number in moved.updates}

@@ -340,14 +340,14 @@ class Rewriter:
         self.rewrites, self.mover = rewrites, mover
         self.make, self.like, self.number = mover.builder.make, mover.builder.like, mover.builder.const
 
-    def step(self, node: Node) -> Node:
-        """Returns ``node`` after the first rewrite that applies to it. A view of which none does is moved over what its
-        operand has become."""
+    def step(self, node: Node, is_new: bool = True) -> Node:
+        """Returns ``node`` after the first rewrite that applies to it. A new view of which none does is moved over what
+        its operand has become; one that was there stays, as a rewrite may have left it."""
         applied = self.rewrites.apply(node, self)
         if applied is not None and applied[1] is not node:
             self.mover.fired[applied[0]] = None
             return applied[1]
-        return self.moved(node) if node.kind is VIEW else node
+        return self.moved(node) if node.kind is VIEW and is_new else node
 
     def moved(self, view: Node) -> Node:
         """Returns ``view`` pushed toward the inputs."""
@@ -355,7 +355,7 @@ class Rewriter:
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         """Returns the node that takes the place of ``node``, which over rewritten operands is ``rebuilt``."""
-        return self.step(rebuilt)
+        return self.step(rebuilt, rebuilt is not node)
 
     def again(self, root: Node) -> Node:
         """Rewrites ``root`` and all that it is computed from."""

@@ -165,7 +165,7 @@ def _fused_products(index: Index) -> set[Node]:
         if node.kind is CONTRACT:
             products.add(node)
             operands = [child for child in node.inputs if child in powers]
-            fused |= {node, *_last_products(operands, fused)} if operands else set()
+            fused |= {node, *_last_products(operands, powers, fused)} if operands else set()
         elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
             if any(child in products for child in node.inputs):
                 products.add(node)
@@ -174,8 +174,9 @@ def _fused_products(index: Index) -> set[Node]:
     return fused
 
 
-def _last_products(nodes: Iterable[Node], seen: Collection[Node]) -> set[Node]:
-    """Returns the products that ``nodes`` are computed from without another one between."""
+def _last_products(nodes: Iterable[Node], powers: Collection[Node], seen: Collection[Node]) -> set[Node]:
+    """Returns the products that ``nodes`` are computed from without another one between, or a reduction of anything but
+    ``powers``: the gradient of a result, of which a backward adds up rows, is in memory."""
     stack, visited, products = list(nodes), set(seen), set[Node]()
     while stack:
         node = stack.pop()
@@ -184,7 +185,7 @@ def _last_products(nodes: Iterable[Node], seen: Collection[Node]) -> set[Node]:
         visited.add(node)
         if node.kind is CONTRACT:
             products.add(node)
-        elif node.kind.is_pointwise or node.kind in (VIEW, REDUCE, CAT):
+        elif node.kind.is_pointwise or node.kind in (VIEW, CAT) or (node.kind is REDUCE and node in powers):
             stack.extend(node.inputs)
     return products
 

@@ -26,5 +26,6 @@ NAME = "attention"
 FAMILY = attention_family(
     __name__,
     NAME,
+    plan=deferred(__name__, "claim.plan"),
     rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
 )

@@ -28,7 +28,7 @@ from jitgen.ir.analysis import at_own_coordinates, walked
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.index import Index, Reach
-from jitgen.ir.nodes import CONTRACT, EXP, EXP2
+from jitgen.ir.nodes import CONTRACT, EXP, EXP2, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
@@ -128,16 +128,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     mover = partition.mover
     if not has_exponentials(values, mover):
         return Claim([], values)
-    index = Index(values)
-    while True:
-        matches = [attention for node in index.order if (attention := matched(node)) is not None]
-        fused = [
-            attention_ for attention_ in matches if partition.decide(NAME, fusion_of(attention_, index, mover)).fused
-        ]
-        memo = _hidden_in_memory(index, fused, len(fused) == len(matches), partition)
-        if not memo:
-            break
-        index = Index([mover.substituted(node, memo) for node in index.roots])
+    index, fused = _with_hidden_in_memory(values, partition)
     if not fused:
         return Claim([], index.roots)
     from jitgen.families.attention.forward.region import region_of
@@ -154,6 +145,51 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             rest[position] = None if store or row else rest[position]
         regions.append(region_of(attention, stores, row_stores, partition))
     return Claim(regions, rest)
+
+
+def plan(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """Reads what follows hidden attention from temporaries, before values are stored for products: each of these would
+    have all attention behind it again. Where products with exponentials of products are no attention, such as those of
+    gradients, other families are to claim first."""
+    if not has_exponentials(values, partition.mover):
+        return values
+    respelt = rewrite_values(values, partition)
+    if _has_other_products(Index(respelt)):
+        return values
+    return _with_hidden_in_memory(respelt, partition)[0].roots
+
+
+def _has_other_products(index: Index) -> bool:
+    """Returns whether a product that is no attention has an operand that is computed from an exponential of a product
+    by pointwise operations and views."""
+    products: set[Node] = set()  # and what is computed from these so
+    powers: set[Node] = set()
+    for node in index.order:
+        if node.kind is CONTRACT:
+            if not powers.isdisjoint(node.inputs) and matched(node) is None:
+                return True
+            products.add(node)
+        elif node.kind.is_pointwise or node.kind is VIEW:
+            if not products.isdisjoint(node.inputs):
+                products.add(node)
+            if not powers.isdisjoint(node.inputs) or (node.kind in (EXP, EXP2) and node in products):
+                powers.add(node)
+    return False
+
+
+def _with_hidden_in_memory(values: Sequence[Node], partition: Partition) -> tuple[Index, list[Attention]]:
+    """Makes ``values`` read temporaries where attention is hidden in them; returns them, with the attention that they
+    end in."""
+    index, mover = Index(values), partition.mover
+    while True:
+        matches = [attention for node in index.order if (attention := matched(node)) is not None]
+        fused = [
+            attention_ for attention_ in matches if partition.decide(NAME, fusion_of(attention_, index, mover)).fused
+        ]
+        memo = _hidden_in_memory(index, fused, len(fused) == len(matches), partition)
+        if not memo:
+            return index, fused
+        index = Index([mover.substituted(node, memo) for node in index.roots])
 
 
 def _materialized(nodes: Sequence[Node], partition: Partition) -> list[Node]:
