@@ -110,6 +110,10 @@ def looked_up(ids: torch.Tensor, table: torch.Tensor, new: torch.Tensor) -> tupl
     return F.embedding(ids, table), table[ids, None, -1], changed
 
 
+def convolved(x: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.conv2d(x, filters, stride=2, padding=1, groups=2))
+
+
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     shared = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return shared * 2
@@ -130,6 +134,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ordered": lambda: (ordered, (torch.randn(5, 12),)),
     "looked_up": lambda: (looked_up, (torch.tensor([3, 1]), torch.randn(6, 9), torch.randn(2, 9))),
     "attention": lambda: (attention, (torch.randn(1, 4, 9, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 6))),
+    "convolved": lambda: (convolved, (torch.randn(2, 4, 7, 6), torch.randn(6, 2, 3, 3))),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),
     "dense": lambda: (dense, (torch.randn(5, 32), torch.randn(16, 32), torch.randn(16))),

@@ -189,14 +189,14 @@ def test_out_of_a_function_without_tensor_arguments() -> None:
 def test_a_partition_that_would_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = Claims.regions
 
-    def asks_for_itself(self: Any, results: Any, memories: Any) -> Any:
-        return regions(self, [self.materialize(node) for node in results], memories)
+    def asks_for_itself(self: Any, results: Any, *others: Any) -> Any:
+        return regions(self, [self.materialize(node) for node in results], *others)
 
-    def asks_for_ever_more(self: Any, results: Any, memories: Any) -> Any:
+    def asks_for_ever_more(self: Any, results: Any, *others: Any) -> Any:
         def negative(node: Any) -> Any:
             return self.mover.builder.make("neg", (node,), node.dtype, node.shape, (), node.location or f"{__file__}:1")
 
-        return regions(self, [self.materialize(negative(node)) for node in results], memories)
+        return regions(self, [self.materialize(negative(node)) for node in results], *others)
 
     for ask in (asks_for_itself, asks_for_ever_more):
         monkeypatch.setattr(Claims, "regions", ask)

@@ -31,6 +31,7 @@ from jitgen.ir.views import Mover
 MAGNITUDES = {"int8": 128, "uint8": 255}
 """The largest magnitude of a code, by dtype."""
 INT32_LIMIT = 2**31
+"""The least number that an int32 sum of products cannot hold."""
 NARROW_FLOATS = ("float16", "bfloat16")
 
 x, weight = wildcards("x weight")
