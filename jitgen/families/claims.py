@@ -16,7 +16,7 @@ from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
 from jitgen.families.temporaries import Temporaries
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Store, renumbered, stores_of, without_results
@@ -180,20 +180,35 @@ class Claims:
 
     def _reshaped_values(self, root: Node) -> dict[int, Node]:
         """Returns, by their ids, the last values under ``root`` that are computed pointwise of several reshapes that
-        need a copy, as a reshape of one temporary, which has the shape before these."""
+        need a copy, as a reshape of one temporary, which has the shape before these. No other operand needs a copy to
+        have that shape, as the weights of a ``group_norm`` do."""
         order = topological([root])
-        copied: dict[int, frozenset[Node]] = {}  # such reshapes, by what is computed from them and of tensors alone
+        # What is computed of tensors alone: reshapes that need a copy, and other operands.
+        copied: dict[int, frozenset[Node]] = {}
+        others: dict[int, frozenset[Node]] = {}
+        fitting: dict[int, Shape] = {}
         for node in order:
             if node.is_in_memory or node.kind.is_number:
-                copied[id(node)] = frozenset([node] if self._needs_copy(node, node) else [])
+                needs_copy = self._needs_copy(node, node)
+                copied[id(node)] = frozenset([node] if needs_copy else [])
+                others[id(node)] = frozenset([] if needs_copy or node.kind.is_number else [node])
             elif node.kind.is_pointwise and all(id(child) in copied for child in node.inputs):
                 copied[id(node)] = frozenset().union(*(copied[id(child)] for child in node.inputs))
-        ends = {id(child) for node in order if id(node) not in copied for child in node.inputs} | {id(root)}
+                others[id(node)] = frozenset().union(*(others[id(child)] for child in node.inputs))
+                shapes = {reshape.inputs[0].shape for reshape in copied[id(node)]}
+                if len(copied[id(node)]) > 1 and len(shapes) == 1:
+                    (shape,) = shapes
+                    if all(self._is_viewable(operand, shape) for operand in others[id(node)]):
+                        fitting[id(node)] = shape
+        ends = {id(child) for node in order if id(node) not in fitting for child in node.inputs} | {id(root)}
         reshaped: dict[int, Node] = {}
         for node in order:
-            several = copied.get(id(node), frozenset())
-            shapes = {reshape.inputs[0].shape for reshape in several}
-            if id(node) in ends and len(several) > 1 and len(shapes) == 1:
-                value = self.materialize(self.mover.move(node, ("reshape",), *shapes))
+            if id(node) in ends and id(node) in fitting:
+                value = self.materialize(self.mover.move(node, ("reshape",), fitting[id(node)]))
                 reshaped[id(node)] = self.mover.move(value, ("reshape",), node.shape)
         return reshaped
+
+    def _is_viewable(self, operand: Node, shape: Shape) -> bool:
+        """Returns whether ``operand`` has ``shape`` without a copy."""
+        moved = self.mover.move(operand, ("reshape",), shape)
+        return not any(self._needs_copy(node, node) for node in topological([moved]))

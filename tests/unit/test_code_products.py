@@ -177,3 +177,19 @@ def test_attention_of_codes_stays_one_kernel() -> None:
     low = function.lower(q, k, v, torch.rand(2, 3, 40, 1), torch.rand(2, 3, 50, 1))
     assert len(low.kernels) == 1
     assert REWRITE not in low.explain()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_scale_of_a_16_bit_operand(dtype: torch.dtype) -> None:
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((33, 67), (67, 31)))
+    scale = torch.tensor(0.25, dtype=dtype)
+
+    def number(a: Any, b: Any) -> Any:
+        return (a.to(dtype) - 3) @ (b.to(dtype) * 0.25)
+
+    def tensor(a: Any, b: Any) -> Any:
+        return (a.to(dtype) * 0.5) @ ((b.to(dtype) - 5) * scale)
+
+    for function in (number, tensor):
+        wanted = function(a, b)  # codes times powers of two: sums are exact in float32, and rounded once
+        assert torch.equal(jitgen.jit(function)(a, b), wanted)

@@ -146,3 +146,24 @@ def test_a_class_is_compared_once_for_each_row() -> None:
     specs = TensorSpec((256, 1024), torch.float32), TensorSpec((256,), torch.int64)
     low = jitgen.jit(F.cross_entropy).lower(*specs, target="x86-64-v3")
     assert low.balance.bytes_ratio < 1.05, low.explain()
+
+
+def grouped(x: Any, weight: Any, bias: Any) -> Any:
+    return F.group_norm(x, 3, weight, bias)
+
+
+def grouped_by_time(x: Any, weight: Any, bias: Any) -> Any:
+    return F.group_norm(x, 3) * (1 + weight[:, None, None]) + bias[:, None, None]
+
+
+def regrouped(x: Any, weight: Any, bias: Any) -> Any:
+    rows = torch.softmax(x, -1).view(x.shape[0], x.shape[3], x.shape[2], x.shape[1])
+    return rows * weight + bias
+
+
+@pytest.mark.parametrize("function", [grouped, grouped_by_time, regrouped])
+def test_rows_of_another_shape_are_combined_with_other_operands(function: Callable[..., Any]) -> None:
+    """In the shape of the rows, one weight for each channel would need a copy."""
+    x, weight, bias = torch.randn(2, 6, 9, 3), torch.randn(6), torch.randn(6)
+    found, wanted = jitgen.jit(function)(x, weight, bias), function(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)

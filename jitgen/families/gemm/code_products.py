@@ -196,8 +196,8 @@ class _Terms:
     def of_columns(self, node: Node) -> Node:
         """Spreads values of rows of the weight, (batch..., columns, 1), along the rows of the product."""
         node = self.cast(node)
-        if node.kind.is_number:
-            return node
+        if not node.shape:  # of the tensor, rounded to 16 bits
+            return self._spread(node)
         order = (*range(self.batch), self.batch + 1, self.batch)
         node = self.mover.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
         for _ in range(self.rows - 1):
