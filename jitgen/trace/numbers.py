@@ -110,6 +110,9 @@ class _SymNode:
     def guard_bool(self, file: str, line: int) -> bool:
         return bool(self._number)
 
+    def expect_true(self, file: str, line: int) -> bool:
+        return bool(self._number)
+
     def guard_int(self, file: str, line: int) -> int:
         return int(self._number)
 

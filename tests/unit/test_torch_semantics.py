@@ -145,3 +145,12 @@ def test_the_epsilon_of_a_norm_is_that_of_the_dtype_it_is_computed_in(dtype: tor
     x = torch.tensor([[1e-3, -2e-3, 3e-3]], dtype=dtype)
     wanted = torch.rms_norm(x, (3,))
     torch.testing.assert_close(jitgen.jit(lambda x: torch.rms_norm(x, (3,)))(x), wanted, rtol=1.6e-2, atol=0)
+
+
+def test_attention_of_a_module_with_padding() -> None:
+    """torch checks the mask's shape by ``torch._check``, which asks a size of the trace for its truth."""
+    module, x = torch.nn.MultiheadAttention(12, 3, batch_first=True), torch.randn(2, 7, 12)
+    padding = torch.arange(7) >= torch.tensor([[7], [4]])
+    attend = lambda x: module(x, x, x, key_padding_mask=padding)  # noqa: E731
+    for found, wanted in zip(jitgen.jit(attend)(x), attend(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
