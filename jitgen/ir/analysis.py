@@ -110,7 +110,11 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
             continue
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
         if node.kind.commutes or _joins_others(node, dims):
-            cut[id(node)] = mover.builder.like(node, [cut[id(child)] for child in node.inputs], shape)
+            inputs = [cut[id(child)] for child in node.inputs]
+            if node.kind is CAT:  # of which a number is as long as what was cut to it
+                sizes = [tuple(1 if dim in dims else size for dim, size in enumerate(c.shape)) for c in node.inputs]
+                inputs = [mover.move(c, ("expand",), own) for c, own in zip(inputs, sizes, strict=True)]
+            cut[id(node)] = mover.builder.like(node, inputs, shape)
         elif _only_chosen(node, dims):
             indices = [cut[id(child)] for child in node.inputs[1:]]
             cut[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)

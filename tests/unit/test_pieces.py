@@ -249,3 +249,13 @@ def test_values_under_the_interpreter_of_triton() -> None:
         check=False,
     )
     assert not done.returncode, done.stderr[-2000:]
+
+
+def test_a_row_of_equal_elements_is_added_to_zeros() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(2, 2)
+        out[0] = out[0] + x[0].sum()
+        return out * 1.5
+
+    x = torch.randn(2, 2)
+    torch.testing.assert_close(jitgen.jit(function)(x), function(x))
