@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
@@ -74,6 +74,9 @@ class PrintedOperand:
         return {"0": "0", "1": index}.get(self.inner, f"{index} * {self.inner}")
 
 
+Operand = TypeVar("Operand", bound=PrintedOperand)
+
+
 def sum_of(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
     """Returns the sum of the terms ``first`` and of the products of indices and strides."""
     terms = [*first]
@@ -108,6 +111,29 @@ def printed_attributes(parameters: OperandParameters, kind: str, value: str, dia
         "offset": parameters.offset,
         "gathered": parameters.gathered,
     }
+
+
+def struct_members(
+    operands: Iterable[Operand], integers: Callable[[Operand], Iterable[str]], scalars: Iterable[tuple[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Returns (fields, names): the fields of a struct in C++ with these operands and run-time scalars (name, type), and
+    the kernel's parameters that initialise them.
+
+    Args:
+        integers: strides and offsets of an operand, of which parameters are fields.
+    """
+    fields, names = list[str](), list[str]()
+    for operand in operands:
+        if operand.pointer is not None:
+            fields.append(f"{operand.pointer_type} {operand.pointer}")
+            names.append(operand.pointer)
+        parameters = [name for name in integers(operand) if name and not name.isdigit()]
+        fields += [f"int64_t {name}" for name in parameters]
+        names += parameters
+    for name, kind in scalars:
+        fields.append(f"{kind} {name}")
+        names.append(name)
+    return fields, names
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
@@ -12,7 +11,14 @@ from jitgen.families.convolution.layout import COUNTS, DIMENSIONS, SIZES, Layout
 from jitgen.families.convolution.schedule import Schedule
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
-from jitgen.kernel.printed import KernelContext, PrintedOperand, context_attributes, printed_attributes, sum_of
+from jitgen.kernel.printed import (
+    KernelContext,
+    PrintedOperand,
+    context_attributes,
+    printed_attributes,
+    struct_members,
+    sum_of,
+)
 from jitgen.kernel.render import renderer
 
 FLAGS = ["-O2"]
@@ -59,7 +65,7 @@ def build(
     by_role = {operand.role: operand for operand in convolution.operands}
     stores = [operand for operand in convolution.operands if operand.role == "store"]
     loads = [operand for operand in convolution.operands if operand.role in ("load", "iota") and operand.value]
-    fields, arguments = _members([*loads, *stores], convolution.text)
+    fields, arguments = struct_members([*loads, *stores], _integers, convolution.text.scalars.items())
     sizes = [*COUNTS, *("{" + ", ".join(f"{name}{dim}" for dim in range(DIMENSIONS)) + "}" for name in SIZES)]
     assert contraction.window is not None
     context = {
@@ -90,16 +96,5 @@ def _step(operand: PrintedOperand) -> str:
     return operand.along("j * step")
 
 
-def _members(operands: Sequence[PrintedOperand], text: Printed) -> tuple[list[str], list[str]]:
-    """Returns (fields, names): the fields of a struct with these operands and the run-time scalars, and the kernel's
-    parameters that initialise them."""
-    fields, names = [], []
-    for operand in operands:
-        if operand.pointer is not None:
-            fields.append(f"{operand.pointer_type} {operand.pointer}")
-            names.append(operand.pointer)
-        integers = [name for name in (operand.offset, *operand.strides) if name and not name.isdigit()]
-        fields += [f"int64_t {name}" for name in integers]
-        names += integers
-    fields += [f"{kind} {name}" for name, kind in text.scalars.items()]
-    return fields, [*names, *text.scalars]
+def _integers(operand: PrintedOperand) -> tuple[str, ...]:
+    return (operand.offset, *operand.strides)

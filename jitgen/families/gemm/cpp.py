@@ -6,7 +6,7 @@ header. Its epilogue and the activation's prologue are loops over neighbouring e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -17,7 +17,7 @@ from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.program import Kernel
-from jitgen.kernel.printed import sum_of
+from jitgen.kernel.printed import struct_members, sum_of
 from jitgen.quant import formats
 from jitgen.quant.formats import Format
 
@@ -122,7 +122,7 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
     result = f"jitgen::store<{storage}>({product.x_value})"
     if product.x is not None:
         result = _stored(f"{_local(product.x)}[{_step(product.x, 'i')}]", product.x, storage)
-    fields, arguments = _members(operands, [(kind, name) for name, kind in product.x_scalars])
+    fields, arguments = struct_members(operands, _integers, product.x_scalars)
     return {
         "storage": storage,
         "fields": fields,
@@ -150,7 +150,7 @@ def _stored(element: str, operand: GemmOperand, storage: str) -> str:
 
 def _region(region: GemmRegion, products: GemmContext, decoded: bool) -> dict[str, Any]:
     operands = [*region.loads, *region.stores]
-    fields, arguments = _members(operands, [(kind, name) for name, kind in region.scalars])
+    fields, arguments = struct_members(operands, _integers, region.scalars)
     weights = [_weight(product, region, decoded) for product in region.contractions]
     return {
         "index": region.index,
@@ -221,22 +221,8 @@ def _planes(format: formats.Format, product: ContractionContext, decoded: bool) 
 # ---------------------------------------------------------------------------------------------------------- operands
 
 
-def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Returns (fields, names): the fields of a struct with these operands and scalars (type, name), and the kernel's
-    parameters that initialise them."""
-    fields, names = [], []
-    for operand in operands:
-        if operand.pointer is not None:
-            fields.append(f"{operand.pointer_type} {operand.pointer}")
-            names.append(operand.pointer)
-        integers = [*operand.own, operand.offset]
-        for name in (name for name in integers if name and not name.isdigit()):
-            fields.append(f"int64_t {name}")
-            names.append(name)
-    for kind, name in scalars:
-        fields.append(f"{kind} {name}")
-        names.append(name)
-    return fields, names
+def _integers(operand: GemmOperand) -> tuple[str, ...]:
+    return (*operand.own, operand.offset)
 
 
 def _local(operand: GemmOperand) -> str:
