@@ -8,6 +8,7 @@ is); ``families/partition.py`` and ``families/steps.py`` ask for regions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -183,22 +184,21 @@ class Claims:
         need a copy, as a reshape of one temporary, which has the shape before these. No other operand needs a copy to
         have that shape, as the weights of a ``group_norm`` do."""
         order = topological([root])
-        # What is computed of tensors alone: reshapes that need a copy, and other operands.
-        copied: dict[int, frozenset[Node]] = {}
-        others: dict[int, frozenset[Node]] = {}
+        is_viewable = functools.cache(self._is_viewable)
+        copied: set[Node] = set()  # reshapes that need a copy
+        leaves: dict[int, frozenset[Node]] = {}  # what is computed pointwise is computed of
         fitting: dict[int, Shape] = {}
         for node in order:
             if node.is_in_memory or node.kind.is_number:
-                needs_copy = self._needs_copy(node, node)
-                copied[id(node)] = frozenset([node] if needs_copy else [])
-                others[id(node)] = frozenset([] if needs_copy or node.kind.is_number else [node])
-            elif node.kind.is_pointwise and all(id(child) in copied for child in node.inputs):
-                copied[id(node)] = frozenset().union(*(copied[id(child)] for child in node.inputs))
-                others[id(node)] = frozenset().union(*(others[id(child)] for child in node.inputs))
-                shapes = {reshape.inputs[0].shape for reshape in copied[id(node)]}
-                if len(copied[id(node)]) > 1 and len(shapes) == 1:
+                leaves[id(node)] = frozenset([] if node.kind.is_number else [node])
+                if self._needs_copy(node, node):
+                    copied.add(node)
+            elif node.kind.is_pointwise and all(id(child) in leaves for child in node.inputs):
+                own = leaves[id(node)] = frozenset().union(*(leaves[id(child)] for child in node.inputs))
+                shapes = {reshape.inputs[0].shape for reshape in own & copied}
+                if len(own & copied) > 1 and len(shapes) == 1:
                     (shape,) = shapes
-                    if all(self._is_viewable(operand, shape) for operand in others[id(node)]):
+                    if all(is_viewable(operand, shape) for operand in own - copied):
                         fitting[id(node)] = shape
         ends = {id(child) for node in order if id(node) not in fitting for child in node.inputs} | {id(root)}
         reshaped: dict[int, Node] = {}

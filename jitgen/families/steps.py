@@ -147,26 +147,31 @@ class Steps:
         self, stages: Sequence[tuple[list[Step], list[Region]]], results: Sequence[Region], updated: Container[int]
     ) -> tuple[list[tuple[list[Step], list[Region]]], list[Region]]:
         """Returns ``stages`` with those of ``results``, regions that compute results, that one of their regions
-        computes besides; and the others.
+        computes besides; and the others. No argument has changed in ``stages``: results may read it at any of them.
 
         Args:
             updated: results that are new values of arguments, which are written after all else.
         """
+        needed = {
+            position: self._read_by([result], {})
+            for position, result in enumerate(results)
+            if not any(store.result in updated for store in result.stores)
+        }
         computed: set[Step] = set()
-        left, merged = list(results), []
+        merged, taken = [], set[int]()
         for members, regions in stages:
             steps, regions = list(members), list(regions)
-            for result in [region for region in left if self._read_by([region], {}) <= computed]:
-                if any(store.result in updated for store in result.stores):
-                    continue
+            for position in [position for position, read in needed.items() if read <= computed]:
+                result = results[position]
                 numbers = {store.result: len(steps) + n for n, store in enumerate(result.stores)}
                 stores = tuple(replace(store, result=numbers[store.result]) for store in result.stores)
                 if merge_into(regions, replace(result, stores=stores)):
                     steps += [Step(number, 0) for number in numbers]
-                    left.remove(result)
+                    taken.add(position)
+                    del needed[position]
             merged.append((steps, regions))
             computed.update(steps)
-        return merged, left
+        return merged, [result for position, result in enumerate(results) if position not in taken]
 
     def _without_early(
         self, ready: Sequence[Step], blocked: Mapping[Step, int], following: Mapping[Step, Sequence[Step]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, one_along, topological
 from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
@@ -108,13 +108,12 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
         if source.kind.is_number:
             cut[id(node)] = source
             continue
-        shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
-        if node.kind.commutes or _joins_others(node, dims):
-            inputs = [cut[id(child)] for child in node.inputs]
-            if node.kind is CAT:  # of which a number is as long as what was cut to it
-                sizes = [tuple(1 if dim in dims else size for dim, size in enumerate(c.shape)) for c in node.inputs]
-                inputs = [mover.move(c, ("expand",), own) for c, own in zip(inputs, sizes, strict=True)]
-            cut[id(node)] = mover.builder.like(node, inputs, shape)
+        shape = one_along(node.shape, dims)
+        if node.kind.commutes:
+            cut[id(node)] = mover.builder.like(node, [cut[id(child)] for child in node.inputs], shape)
+        elif _joins_others(node, dims):  # a number among them is as long as what was cut to it
+            pieces = [mover.move(cut[id(child)], ("expand",), one_along(child.shape, dims)) for child in node.inputs]
+            cut[id(node)] = mover.builder.like(node, pieces, shape)
         elif _only_chosen(node, dims):
             indices = [cut[id(child)] for child in node.inputs[1:]]
             cut[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)
@@ -125,7 +124,7 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
 
 def _cut_view(node: Node, dims: Sequence[int], mover: Mover) -> Node:
     """Cuts ``node`` to one element along ``dims``; views that repeat or reorder elements are of what is cut so."""
-    shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
+    shape = one_along(node.shape, dims)
     if shape == node.shape:
         return node
     if node.kind is VIEW and node.attrs.kind == "permute":

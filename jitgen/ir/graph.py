@@ -359,6 +359,11 @@ def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...
     return tuple(dim for dim in dims if shape[dim] != 1)
 
 
+def one_along(shape: Iterable[Size], dims: Container[int]) -> Shape:
+    """Returns ``shape`` with a size of 1 in ``dims``."""
+    return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
+
+
 def keeps_all_elements(node: Node) -> bool:
     """Returns whether ``node`` is a pointwise operation, or a view that neither repeats nor leaves out elements."""
     whole = ("permute", "reshape", "unsqueeze", "squeeze", "detach", "untracked_view")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, reduced_dims
+from jitgen.ir.graph import Node, one_along, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.derivatives import derived, shared, with_gradient
 from jitgen.trace.gathers import gather
@@ -48,7 +48,7 @@ def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str
         if kind in ("argmax", "argmin"):
             return expand(trace, operand(trace, 0, "int64"), input.shape)
         return trace.cast(input, dtype)
-    shape = tuple(1 if dim in dims else size for dim, size in enumerate(input.shape))
+    shape = one_along(input.shape, dims)
     return trace.make("reduce", (input,), dtype, shape, (kind, tuple(dims)))
 
 

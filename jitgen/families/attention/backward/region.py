@@ -10,7 +10,7 @@ from jitgen.families.attention.rule.heads import shared_heads, split_shape, with
 from jitgen.families.attention.rule.region import RegionBuilder, stops
 from jitgen.families.attention.rule.views import undone
 from jitgen.families.family import Partition
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, one_along
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAST, REDUCE
 from jitgen.ir.regions import Axis, Region, Stage, Store
@@ -87,7 +87,7 @@ class _Builder(RegionBuilder):
             if end.kind is REDUCE:
                 dims = self._split_dims(end.attrs.dims)
                 summed.update(dims)
-                shape = tuple(1 if dim in dims else size for dim, size in enumerate(result.shape))
+                shape = one_along(result.shape, dims)
                 memo[id(end)] = self.make("reduce", (result,), end.dtype, shape, ("sum", dims), end.location)
             else:
                 memo[id(end)] = result

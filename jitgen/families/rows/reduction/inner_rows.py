@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Partition
 from jitgen.ir.analysis import nearest, rewritten
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, one_along
 from jitgen.ir.nodes import REDUCE
 
 KINDS = ("sum", "prod", "max", "min", "any", "all")
@@ -33,7 +33,7 @@ def inner_rows_first(values: Sequence[Node], partition: Partition) -> list[Node]
         dtype = "float32" if node.dtype in ("float16", "bfloat16") else node.dtype
         if dtype != node.dtype:  # of which an inner result would be rounded
             operand = builder.make("cast", (operand,), dtype, operand.shape, (), node.location)
-        shape = tuple(1 if dim in dims else size for dim, size in enumerate(operand.shape))
+        shape = one_along(operand.shape, dims)
         inner = builder.make("reduce", (operand,), dtype, shape, (node.attrs.kind, dims), node.location)
         outer = tuple(dim for dim in node.attrs.dims if dim not in dims)
         whole = builder.make("reduce", (inner,), dtype, node.shape, (node.attrs.kind, outer), node.location)
