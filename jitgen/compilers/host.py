@@ -263,6 +263,8 @@ def _build_directory(source: KernelSource) -> Iterator[Path]:
                 path.write_text(text)
             yield directory
     except OSError as error:
+        if error.errno is None:
+            raise  # a TimeoutError of the caller's own alarm, not an answer of the system
         raise CompileError(
             f"kernel {source.described} cannot be compiled: {error}. Make room, or set TMPDIR to a directory you can "
             "write"

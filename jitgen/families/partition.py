@@ -210,7 +210,8 @@ class Partitioner:
 
     def _program(self, results: Results, stages: Stages) -> Program:
         """Makes kernels of the regions of temporaries and of ``stages``."""
-        order = Steps(self.claims, self.graph.name, len(self.index.order))
+        memories = [results.memory(position, self.memory) for position in range(len(results.nodes))]
+        order = Steps(self.claims, self.graph.name, len(self.index.order), memories)
         steps = order.stages(stages.changes)
         if not stages.changes:
             steps, behind = order.with_results(steps, stages.results, results.mutated)

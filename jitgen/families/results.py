@@ -96,11 +96,13 @@ def _returned_alias(
         return None
     if output.under_views.kind is CAT and alias.input < len(graph.inputs):
         return None  # a slice of a concatenation is none of what was joined
-    if alias.movements:
-        strides = memory.strides(node)
-        if strides is None or min(strides.strides, default=0) < 0:
-            return None  # torch has no negative strides: its flip is a copy
-    return alias
+    return alias if not alias.movements or _is_view(memory.strides(node)) else None
+
+
+def _is_view(memory: Strided | None) -> bool:
+    """Returns whether torch has a view of ``memory``, which is None where no strides describe it: torch has no negative
+    strides, its flip is a copy."""
+    return memory is not None and min(memory.strides, default=0) >= 0
 
 
 def views_of_updated(graph: Graph, memory: CallMemory) -> dict[int, Alias]:
@@ -110,7 +112,7 @@ def views_of_updated(graph: Graph, memory: CallMemory) -> dict[int, Alias]:
     for position, number in graph.viewed_updates().items():
         value = updated[number]
         alias = Alias(number, _movements(value, graph.outputs[position]))
-        if memory.located(alias.movements, memory.input(number, value.shape)) is not None:
+        if _is_view(memory.located(alias.movements, memory.input(number, value.shape))):
             aliases[position] = alias
     return aliases
 

@@ -18,6 +18,7 @@ from jitgen.families.kernels import MAX_OPERANDS
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT
 from jitgen.ir.regions import Region, renumbered
+from jitgen.ir.views import Strided
 
 MOST_TEMPORARIES = 64
 """Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
@@ -60,6 +61,7 @@ class Steps:
 
     Attributes:
         name: the function's name, for errors.
+        memories: where each result lies.
         most: more temporaries than these mean that the partition does not end.
         waiting: the regions of each step that is not in order yet.
         together: for each step of temporaries, those that its regions compute.
@@ -67,9 +69,9 @@ class Steps:
         apart: the steps that are computed from temporaries of their operands.
     """
 
-    def __init__(self, claims: Claims, name: str, nodes: int) -> None:
+    def __init__(self, claims: Claims, name: str, nodes: int, memories: Sequence[Strided]) -> None:
         self.claims, self.temporaries = claims, claims.temporaries
-        self.name, self.most = name, MOST_TEMPORARIES + 4 * nodes
+        self.name, self.memories, self.most = name, memories, MOST_TEMPORARIES + 4 * nodes
         self.waiting: dict[Step, list[Region]] = {}
         self.together: dict[Step, list[Step]] = {}
         self.leader: dict[Step, Step] = {}
@@ -131,7 +133,7 @@ class Steps:
                 members = self.together.get(other, [other])
                 behind = renumbered(waiting[other], range(len(steps), len(steps) + len(members)))
                 is_one = mergeable and len(behind) == len(members) == 1
-                if not (is_one and merge_into(regions, behind[0])):
+                if not (is_one and self._merge_into(regions, behind[0], [*steps, *members])):
                     if not (has_updates or behind[0].family == regions[0].family):
                         continue
                     regions += behind
@@ -165,13 +167,41 @@ class Steps:
                 result = results[position]
                 numbers = {store.result: len(steps) + n for n, store in enumerate(result.stores)}
                 stores = tuple(replace(store, result=numbers[store.result]) for store in result.stores)
-                if merge_into(regions, replace(result, stores=stores)):
-                    steps += [Step(number, 0) for number in numbers]
+                members = [*steps, *(Step(number, 0) for number in numbers)]
+                if self._merge_into(regions, replace(result, stores=stores), members):
+                    steps = members
                     taken.add(position)
                     del needed[position]
             merged.append((steps, regions))
             computed.update(steps)
         return merged, [result for position, result in enumerate(results) if position not in taken]
+
+    def _merge_into(self, regions: list[Region], region: Region, members: Sequence[Step]) -> bool:
+        """Puts one that computes ``region`` too in the place of one of ``regions``; False if none may.
+
+        Args:
+            members: the steps by whose positions stores name their results.
+        """
+        for position, other in enumerate(regions):
+            both = _merged(other, region)
+            if both is not None and _is_moderate(both) and self._is_legal(both, members):
+                regions[position] = both
+                return True
+        return False
+
+    def _is_legal(self, region: Region, members: Sequence[Step]) -> bool:
+        """Returns whether ``region``, of two that each need no further copy, needs none either: rows of the two may lie
+        in different orders."""
+        state = self.claims.state()
+        legal = registry.named(region.family).legalize(region, self.claims, [self._memory(step) for step in members])
+        self.claims.restore(state)
+        return legal.stores == region.stores
+
+    def _memory(self, step: Step) -> Strided:
+        """Returns where the result of ``step`` lies."""
+        if step.change is not None:
+            return self.memories[step.number]
+        return self.claims.memory.contiguous(self.temporaries.values[step.number].shape)
 
     def _without_early(
         self, ready: Sequence[Step], blocked: Mapping[Step, int], following: Mapping[Step, Sequence[Step]]
@@ -256,16 +286,6 @@ class Steps:
         first = self.temporaries.first
         changed = (changes[number] for number in numbers & changes.keys())
         return {Step(number - first) for number in numbers if number >= first}.union(*changed)
-
-
-def merge_into(regions: list[Region], region: Region) -> bool:
-    """Puts one that computes ``region`` too in the place of one of ``regions``; False if none may."""
-    for position, other in enumerate(regions):
-        both = _merged(other, region)
-        if both is not None and _is_moderate(both):
-            regions[position] = both
-            return True
-    return False
 
 
 def _merged(left: Region, right: Region) -> Region | None:

@@ -53,6 +53,7 @@ def relu6(trace: Trace, input: Node, inplace: bool = False) -> Node:
     return clamped(trace, input, 0, 6, flat_ends=True)
 
 
+@row("F.hardtanh_", inplace=True)
 @row("_nn.hardtanh")
 def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
     if not is_float(input):

@@ -287,10 +287,10 @@ WEIGHT_IN_EINSUM = (
 )
 
 
-@row("einsum", weights=True)
+@row("einsum", weights=True, view=True)
 def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     """Computes an einsum of one or two operands. A dimension of one operand alone that the result lacks is summed
-    first."""
+    first; without one, what an einsum of one operand returns is a view of it."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     inputs, result = _parsed(equation, [len(operand.shape) for operand in operands])

@@ -157,6 +157,8 @@ def _listed_key(item: Any) -> list[Any]:
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
     refuse_nested(key)
     viewed, by_dim = viewed_by(trace, input, key)
+    if any(isinstance(item, bool) for item in (key if isinstance(key, tuple) else (key,))):
+        return trace.copy(viewed, viewed.dtype)  # a mask, to torch
     return indexed(trace, viewed, by_dim) if by_dim else viewed
 
 

@@ -76,7 +76,7 @@ _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
-_VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal")
+_VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal", "einsum")
 """Functions whose results are views at all strides, made of reshapes here, or that raise an error."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
 """Functions of complex numbers."""
@@ -247,8 +247,8 @@ class Trace:
             copied = row.copied or (row.is_view and is_selection(result))
             if self.differentiable:
                 result = self._tracked(row, name, result, proxies, itself)
-            if self.rounds_results and not row.is_view and not row.python:
-                result = pytree.tree_map(self._rounded, result)
+            if self.rounds_results and not row.python:
+                result = self._rounded(result, nodes)
             if row.inplace or kwargs.get("inplace"):
                 updated(self, first, result, name)
                 return args[0]
@@ -276,8 +276,9 @@ class Trace:
         """Returns what a row makes of nodes and numbers, as ``call`` would leave it of proxies."""
         with torch._C.DisableTorchFunction():
             result = self._result(row, name, positional, named, ())
-            if self.rounds_results and not row.is_view:
-                result = pytree.tree_map(self._rounded, result)
+            if self.rounds_results:
+                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+                result = self._rounded(result, nodes)
             return result if row.is_view or row.copied else self._unaliased(result)
 
     def _result(
@@ -437,11 +438,19 @@ class Trace:
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
 
-    def _rounded(self, leaf: Any) -> Any:
-        """Rounds ``leaf``, of a result, as eager torch stores it, if it is a computed value of 16 bits."""
-        if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or leaf.is_in_memory:
-            return leaf
-        return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
+    def _rounded(self, result: Any, operands: Sequence[Node]) -> Any:
+        """Rounds computed values of 16 bits among ``result`` as eager torch stores them; views of ``operands`` are
+        rounded already."""
+        memories = set(map(memory_of, operands))
+
+        def rounded(leaf: Any) -> Any:
+            if not isinstance(leaf, Node) or leaf.dtype not in ("float16", "bfloat16") or leaf.is_in_memory:
+                return leaf
+            if memory_of(leaf) in memories:
+                return leaf
+            return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
+
+        return pytree.tree_map(rounded, result)
 
     def _unaliased(self, value: Any) -> Any:
         """Copies ``value`` if it is an argument, or a view of one.

@@ -124,9 +124,30 @@ def of_a_new_tensor(x: Tensor, w: Tensor) -> Any:
     return y[1:3], x[1:3]
 
 
+def flipped(x: Tensor, w: Tensor) -> Any:
+    x.add_(1)
+    return x.flip(1), x[1:2].flip(0), x.flip(0, 1).flip(0, 1)
+
+
+def of_an_einsum(x: Tensor, w: Tensor) -> Any:
+    y, diagonal = torch.einsum("ij->ji", x), torch.einsum("ii->i", x.view(-1)[:16].view(4, 4))
+    x.mul_(3)
+    diagonal.add_(1)
+    return y, diagonal, torch.einsum("ij->i", x)
+
+
+def by_true(x: Tensor, w: Tensor) -> Any:
+    y = x[True]
+    x.mul_(3)
+    return y, x[True, 1:], x[False]
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        flipped,
+        of_an_einsum,
+        by_true,
         of_a_part,
         of_an_updated_view,
         two_results,

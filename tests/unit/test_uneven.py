@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,41 @@ def test_an_update_in_place_of_uneven_rows() -> None:
     jitgen.jit(centred)(whole[:, ::2])
     centred(expected[:, ::2])
     torch.testing.assert_close(whole, expected)
+
+
+def _reversed(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Makes a tensor of which the first dimension is the innermost in memory."""
+    return torch.randn(*reversed(shape), dtype=dtype).permute(*reversed(range(len(shape))))
+
+
+def test_an_update_that_is_reduced_as_a_whole_and_by_columns() -> None:
+    """A temporary of the new value lies in another order than the argument, of which a kernel takes the norm."""
+
+    def centred(x: torch.Tensor) -> Any:
+        x.sub_(x.mean())
+        return torch.softmax(x, 0), x.norm()
+
+    x = _reversed(8, 3, 2, dtype=torch.bfloat16)
+    exact = x.double()
+    for got, want in zip(jitgen.jit(centred)(x), centred(exact), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(x.double(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda scale, x: torch.where(x > scale, x, scale),
+        lambda scale, x: torch.addcmul(x + torch.arange(8)[:, None], scale, x),
+    ],
+)
+def test_gradients_of_a_scalar_and_of_rows_in_another_order(function: Any) -> None:
+    scale, x = torch.randn((), requires_grad=True), _reversed(8, 2).requires_grad_()
+    expected = function(scale, x)
+    gradient = torch.randn(8, 2)
+    found = torch.autograd.grad(jitgen.jit(function)(scale, x), [scale, x], gradient)
+    for got, want in zip(found, torch.autograd.grad(expected, [scale, x], gradient), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_the_same_program_for_the_same_call_whatever_was_called_before() -> None:
