@@ -20,6 +20,9 @@ MOST_REMEMBERED = 4096
 
 _ELEMENTS = {
     "uint8": ("UINT8", 1),
+    "int8": ("UINT8", 1),
+    "float8_e4m3fn": ("UINT8", 1),
+    "float8_e5m2": ("UINT8", 1),
     "float16": ("FLOAT16", 2),
     "bfloat16": ("BFLOAT16", 2),
     "int32": ("INT32", 4),

@@ -157,7 +157,7 @@ def _kind(product: Node) -> tuple[Any, ...]:
     """Returns what the products of one region have in common."""
     x, weight = product.inputs
     base = weight.under_views
-    return x, base.attrs if base.kind is DEQUANTIZE else (), product.attrs
+    return x, base.attrs if base.kind is DEQUANTIZE else weight.dtype, product.attrs
 
 
 # ---------------------------------------------------------------------------------------------- operands of a region

@@ -1,15 +1,18 @@
-"""Makes products of integer codes of what are products of the codes' values: of codes that are cast to other dtypes,
-perhaps less zero-points and times scales that are one for a row of the operand.
+"""Makes products of codes of what are products of the codes' values: of codes that are cast to other dtypes, perhaps
+less zero-points and times scales that are one for a row of the operand.
 
 In ``((q - z) * s) @ ((p - y) * t).T``, with codes q and p of int8 or uint8, all but the codes leaves the product::
 
     s * t * (q @ p - z * sum of p - y * sum of q + K * z * y)
 
-The product of codes is an exact int32. Scales and zero-points are in the epilogue; sums of codes over K are reductions.
-What multiplies is then a byte where it was a float of up to eight, and no cast is stored. Results differ from those of
-the formula as it stands by the roundings that are left out; where a scale is infinite they may be infinite and not NaN.
+The product of integer codes is an exact int32. Scales and zero-points are in the epilogue; sums of codes over K are
+reductions. What multiplies is then a byte where it was a float of up to eight, and no cast is stored. Results differ
+from those of the formula as it stands by the roundings that are left out; where a scale is infinite they may be infinite
+and not NaN. Codes that are 8-bit floats have no zero-points, and products of them are summed in float32, as tensor cores
+do; so a product in float64 stays one.
 
-It is for CPUs, whose mainloops multiply bytes (``gemm_integers.hpp``).
+It is for CPUs, whose mainloops multiply integers of one byte (``gemm_integers.hpp``), and for the tensor cores of the
+GPUs that ``codes_of`` names.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jitgen.device import Device
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
@@ -29,7 +33,9 @@ from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
 
 MAGNITUDES = {"int8": 128, "uint8": 255}
-"""The largest magnitude of a code, by dtype."""
+"""The largest magnitude of an integer code, by dtype."""
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Dtypes of codes that are floats."""
 INT32_LIMIT = 2**31
 """The least number that an int32 sum of products cannot hold."""
 NARROW_FLOATS = ("float16", "bfloat16")
@@ -42,7 +48,7 @@ class Operand:
     """Describes an operand of a product as ``(codes - zero) * scale``.
 
     Attributes:
-        codes: of int8 or uint8.
+        codes: of a dtype of ``codes_of``.
         scale, zero: of the codes' shape, but the same along K; None for 1 and 0.
     """
 
@@ -53,12 +59,20 @@ class Operand:
 
 def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
-    if partition.device.dialect != "cpp" or CONTRACT not in kinds_of(values):
+    codes = codes_of(partition.device)
+    if not codes or CONTRACT not in kinds_of(values):
         return values
-    if not partition.mover.any_behind(values, _casts_codes):
+    if not partition.mover.any_behind(values, lambda node: node.kind is CAST and node.inputs[0].dtype in codes):
         return values
-    images = _Rewriter(_REWRITES, partition.mover, _scores(values)).images(values)
+    images = _Rewriter(_REWRITES, partition.mover, _scores(values), codes).images(values)
     return [images[id(value)] for value in values]
+
+
+def codes_of(device: Device) -> tuple[str, ...]:
+    """Returns the dtypes of codes whose products ``device`` has instructions and mainloops for."""
+    if device.dialect == "cuda" and device.target.arch == "sm_90a":
+        return (*MAGNITUDES, *FLOAT8)
+    return tuple(MAGNITUDES) if device.dialect == "cpp" else ()
 
 
 def _scores(values: Sequence[Node]) -> frozenset[int]:
@@ -68,34 +82,32 @@ def _scores(values: Sequence[Node]) -> frozenset[int]:
 
 
 class _Rewriter(Rewriter):
-    """Rewrites products, but for ``scores``."""
+    """Rewrites products of ``codes``, but for ``scores``."""
 
-    def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int]) -> None:
+    def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int], codes: tuple[str, ...]) -> None:
         super().__init__(rewrites, mover)
-        self.scores = scores
+        self.scores, self.codes = scores, codes
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         return rebuilt if id(node) in self.scores else super().change(node, rebuilt)
 
 
-def _casts_codes(node: Node) -> bool:
-    return node.kind is CAST and node.inputs[0].dtype in MAGNITUDES
-
-
-def _product_of_codes(rewriter: Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+def _product_of_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
     """Returns ``node`` as a product of codes; None if its operands are not computed from any, or are codes already."""
     mover = rewriter.mover
     left, right = _operand(x, rewriter), _operand(weight, rewriter)
-    if left is None or right is None or not {x.dtype, weight.dtype}.isdisjoint(MAGNITUDES):
+    if left is None or right is None or not {x.dtype, weight.dtype}.isdisjoint(rewriter.codes):
         return None
     length = x.shape[-1]
-    most = (INT32_LIMIT - 1) // (MAGNITUDES[left.codes.dtype] * MAGNITUDES[right.codes.dtype])
-    fits = node.dtype == "int32" or mover.decide(symbols.compare("le", length, most))
-    if not fits or mover.decide(symbols.compare("eq", length, 0)):
-        return None
     wide = node.dtype if node.dtype not in NARROW_FLOATS else "float32"
-    attrs = node.attrs.equation, "int32", "ieee"
-    codes = rewriter.make("contract", (left.codes, right.codes), "int32", node.shape, attrs, node.location)
+    sums = _sums(left.codes.dtype, right.codes.dtype, wide)
+    if sums == "int32" and node.dtype != "int32":
+        most = (INT32_LIMIT - 1) // (MAGNITUDES[left.codes.dtype] * MAGNITUDES[right.codes.dtype])
+        sums = sums if mover.decide(symbols.compare("le", length, most)) else None
+    if sums is None or mover.decide(symbols.compare("eq", length, 0)):
+        return None
+    attrs = node.attrs.equation, sums, "ieee"
+    codes = rewriter.make("contract", (left.codes, right.codes), sums, node.shape, attrs, node.location)
     terms = _Terms(rewriter, node, wide)
     total = terms.cast(codes)
     for one, other, place, others_place in (
@@ -117,6 +129,14 @@ def _product_of_codes(rewriter: Rewriter, node: Node, x: Node, weight: Node) -> 
     return unrounded(total, node.dtype, mover) if node.dtype != wide else total
 
 
+def _sums(left: str, right: str, wide: str) -> str | None:
+    """Returns the dtype of the sums of products of these codes; None for a pair that no instruction takes, or whose
+    sums would have fewer bits than those in ``wide``."""
+    if left in MAGNITUDES and right in MAGNITUDES:
+        return "int32"
+    return "float32" if left in FLOAT8 and right in FLOAT8 and wide == "float32" else None
+
+
 _REWRITES = Rewrites(
     Rewrite(
         "a product of codes cast to another dtype is a product of the codes, with scales and zero-points after it",
@@ -129,13 +149,13 @@ _REWRITES = Rewrites(
 # ------------------------------------------------------------------------------------------------------------ operands
 
 
-def _operand(root: Node, rewriter: Rewriter) -> Operand | None:
+def _operand(root: Node, rewriter: _Rewriter) -> Operand | None:
     """Describes ``root``, an operand of a product; None if it is not computed from codes in this manner."""
     node, last = root, (len(root.shape) - 1,)
     scale: Node | None = None
     zero: Node | None = None
-    while node.dtype not in MAGNITUDES:
-        if node.kind is CAST and (node.inputs[0].dtype in MAGNITUDES or node.dtype == node.inputs[0].dtype):
+    while node.dtype not in rewriter.codes:
+        if node.kind is CAST and (node.inputs[0].dtype in rewriter.codes or node.dtype == node.inputs[0].dtype):
             node = node.inputs[0]
             continue
         if node.op not in ("mul", "div", "sub") or zero is not None:
@@ -153,7 +173,7 @@ def _operand(root: Node, rewriter: Rewriter) -> Operand | None:
         else:
             scale = _combined(scale, node.op, other, node, rewriter)
         node = value
-    return Operand(node, scale, zero)
+    return None if zero is not None and node.dtype in FLOAT8 else Operand(node, scale, zero)
 
 
 def _combined(scale: Node | None, op: str, factor: Node, node: Node, rewriter: Rewriter) -> Node:

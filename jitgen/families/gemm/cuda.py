@@ -28,6 +28,7 @@ from jitgen.families.gemm.mainloops import (
     MmaRows,
     Stream,
     StreamOuter,
+    WgmmaBytes,
     WgmmaDense,
     WgmmaMainloop,
     WgmmaPair,
@@ -125,6 +126,8 @@ PLANES_HEADER = "jitgen/gemm_planes.cuh"
 """The header of weights whose codes are in bit planes; it follows that of the mainloop."""
 WGMMA_PLANES_HEADER = "jitgen/gemm_wgmma_planes.cuh"
 """The same for the wgmma mainloop."""
+WGMMA_BYTES_HEADER = "jitgen/wgmma_bytes.cuh"
+"""The header of wgmma for operands of one byte."""
 
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
@@ -180,11 +183,12 @@ def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect)
 
 def _simt_dense(operands: Sequence[GemmOperand]) -> str:
     """Returns the type of dense operands of the ``simt`` mainloop. All of them have one type: where their layouts
-    differ, every one is read element by element. Integers are read at most ``SIMT_INTEGERS`` at a time."""
+    differ, every one is read element by element. Integers and 8-bit floats are read at most ``SIMT_INTEGERS`` at a
+    time."""
     kinds = {operand.kind for operand in operands}
     vector = min(operand.unit for operand in operands) if len(kinds) == 1 else 1
     storage, scalar = operands[0].storage, CUDA.types[accumulator_dtype(operands[0].dtype)]
-    if accumulator_dtype(operands[0].dtype) in FLOATS:
+    if accumulator_dtype(operands[0].dtype) in FLOATS and item_size(operands[0].dtype) > 1:
         return f"jitgen::SimtDense<{_list(storage, kinds != {'outer'}, vector)}>"
     return f"jitgen::SimtDense<{_list(storage, kinds != {'outer'}, min(vector, SIMT_INTEGERS), scalar)}>"
 
@@ -199,6 +203,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     count = len(products.regions[0].contractions)
     quantised = isinstance(schedule.tilings[0], WgmmaQuantized)
     planes = quantised and not formats.find(first.contraction.format or "").tiled
+    of_bytes = isinstance(schedule.tilings[0], WgmmaBytes)
     copied = [first.x, *(product.weight[0] for region in products.regions for product in region.contractions)]
     maps_of = map_names(operand.source for operand in copied)
     names = [f"params.{name}" for name in maps_of]
@@ -218,7 +223,11 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "map_names": maps_of,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
-        "mainloop": (f"jitgen/gemm_{schedule.path}.cuh", *((WGMMA_PLANES_HEADER,) if planes else ())),
+        "mainloop": (
+            f"jitgen/gemm_{schedule.path}.cuh",
+            *((WGMMA_PLANES_HEADER,) if planes else ()),
+            *((WGMMA_BYTES_HEADER,) if of_bytes else ()),
+        ),
         "prologue": None,
         "tilings": [
             {
@@ -229,7 +238,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             }
             for number, tiling in enumerate(schedule.tilings)
         ],
-        "types": [] if quantised else [("Element", first.x.storage)],
+        "types": [] if quantised else [("Element", _bytes(first) if of_bytes else first.x.storage)],
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
         "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
@@ -239,6 +248,12 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "batch": _batch(products),
     }, {}
+
+
+def _bytes(product: ContractionContext) -> str:
+    """Returns the Element of a product whose operands are of one byte."""
+    assert product.x is not None
+    return f"jitgen::Bytes<{product.x.storage}, {product.weight[0].storage}>"
 
 
 def _batch(products: GemmContext) -> str:

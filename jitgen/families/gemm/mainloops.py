@@ -223,6 +223,14 @@ class WgmmaDense(WgmmaMainloop):
 
 
 @dataclass(frozen=True)
+class WgmmaBytes(WgmmaDense):
+    """Schedules ``gemm_wgmma_dense.cuh`` for operands of one byte, 8-bit integers and floats: as many bytes of them
+    along K as of 16-bit weights, and so twice as many elements."""
+
+    block_k: ClassVar[int] = 2 * CHUNK
+
+
+@dataclass(frozen=True)
 class WgmmaPair(DeclaredSchedule):
     """Holds two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
     estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
@@ -271,7 +279,7 @@ GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
     *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaColumns, Dense, Stream, StreamOuter, Simt),
-    *(WgmmaQuantized, WgmmaDense, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
+    *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
 )
 """Every class of ``GemmSchedule``."""
 

@@ -13,8 +13,9 @@ import torch
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
 from jitgen.families.gemm.wgmma_tiles import Weights, estimate
-from jitgen.ir.body import Body, Contraction
-from jitgen.kernel.operands import MappedTensor, mapped_tensor
+from jitgen.ir.body import Body, Contraction, accumulator_dtype
+from jitgen.ir.ops import FLOATS
+from jitgen.kernel.operands import MappedTensor, item_size, mapped_tensor
 from jitgen.quant import formats
 from jitgen.schedule.chips import Chip
 
@@ -57,7 +58,9 @@ def weights_of(
     each."""
     first, sizes = contractions[0], (tuple(columns), length, len(contractions), chip)
     if first.format is None:
-        return Weights(*sizes, transposed=transposed)
+        item = item_size(first.dtype)
+        promoted = item == 1 and accumulator_dtype(first.dtype) in FLOATS
+        return Weights(*sizes, 8 * item, transposed=transposed, item=item, promoted=promoted)
     format = formats.find(first.format)
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
@@ -106,7 +109,8 @@ def tensor_maps(
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)
-    return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, CHUNK))
+    depth = CHUNK if isinstance(schedule, WgmmaQuantized) else schedule.block_k
+    return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, depth))
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
@@ -123,7 +127,7 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
 
 def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
     if layout.operands[index] == "k":
-        box = (schedule.block_n // schedule.multicast, CHUNK)
+        box = (schedule.block_n // schedule.multicast, schedule.block_k)
         return _mapped(body, geometry, index, (geometry.columns, geometry.length), 0, box)
     return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, (CHUNK, CHUNK))
 

@@ -130,6 +130,10 @@ DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
 HALF_LINES = 1.29
 """The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
+PROMOTED_SUM = 1.0
+"""Cycles that a warpgroup takes to add one sum of each thread to the sums of earlier stages (8-bit floats)."""
+PROMOTED_WAIT = 60
+"""Cycles for which a warpgroup has no wgmma under way then."""
 SUMS_FIXED = 2.0
 """Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them."""
 SMOOTH = 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaTiling
+from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
+from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQuantized, WgmmaTiling
 from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
     AREA,
@@ -19,6 +20,8 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_WARPGROUP,
     HALF_LINES,
     LEAST_PRODUCT,
+    PROMOTED_SUM,
+    PROMOTED_WAIT,
     QUANTIZED,
     SUMS_FIXED,
     Times,
@@ -51,10 +54,12 @@ class Weights:
         length: K.
         contractions: contractions of each region, 1 or 2.
         chip: whose multiprocessors, clusters and clock the model takes.
-        bits: bits of a code; 16 of dense weights.
+        bits: bits of a code, or of an element of dense weights.
         light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
             groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
         transposed: whether dense weights are contiguous along N, which takes a multiple of 64 columns.
+        item: bytes of an element of x.
+        promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
     """
 
     columns: tuple[int, ...]
@@ -64,6 +69,18 @@ class Weights:
     bits: int = 16
     light: bool = False
     transposed: bool = False
+    item: int = 2
+    promoted: bool = False
+
+    @property
+    def dense(self) -> bool:
+        """Returns whether weights have the width of x, and are multiplied as they are."""
+        return self.bits == 8 * self.item
+
+    @property
+    def chunk(self) -> int:
+        """Returns the k's of 128 bytes of x."""
+        return 2 * CHUNK // self.item
 
 
 SHAPES = ((2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 2), (1, 1, 2), (1, 1, 3))
@@ -76,7 +93,7 @@ spills, as NVRTC 13.0 compiles it."""
 def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     """Lists the tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits from which
     any of these rows gains."""
-    tilings = _dense_tilings(most, weights) if weights.bits == 16 else _quantized_tilings(most, weights)
+    tilings = _dense_tilings(most, weights) if weights.dense else _quantized_tilings(most, weights)
     return [_gaining(tiling, fewest, most, weights) for tiling in tilings]
 
 
@@ -169,7 +186,8 @@ def _moved(rows: int, weights: Weights, bits: float, ranges: int) -> float:
     """Counts the bytes of x, of weights of so many bits, scales included, and of the results."""
     columns = sum(weights.columns)
     results = columns * (2 if ranges == 1 else 4 * ranges * weights.contractions)
-    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length * 2 + results)
+    of_x = weights.length * weights.item
+    return weights.contractions * columns * weights.length * bits / 8 + rows * (of_x + results)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -215,15 +233,52 @@ _BATCHED = (
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
+def _of_bytes(tiles: WgmmaDense) -> WgmmaBytes:
+    """Returns ``tiles`` for operands of one byte."""
+    return WgmmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)})
+
+
+_BYTES = tuple(_of_bytes(tiles) for tiles in _DENSE)
+"""Tiles of one product of 8-bit integers."""
+
+_PROMOTED = (
+    WgmmaBytes(2, 1, 160, stages=4, multicast=2, staged=32),
+    WgmmaBytes(2, 1, 160, stages=5, staged=32),
+    WgmmaBytes(2, 1, 128, stages=6, multicast=2),
+    WgmmaBytes(2, 1, 128, stages=6),
+    WgmmaBytes(2, 1, 96, stages=7, staged=32),
+    WgmmaBytes(2, 1, 64, stages=8),
+    WgmmaBytes(1, 2, 256, stages=5, staged=32),
+    WgmmaBytes(1, 2, 192, stages=6, staged=32),
+    WgmmaBytes(1, 2, 128, stages=8),
+    WgmmaBytes(1, 1, 128, stages=8),
+    WgmmaBytes(1, 1, 96, stages=8, staged=32),
+    WgmmaBytes(1, 1, 64, stages=8),
+    WgmmaBytes(1, 1, 32, stages=8, resident=2, staged=32),
+    WgmmaBytes(1, 1, 128, stages=4, resident=2),
+    WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
+)
+"""Tiles of one product of 8-bit floats, whose threads have two numbers for each sum."""
+
+_BATCHED_BYTES = (
+    WgmmaBytes(2, 1, 128, stages=5),
+    WgmmaBytes(2, 1, 64, stages=3, resident=2),
+    WgmmaBytes(1, 1, 128, stages=4, resident=2),
+    WgmmaBytes(1, 1, 64, stages=4, resident=3),
+    WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
+)
+"""Tiles of a batch of products of operands of one byte."""
+
+
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
-    fitting = _fitting(_DENSE, rows, weights)
+    fitting = _fitting(_DENSE if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES, rows, weights)
     return [_splitting(tiles, weights) for tiles in fitting]
 
 
 def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     """Returns ``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
     contractions = weights.contractions
-    stages = tiles.stages * (tiles.block_m + tiles.columns * contractions) * 2 * CHUNK
+    stages = tiles.stages * (tiles.block_m + tiles.columns * contractions) * CHUNK_BYTES
     sums = contractions * tiles.block_m * (tiles.columns + 8) * 4
     if sums > stages or tiles.pingpong:
         return tiles
@@ -233,7 +288,7 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
 
 def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
     """Lists the tiles that a kernel for a batch of x of these rows can have."""
-    return _fitting(_BATCHED, rows, weights)
+    return _fitting(_BATCHED if weights.item == 2 else _BATCHED_BYTES, rows, weights)
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:
@@ -252,10 +307,12 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     height, width = tiles.block_m, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.k_splits
-    fetched = (height + width / tiles.multicast) * 2 * CHUNK
+    fetched = (height + width / tiles.multicast) * CHUNK_BYTES
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
+    if weights.promoted:
+        alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     products = height * width / 32 * fit.product
-    held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
+    held = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
@@ -267,8 +324,8 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
-    moved = _moved(rows, weights, 16, tiles.k_splits)
-    times = Times(fit, -(-weights.length // (CHUNK * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
+    moved = _moved(rows, weights, weights.bits, tiles.k_splits)
+    times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
     # With multicast a cluster always has all its blocks.
@@ -282,9 +339,9 @@ def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: W
     items = matrices * -(-rows // height) * -(-columns // tiles.columns)
     waves = -(-items // (chip.multiprocessors * tiles.resident))
     sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
-    fetched = (height + width) * 2 * CHUNK
+    fetched = (height + width) * CHUNK_BYTES
     cycles = max(height * width / 32 * BATCHED.product, fetched / BATCHED.l2_bytes) * sharing + BATCHED.wait
-    main = -(-weights.length // CHUNK) * cycles / chip.microsecond_cycles
+    main = -(-weights.length // weights.chunk) * cycles / chip.microsecond_cycles
     end = BATCHED.epilogue * height * width / AREA
     if tiles.pingpong:
         return (waves - 1) * max(main, (main + end) / 2) + main + end

@@ -48,11 +48,14 @@ from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prol
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
-from jitgen.kernel.operands import item_size
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.quant import formats
 
 __all__ = ["candidates", "cost", "prologue"]
 
+HALVES = ("float16", "bfloat16")
+BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes of one byte that tensor cores multiply."""
 MMA_ROWS = 8
 """Rows of x up to which the ``mma`` mainloop is faster than wgmma (fitted on an H200)."""
 CAMPING_LENGTH = 8192
@@ -82,7 +85,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     another."""
     blocks: Sequence[BlockSchedule]
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
-    if accumulator_dtype(problem.dtype) not in FLOATS:
+    if problem.dtype in BYTES and tensor_maps:
+        blocks = []
+    elif problem.dtype in BYTES or accumulator_dtype(problem.dtype) not in FLOATS:
         blocks = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
         streamed = stream(problem)
@@ -207,7 +212,10 @@ def _takes_wgmma(problem: Problem) -> bool:
         return False
     if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
         return False
-    if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
+    if problem.dtype not in (*HALVES, *BYTES):
+        return False
+    streams = problem.quantized or problem.dtype in BYTES  # whether few rows may go to wgmma as well
+    if problem.rows <= STREAMED_ROWS and (_camping(problem) or not streams):
         return False
     group = problem.contractions[0].group_size
     tiled = not problem.quantized or formats.find(problem.contractions[0].format or "").tiled
@@ -223,7 +231,7 @@ def _camping(problem: Problem) -> bool:
 def _mappable(problem: Problem) -> bool:
     """Returns whether tensor maps can describe x and, where weights are dense, all weights, in one and the same
     orientation."""
-    bodies = problem.bodies
+    bodies, unit = problem.bodies, ACCESS_BYTES // item_size(problem.dtype)
     if problem.layouts[0].batch and (
         problem.quantized or len(bodies) > 1 or problem.layouts[0].batch > wgmma.BATCH_RANK
     ):
@@ -231,7 +239,7 @@ def _mappable(problem: Problem) -> bool:
     for body, layout in zip(bodies, problem.layouts, strict=True):
         for contraction in body.contractions:
             index = contraction.activation
-            if index is None or layout.operands[index] != "k" or layout.units[index] < 8:
+            if index is None or layout.operands[index] != "k" or layout.units[index] < unit:
                 return False
     weights = [
         (layout.operands[index], layout.units[index])
@@ -241,7 +249,8 @@ def _mappable(problem: Problem) -> bool:
     ]
     if problem.quantized:
         return True
-    return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
+    kinds = {"k"} if problem.dtype in BYTES else {"k", "outer"}  # wgmma takes bytes along K alone
+    return len({kind for kind, _ in weights}) == 1 and all(kind in kinds and own >= unit for kind, own in weights)
 
 
 # --------------------------------------------------------------------------------------- tiles through shared memory

@@ -71,6 +71,8 @@ template <class Element, int n>
 struct Wgmma {
   using Instruction = WgmmaInstruction<Element, n>;
   using All = typename IndicesTo<n / 2>::type;
+  using Sum = float;
+  static constexpr bool promoted = false;  // whether sums of many products should be added up outside of wgmma
   static JITGEN_DEVICE void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
     if constexpr (Instruction::exists) {
       Instruction::registers(d, a, b, accumulate);

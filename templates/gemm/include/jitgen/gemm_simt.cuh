@@ -48,7 +48,7 @@ struct SimtDense {
           values[i] = load_vector<vector>(source);
         } else {
 #pragma unroll
-          for (int j = 0; j < vector; ++j) values[i][j] = live && j < left ? source[j] : Stored(0);
+          for (int j = 0; j < vector; ++j) values[i][j] = live && j < left ? source[j] : Stored{};
         }
       }
     }
@@ -61,7 +61,7 @@ struct SimtDense {
         Scalar* const target = to + (k(position) * stride + at(position));
         if constexpr (k_first || converted) {
 #pragma unroll
-          for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(values[i][j]);
+          for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(load(values[i][j]));
         } else {
           store_vector(target, values[i]);
         }

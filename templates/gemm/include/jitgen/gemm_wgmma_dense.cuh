@@ -1,6 +1,7 @@
-// bfloat16 and float16 matmul on Hopper's wgmma, both operands from shared memory: y[m, n] = sum_k x[m, k] W[n, k].
+// Matmul of 16-bit floats, 8-bit floats and 8-bit integers on Hopper's wgmma, both operands from shared memory:
+// y[m, n] = sum_k x[m, k] W[n, k]. Integers are summed in int32, floats in float32.
 //
-// A producer warp fills a ring of stages of 64 k's by tensor copies. Consumer warpgroups run wgmma on it, each on its
+// A producer warp fills a ring of stages of 128 bytes along k by tensor copies. Consumer warpgroups run wgmma on it, each on its
 // own rows or columns of the tile. Blocks are persistent, so that the first stages of a tile arrive during the epilogue
 // of the tile before it. The blocks of a cluster compute tiles below each other and share the weight's tile; each
 // copies a piece of it for all, which reduces reads of L2. (This is CUTLASS's cooperative warp-specialised kernel.)
@@ -10,18 +11,18 @@
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
 //   struct Config {
-//     using Element = jitgen::bfloat16;       // of x and the weights: bfloat16 or float16
+//     using Element = jitgen::bfloat16;       // of x and the weights: bfloat16, float16 or a Bytes (wgmma_bytes.cuh)
 //     static constexpr int down = 2;          // consumer warpgroups along M, of 64 rows each
 //     static constexpr int across = 1;        // consumer warpgroups along N
 //     static constexpr int columns = 256;     // of a tile, per contraction; columns / across is one wgmma's n: 32, 64,
 //                                             // 96, 128, 192, 256; times contractions at most 256
 //     static constexpr int contractions = 1;  // weights that share x and have equal N
 //     static constexpr int regions = 1;       // weights of different N, each with its own outputs
-//     static constexpr int stages = 4;        // stages of the ring, of 64 k's each
+//     static constexpr int stages = 4;        // stages of the ring, of 128 bytes along k each
 //     static constexpr int multicast = 2;     // blocks of a cluster that share a weight's tile: 1, 2, 4
 //     static constexpr int most_splits = 1;   // the most blocks of a cluster that split K: 1 to 8; with multicast equal
 //                                             // to it. A launch without multicast may have fewer
-//     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n
+//     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n; of 16 bits alone
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Rows outside a matrix, which
 //                                             // become zeros, take the copy engine longer
 //     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
@@ -41,8 +42,8 @@
 //     jitgen::gemm_wgmma_dense<Config>(x, M, K, regions, Epilogue{...});
 //   }
 //
-// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, 64]; a weight [N, K], box [columns /
-// multicast, 64]; a transposed one [K, N], box [64, 64]. So each matrix is aligned to 16 bytes, has stride 1 along its
+// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, depth]; a weight [N, K], box [columns /
+// multicast, depth]; a transposed one [K, N], box [64, 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
 // rows and a row stride that is a multiple of 16 bytes.
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
@@ -94,6 +95,7 @@ JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within 
 
 template <class Config>
 struct DenseShape {
+  static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
   static constexpr bool pingpong = Config::pingpong;
   static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
   static constexpr int blocks = pingpong ? Config::down : 1;  // of 64 rows, of a warpgroup
@@ -125,7 +127,7 @@ struct DenseShape {
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
-  static_assert(!Config::transposed || width % 64 == 0, "a transposed operand lies in runs of 64 columns");
+  static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
 };
 
 template <class Config, class Epilogue, class Batch>
@@ -136,7 +138,8 @@ struct DenseKernel {
   using Ring = StageRing<Config::stages>;
   static constexpr int contractions = Config::contractions;
   static constexpr int blocks = Shape::blocks;
-  using Sums = float[contractions][blocks][Shape::width / 2];
+  using Sum = typename Multiply::Sum;
+  using Sums = Sum[contractions][blocks][Shape::width / 2];
   using Order = TileOrder<Shape::pingpong>;
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
@@ -179,9 +182,9 @@ struct DenseKernel {
       barrier_arrive_expect(full(stage), bytes);
       if constexpr (Batch::several) {
         copy_box_of_matrix(
-            x_at(stage), x, chunk * 64, tile.row, inner_of(matrix, batch.x), outer_of(matrix, batch.x), full(stage));
+            x_at(stage), x, chunk * Shape::depth, tile.row, inner_of(matrix, batch.x), outer_of(matrix, batch.x), full(stage));
       } else {
-        copy_box(x_at(stage), x, chunk * 64, tile.row, full(stage));
+        copy_box(x_at(stage), x, chunk * Shape::depth, tile.row, full(stage));
       }
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
@@ -199,7 +202,7 @@ struct DenseKernel {
           for (int i = 0; i < Config::multicast; ++i) {
             if (Config::multicast > 1 && !alone && i != rank) continue;
             const uint32_t to = weight_at(stage, c) + i * (share * 128);
-            copy_weight(to, map, chunk * 64, tile.column + i * share, full(stage), all, alone, matrix, c);
+            copy_weight(to, map, chunk * Shape::depth, tile.column + i * share, full(stage), all, alone, matrix, c);
           }
         }
       }
@@ -238,17 +241,45 @@ struct DenseKernel {
     }
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, int first, int last, bool alone, Ring& ring, bool follows, bool followed) const {
-    const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
-    const int down = warpgroup % Config::down, across = warpgroup / Config::down;
+  static JITGEN_DEVICE void clear(Sums& acc) {
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
 #pragma unroll
-        for (int i = 0; i < Shape::width / 2; ++i) acc[c][b][i] = 0.0f;
+        for (int i = 0; i < Shape::width / 2; ++i) acc[c][b][i] = Sum(0);
       }
     }
+  }
+
+  // Starts the products of a stage. `add`: whether they are added to what `acc` has, else the first of them are not.
+  JITGEN_DEVICE void multiply(Sums& acc, int stage, int down, int across, bool add) const {
+    const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        const uint32_t at = weight_at(stage, c) + across * (Shape::width * 128);
+#pragma unroll
+        for (int b = 0; b < blocks; ++b) {
+          const uint64_t of_block = a + b * (8192 / 16) + step * 2;
+          const int adds = add || step > 0;
+          if constexpr (Config::transposed) {
+            Multiply::template shared<1>(acc[c][b], of_block, descriptor_transposed(at, 8192) + step * 128, adds);
+          } else {
+            Multiply::template shared<0>(acc[c][b], of_block, descriptor_k_major(at) + step * 2, adds);
+          }
+        }
+      }
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  JITGEN_DEVICE void consume(Sums& acc, int first, int last, bool alone, Ring& ring, bool follows, bool followed) const {
+    const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
+    const int down = warpgroup % Config::down, across = warpgroup / Config::down;
+    clear(acc);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
@@ -257,32 +288,33 @@ struct DenseKernel {
       const int stage = ring.stage;
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
-      const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
-      cute::warpgroup_arrive();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
+      if constexpr (Multiply::promoted) {
+        // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32. The
+        // tensor cores have the products of the other warpgroup until then.
+        Sums fresh;
+        multiply(fresh, stage, down, across, false);
+        cute::warpgroup_wait<0>();
+        release(stage, alone);
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          const uint32_t at = weight_at(stage, c) + across * (Shape::width * 128);
 #pragma unroll
           for (int b = 0; b < blocks; ++b) {
-            const uint64_t of_block = a + b * (8192 / 16) + step * 2;
-            if constexpr (Config::transposed) {
-              Multiply::template shared<1>(acc[c][b], of_block, descriptor_transposed(at, 8192) + step * 128, 1);
-            } else {
-              Multiply::template shared<0>(acc[c][b], of_block, descriptor_k_major(at) + step * 2, 1);
-            }
+#pragma unroll
+            for (int i = 0; i < Shape::width / 2; ++i) acc[c][b][i] += fresh[c][b][i];
           }
         }
+      } else {
+        multiply(acc, stage, down, across, true);
+        cute::warpgroup_wait<1>();
+        if (chunk > first) release(before, alone);
+        before = stage;
       }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();
-      if (chunk > first) release(before, alone);
-      before = stage;
       ring.next();
     }
-    cute::warpgroup_wait<0>();
-    if (first < last) release(before, alone);
+    if constexpr (!Multiply::promoted) {
+      cute::warpgroup_wait<0>();
+      if (first < last) release(before, alone);
+    }
   }
 
   template <class Own>
@@ -291,7 +323,7 @@ struct DenseKernel {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
-    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
+    Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
 #pragma unroll 1
     for (int turn = 0; turn < blocks * turns; ++turn) {
       const int row = first_row + turn / turns * 64, column = first + turn % turns * chunk;
@@ -300,13 +332,13 @@ struct DenseKernel {
       __syncwarp();
       spread<0>(turn, staging, acc);
       __syncwarp();
-      float sums[runs / 2][contractions][8];  // all are read before the first is stored: one latency for all of them
+      Sum sums[runs / 2][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
       for (int i = 0; i < runs / 2; ++i) {
         const int run = staged_run<chunk>((i * 32 + lane) / runs, lane % runs);
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          const float* const from = staging + c * 16 * chunk;
+          const Sum* const from = staging + c * 16 * chunk;
           gather(sums[i][c], from + staged_column(run, 0), from + staged_column(run, 4));
         }
       }
@@ -321,7 +353,7 @@ struct DenseKernel {
   }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
-  static JITGEN_DEVICE void spread(int wanted, float* staging, const Sums& acc) {
+  static JITGEN_DEVICE void spread(int wanted, Sum* staging, const Sums& acc) {
     constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
     if constexpr (turn < blocks * turns) {
       if (wanted == turn) {
@@ -330,11 +362,11 @@ struct DenseKernel {
         for (int c = 0; c < contractions; ++c) {
 #pragma unroll
           for (int i = 0; i < chunk / 8; ++i) {
-            const float* const from = acc[c][turn / turns] + (turn % turns * (chunk / 8) + i) * 4;
+            const Sum* const from = acc[c][turn / turns] + (turn % turns * (chunk / 8) + i) * 4;
             const int at = staged_column(staged_run<chunk>(lane / 4, i), lane % 4 * 2);
-            float* const to = staging + c * 16 * chunk + at;
-            *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-            *reinterpret_cast<float2*>(to + 8 * chunk) = make_float2(from[2], from[3]);
+            Sum* const to = staging + c * 16 * chunk + at;
+            store_two(to, from[0], from[1]);
+            store_two(to + 8 * chunk, from[2], from[3]);
           }
         }
       }
@@ -348,16 +380,16 @@ struct DenseKernel {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int row = warpgroup % Config::down * 64 + warp % 4 * 16 + lane / 4;
     const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
-    float* const corner = reinterpret_cast<float*>(memory) + row * pitch + column;
+    Sum* const corner = reinterpret_cast<Sum*>(memory) + row * pitch + column;
     group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
       for (int i = 0; i < Shape::width / 8; ++i) {
-        const float* const from = acc[c][0] + i * 4;
-        float* const to = corner + c * Shape::rows * pitch + i * 8;
-        *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-        *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
+        const Sum* const from = acc[c][0] + i * 4;
+        Sum* const to = corner + c * Shape::rows * pitch + i * 8;
+        store_two(to, from[0], from[1]);
+        store_two(to + 8 * pitch, from[2], from[3]);
       }
     }
   }
@@ -369,7 +401,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
       const int m = i / width, n = i % width * 8;
-      float sums[contractions][8];
+      Sum sums[contractions][8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
         add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
@@ -450,7 +482,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   constexpr int band = Shape::rows * Config::multicast;
   const DenseKernel<Config, Epilogue, Batch> kernel{
-      x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band,
+      x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
   waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();

@@ -83,13 +83,26 @@ struct TileWalk {
   JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
 };
 
-// The sum of eight floats of each of the first `splits` blocks of the cluster, by rank. They are at `at` in each block's
+// What the mainloops exchange: two numbers that are neighbours, and the bits of a float as a sum.
+JITGEN_DEVICE void store_two(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
+JITGEN_DEVICE void store_two(int32_t* to, int32_t a, int32_t b) { *reinterpret_cast<int2*>(to) = make_int2(a, b); }
+template <class Sum>
+JITGEN_DEVICE Sum sum_of_bits(float bits) {
+  if constexpr (is_floating<Sum>) {
+    return bits;
+  } else {
+    return __float_as_int(bits);
+  }
+}
+
+// The sum of eight numbers of each of the first `splits` blocks of the cluster, by rank. They are at `at` in each block's
 // shared memory, aligned to 16 bytes. Four blocks' are loaded at a time: more would take registers that a mainloop has
 // not left.
-template <int most_splits>
-JITGEN_DEVICE void add_of_cluster(float (&sums)[8], uint32_t at, int splits) {
+template <int most_splits, class Sum>
+JITGEN_DEVICE void add_of_cluster(Sum (&sums)[8], uint32_t at, int splits) {
+  constexpr auto number = sum_of_bits<Sum>;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) sums[j] = 0.0f;
+  for (int j = 0; j < 8; ++j) sums[j] = Sum(0);
 #pragma unroll
   for (int from = 0; from < most_splits; from += 4) {
     float4 low[4], high[4];
@@ -102,8 +115,8 @@ JITGEN_DEVICE void add_of_cluster(float (&sums)[8], uint32_t at, int splits) {
 #pragma unroll
     for (int r = 0; r < 4 && from + r < most_splits; ++r) {
       if (from + r >= splits) break;
-      sums[0] += low[r].x, sums[1] += low[r].y, sums[2] += low[r].z, sums[3] += low[r].w;
-      sums[4] += high[r].x, sums[5] += high[r].y, sums[6] += high[r].z, sums[7] += high[r].w;
+      sums[0] += number(low[r].x), sums[1] += number(low[r].y), sums[2] += number(low[r].z), sums[3] += number(low[r].w);
+      sums[4] += number(high[r].x), sums[5] += number(high[r].y), sums[6] += number(high[r].z), sums[7] += number(high[r].w);
     }
   }
 }
@@ -188,12 +201,15 @@ JITGEN_DEVICE void gather(float (&sums)[8], const float* first, const float* sec
   sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
   sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
 }
+JITGEN_DEVICE void gather(int32_t (&sums)[8], const int32_t* first, const int32_t* second) {
+  const int4 low = *reinterpret_cast<const int4*>(first), high = *reinterpret_cast<const int4*>(second);
+  sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
+  sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
+}
 
-JITGEN_DEVICE void gather(float (&sums)[8], const float* from) { gather(sums, from, from + 4); }
-
-template <bool several, class Epilogue, int contractions>
+template <bool several, class Epilogue, class Sum, int contractions>
 JITGEN_DEVICE void run_epilogue(
-    const Epilogue& epilogue, int region, int m, int n, const float (&sums)[contractions][8], int live) {
+    const Epilogue& epilogue, int region, int m, int n, const Sum (&sums)[contractions][8], int live) {
   if constexpr (several) {
     epilogue.template run<8>(region, m, n, sums, live);
   } else {
