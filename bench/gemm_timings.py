@@ -52,10 +52,15 @@ KINDS = {
     "dense": (None, 1, 8192),
     "swiglu int4": ("int4", 1, 8192),
     "swiglu dense": (None, 1, 8192),
+    "int8": (None, 1, 8192),
+    "float8": (None, 1, 8192),
 }
 """The format of the weights, and the fewest and the most rows, of each kind. Of the first six every candidate of one
 mainloop is timed, of the others that which is chosen."""
+BYTES = {"int8": torch.int8, "float8": torch.float8_e4m3fn}
+"""The dtype of both operands, of kinds where that has one byte."""
 PATHS = {"swiglu_quantized": "wgmma_quantized", "swiglu_dense": "wgmma_dense"}
+PATHS |= {"int8": "wgmma_dense", "float8": "wgmma_dense"}
 """The mainloop of a kind, where it is not the kind's name."""
 CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
 POOL_BYTES = 2**30
@@ -89,7 +94,7 @@ def drawn(source: random.Random, kind: str, fewest: int) -> tuple[int, int, int]
     least = max(least, fewest)
     while True:
         rows = int(log_uniform(source, least, most + 1))
-        columns, length = side(source, 8), side(source, 128)
+        columns, length = side(source, 16 if kind in BYTES else 8), side(source, 16 if kind in BYTES else 128)
         if most > 16 and kind not in CHOSEN and source.random() < 0.4:
             length = 128 * source.randint(1, 10)
         if columns * length <= 3e8 and rows * columns * length <= 1e12:
@@ -98,12 +103,19 @@ def drawn(source: random.Random, kind: str, fewest: int) -> tuple[int, int, int]
 
 def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any:
     format = KINDS[kind][0]
+    if kind in BYTES:
+        x, w = (jitgen.TensorSpec((size, length), BYTES[kind]) for size in (rows, columns))
+        return jitgen.jit(backend="cuda")(codes).lower(x, w, target=target).lowered
     x = jitgen.TensorSpec((rows, length), torch.bfloat16)
     group = None if format is None else 128
     w = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=group)
     if kind.startswith("swiglu"):
         return jitgen.jit(backend="cuda")(swiglu).lower(x, w, w, target=target).lowered
     return jitgen.jit(backend="cuda")(linear).lower(x, w, target=target).lowered
+
+
+def codes(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x.float() @ weight.float().T).to(torch.bfloat16)
 
 
 def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
@@ -222,7 +234,7 @@ def main() -> None:
             if not error < 0.02:
                 print("WRONG", shape, schedule, splits, error, flush=True)
             results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
-        results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
+        results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape), 3)])
         write_rows(options.output, results)
         compare(shape, results)
     layers = set(llama())
@@ -266,7 +278,7 @@ def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[
         return [(schedule, schedule.cluster_k_splits)]
     found = [(dataclasses.replace(schedule, cluster_k_splits=1), 1)]
     items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
-    chunks = length // schedule.block_k
+    chunks = -(-length // schedule.block_k)
     room = 132 * schedule.resident
     left = items % room
     if left and left <= room // 2:
@@ -334,6 +346,7 @@ class Timer:
         self.pool = torch.randint(-(2**31), 2**31 - 1, (POOL_BYTES // 4,), dtype=torch.int32, device="cuda")
         # Any bits are codes. Of the 16-bit floats some bits of the exponent are fixed, so that they are 2**-8 to 2.
         self.floats = (torch.randn(POOL_BYTES // 2, device="cuda") * 0.5).to(torch.bfloat16)
+        self.bytes_of_floats = self.floats.to(torch.float8_e4m3fn)
         self.functions: dict[Any, Any] = {}
 
     def time(self, low: Any, splits: int | None, built: Any, name: Any) -> tuple[float, torch.Tensor]:
@@ -367,9 +380,10 @@ class Timer:
         for copy in range(copies):
             places, at = [], 0
             for buffer, size in list(zip(buffers, sizes, strict=True))[:-1]:
-                whole = self.floats if buffer.dtype == "bfloat16" else self.pool
+                wholes = {"bfloat16": self.floats, "float8_e4m3fn": self.bytes_of_floats}
+                whole = wholes.get(buffer.dtype, self.pool)
                 offset = at if buffer is buffers[0] else at + copy * weights
-                places.append(whole.data_ptr() + offset % (POOL_BYTES - size) // 256 * 256)
+                places.append(whole.data_ptr() + offset % (whole.nbytes - size) // 256 * 256)
                 at += -(-size // 256) * 256
             places.append(out.data_ptr())
             values = [each.encode(places[each.buffer]) for each in maps]
@@ -385,8 +399,11 @@ class Timer:
         calls = [partial(call, values) for values in sets]
         return graph_seconds(calls) * 1e6, result
 
-    def peer(self, rows: int, columns: int, length: int) -> float:
-        """The time of torch's F.linear of a dense weight in microseconds."""
+    def peer(self, kind: str, rows: int, columns: int, length: int) -> float:
+        """The time in microseconds of torch's F.linear of a dense weight, or of its product of operands of one byte:
+        ``_int_mm``, which takes more than 16 rows and stores int32, or ``_scaled_mm`` by row without fast sums."""
+        if kind in BYTES:
+            return self.byte_peer(BYTES[kind], rows, columns, length)
         copies = max(2, min(16, CACHED_BYTES // (2 * columns * length)))
         x = self.floats[: rows * length].view(rows, length)
         size = columns * length
@@ -394,9 +411,23 @@ class Timer:
         weights = [self.floats[at : at + size].view(columns, length) for at in starts]
         return graph_seconds([partial(F.linear, x, weight) for weight in weights]) * 1e6
 
+    def byte_peer(self, dtype: torch.dtype, rows: int, columns: int, length: int) -> float:
+        whole = (self.pool.view(torch.int8) if dtype == torch.int8 else self.bytes_of_floats).view(-1)
+        rows = max(rows, 17) if dtype == torch.int8 else rows
+        size = columns * length
+        copies = max(2, min(16, CACHED_BYTES // size))
+        x = whole[: rows * length].view(rows, length)
+        starts = (copy * size % (whole.numel() - size) // 256 * 256 for copy in range(copies))
+        weights = [whole[at : at + size].view(columns, length).T for at in starts]
+        if dtype == torch.int8:
+            return graph_seconds([partial(torch._int_mm, x, weight) for weight in weights]) * 1e6
+        scales = torch.ones(rows, 1, device="cuda"), torch.ones(1, columns, device="cuda")
+        multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16)
+        return graph_seconds([partial(multiply, x, weight, *scales) for weight in weights]) * 1e6
+
     @staticmethod
     def bytes(memory: Any, buffer: Any) -> int:
-        item = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "int8": 1}[buffer.dtype]
+        item = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "int8": 1, "float8_e4m3fn": 1}[buffer.dtype]
         return math.prod(memory.view.sizes) * item
 
 

@@ -61,7 +61,7 @@ struct SimtDense {
         Scalar* const target = to + (k(position) * stride + at(position));
         if constexpr (k_first || converted) {
 #pragma unroll
-          for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(load(values[i][j]));
+          for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(jitgen::load(values[i][j]));
         } else {
           store_vector(target, values[i]);
         }
