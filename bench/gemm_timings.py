@@ -54,13 +54,16 @@ KINDS = {
     "swiglu dense": (None, 1, 8192),
     "int8": (None, 1, 8192),
     "float8": (None, 1, 8192),
+    "int8_rows": (None, 1, 16),
+    "float8_rows": (None, 1, 16),
 }
 """The format of the weights, and the fewest and the most rows, of each kind. Of the first six every candidate of one
 mainloop is timed, of the others that which is chosen."""
 BYTES = {"int8": torch.int8, "float8": torch.float8_e4m3fn}
+BYTES |= {f"{kind}_rows": dtype for kind, dtype in BYTES.items()}
 """The dtype of both operands, of kinds where that has one byte."""
 PATHS = {"swiglu_quantized": "wgmma_quantized", "swiglu_dense": "wgmma_dense"}
-PATHS |= {"int8": "wgmma_dense", "float8": "wgmma_dense"}
+PATHS |= {kind: "bytes" if kind.endswith("_rows") else "wgmma_dense" for kind in BYTES}
 """The mainloop of a kind, where it is not the kind's name."""
 CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
 POOL_BYTES = 2**30

@@ -26,6 +26,8 @@ UNEVEN = [(1, 5, 3), (9, 33, 17), (70, 130, 100), (200, 66, 1001)]
 FLOAT_ERROR = 2.0**-12
 """Of sums of products of 8-bit floats in float32, relative to the norm of the result: wgmma keeps some 14 bits of the
 sums of 128 products."""
+ONE_SIGN_ERROR = 2.0**-10
+"""The same where all products have one sign, so that all of what wgmma drops has one."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +91,9 @@ def test_kinds_of_float8(kinds: tuple[torch.dtype, torch.dtype]) -> None:
 
 @pytest.mark.parametrize("k", [4096, 65536])
 def test_float8_of_one_sign(k: int) -> None:
-    """Sums that grow along K lose the most."""
+    """Sums of one sign lose the most, and no more for a longer K."""
     x, w = codes(200, k, dtype=E4M3).float().abs().to(E4M3), codes(144, k, dtype=E4M3).float().abs().to(E4M3)
-    close(run(lambda x, w: x.float() @ w.float().T, x, w), product(x, w), FLOAT_ERROR)
+    close(run(lambda x, w: x.float() @ w.float().T, x, w), product(x, w), ONE_SIGN_ERROR)
 
 
 def rowwise(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

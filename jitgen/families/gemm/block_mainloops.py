@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from jitgen.kernel.operands import WARP
 from jitgen.schedule.declared import DeclaredSchedule, about, derived
+from jitgen.spec import Target
 
 CHUNK = 64
 """Extent of K in a chunk of the mainloops on tensor cores: 128 bytes of 16-bit elements."""
@@ -17,6 +18,15 @@ WINDOW_BYTES = 4096
 nearest whole number of steps below it."""
 EIGHT = 8
 """Tokens that a product on tensor cores takes at once."""
+
+
+BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes of one byte that tensor cores multiply."""
+
+
+def multiplies_bytes(dtype: str, target: Target) -> bool:
+    """Returns whether the tensor cores of ``target`` multiply ``dtype``, one of ``BYTES``."""
+    return target.kind == "cuda" and target.capability >= (89 if dtype.startswith("float8") else 80)
 
 
 class _Tile(Protocol):
@@ -179,6 +189,18 @@ class MmaRows(MmaMainloop):
 
 
 @dataclass(frozen=True)
+class MmaBytes(MmaRows):
+    """Schedules weights of one byte that are contiguous along K by ``gemm_mma.cuh``, which takes pairs of them for
+    elements."""
+
+    path: ClassVar[str] = "bytes"
+
+    @property
+    def block_k(self) -> int:
+        return 2 * CHUNK * self.warps_k
+
+
+@dataclass(frozen=True)
 class MmaColumns(MmaMainloop):
     """Schedules 16-bit weights that are contiguous along N by ``gemm_mma.cuh``."""
 
@@ -233,6 +255,15 @@ class Dense(BlockMainloop):
     @property
     def stage_bytes(self) -> int:
         return self.stages * self.warps_k * (self.block_m + self.contractions * self.block_n) * CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class DenseBytes(Dense):
+    """Schedules ``gemm_dense.cuh`` for operands of one byte: as many bytes along K, and so twice as many elements."""
+
+    @property
+    def block_k(self) -> int:
+        return 2 * CHUNK * self.warps_k
 
 
 @dataclass(frozen=True)

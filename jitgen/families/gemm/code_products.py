@@ -7,21 +7,23 @@ In ``((q - z) * s) @ ((p - y) * t).T``, with codes q and p of int8 or uint8, all
 
 The product of integer codes is an exact int32. Scales and zero-points are in the epilogue; sums of codes over K are
 reductions. What multiplies is then a byte where it was a float of up to eight, and no cast is stored. Results differ
-from those of the formula as it stands by the roundings that are left out; where a scale is infinite they may be infinite
-and not NaN. Codes that are 8-bit floats have no zero-points, and products of them are summed in float32, as tensor cores
-do; so a product in float64 stays one.
+from those of the formula as it stands by the roundings that are left out; where a scale is infinite they may be
+infinite and not NaN. Codes that are 8-bit floats have no zero-points, and products of them are summed in float32, so
+that a product in float64 stays one. Hopper's tensor cores keep some 14 bits of the sum of 128 products of them, and
+round it towards zero: sums of numbers of one sign are 6e-4 of their magnitude too small (measured, for any K).
 
-It is for CPUs, whose mainloops multiply integers of one byte (``gemm_integers.hpp``), and for the tensor cores of the
-GPUs that ``codes_of`` names.
+It is for CPUs, whose mainloops multiply integers of one byte (``gemm_integers.hpp``), and for the tensor cores of GPUs.
+Where these have no instruction for 8-bit floats, a product of such is one of bfloat16, which has all of their numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.device import Device
 from jitgen.families.family import Partition
+from jitgen.families.gemm.mainloops import multiplies_bytes
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
 from jitgen.ir.equations import axes
@@ -59,18 +61,19 @@ class Operand:
 
 def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
-    codes = codes_of(partition.device)
+    device = partition.device
+    codes = codes_of(device)
     if not codes or CONTRACT not in kinds_of(values):
         return values
     if not partition.mover.any_behind(values, lambda node: node.kind is CAST and node.inputs[0].dtype in codes):
         return values
-    images = _Rewriter(_REWRITES, partition.mover, _scores(values), codes).images(values)
+    images = _Rewriter(_REWRITES, partition.mover, _scores(values), device).images(values)
     return [images[id(value)] for value in values]
 
 
 def codes_of(device: Device) -> tuple[str, ...]:
-    """Returns the dtypes of codes whose products ``device`` has instructions and mainloops for."""
-    if device.dialect == "cuda" and device.target.arch == "sm_90a":
+    """Returns the dtypes of codes whose products are rewritten for ``device``."""
+    if device.dialect == "cuda":
         return (*MAGNITUDES, *FLOAT8)
     return tuple(MAGNITUDES) if device.dialect == "cpp" else ()
 
@@ -82,11 +85,12 @@ def _scores(values: Sequence[Node]) -> frozenset[int]:
 
 
 class _Rewriter(Rewriter):
-    """Rewrites products of ``codes``, but for ``scores``."""
+    """Rewrites products for ``device``, but for ``scores``."""
 
-    def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int], codes: tuple[str, ...]) -> None:
+    def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int], device: Device) -> None:
         super().__init__(rewrites, mover)
-        self.scores, self.codes = scores, codes
+        self.scores, self.codes = scores, codes_of(device)
+        self.multiplies_float8 = multiplies_bytes(FLOAT8[0], device.target)
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         return rebuilt if id(node) in self.scores else super().change(node, rebuilt)
@@ -94,10 +98,33 @@ class _Rewriter(Rewriter):
 
 def _product_of_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
     """Returns ``node`` as a product of codes; None if its operands are not computed from any, or are codes already."""
-    mover = rewriter.mover
     left, right = _operand(x, rewriter), _operand(weight, rewriter)
     if left is None or right is None or not {x.dtype, weight.dtype}.isdisjoint(rewriter.codes):
         return None
+    if left.codes.dtype in FLOAT8 and not rewriter.multiplies_float8:
+        return None
+    return _product(rewriter, node, left, right)
+
+
+def _product_of_numbers(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    """Returns ``node``, whose operands are computed from 8-bit floats, as a product of bfloat16 numbers."""
+    left, right = _operand(x, rewriter), _operand(weight, rewriter)
+    if left is None or right is None or not {left.codes.dtype, right.codes.dtype} <= {*FLOAT8}:
+        return None
+    if left.codes is x or (x.dtype, weight.dtype, node.dtype) == ("bfloat16", "bfloat16", "float32"):
+        return None
+    decoded = [
+        replace(one, codes=rewriter.make("cast", (one.codes,), "bfloat16", one.codes.shape, (), node.location))
+        for one in (left, right)
+    ]
+    return _product(rewriter, node, *decoded)
+
+
+def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> Node | None:
+    """Returns ``node`` as the product of the codes of its operands; None if their sums may not fit int32, or have fewer
+    bits than those of ``node``."""
+    mover = rewriter.mover
+    x = left.codes
     length = x.shape[-1]
     wide = node.dtype if node.dtype not in NARROW_FLOATS else "float32"
     sums = _sums(left.codes.dtype, right.codes.dtype, wide)
@@ -134,7 +161,7 @@ def _sums(left: str, right: str, wide: str) -> str | None:
     sums would have fewer bits than those in ``wide``."""
     if left in MAGNITUDES and right in MAGNITUDES:
         return "int32"
-    return "float32" if left in FLOAT8 and right in FLOAT8 and wide == "float32" else None
+    return "float32" if not {left, right} & {*MAGNITUDES} and wide == "float32" else None
 
 
 _REWRITES = Rewrites(
@@ -142,7 +169,13 @@ _REWRITES = Rewrites(
         "a product of codes cast to another dtype is a product of the codes, with scales and zero-points after it",
         contract(x, weight),
         _product_of_codes,
-    )
+    ),
+    Rewrite(
+        "a product of 8-bit floats, for which the target has no instruction, is one of bfloat16 numbers",
+        contract(x, weight),
+        _product_of_numbers,
+        lambda rewriter: not rewriter.multiplies_float8,
+    ),
 )
 
 

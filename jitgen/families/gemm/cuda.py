@@ -23,6 +23,7 @@ from jitgen.families.gemm.mainloops import (
     BlockSchedule,
     Dense,
     GemmSchedule,
+    MmaBytes,
     MmaMainloop,
     MmaQuantized,
     MmaRows,
@@ -74,6 +75,7 @@ def build(
     return {
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
+        "length": "params.k / 2" if isinstance(schedule, MmaBytes) else "params.k",
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
@@ -132,6 +134,7 @@ WGMMA_BYTES_HEADER = "jitgen/wgmma_bytes.cuh"
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
     "rows": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
+    "bytes": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
     "columns": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
     "dense": _Mainloop("dense", "DenseShared<Config0>", ("jitgen/gemm_dense.cuh",)),
     "stream": _Mainloop("stream", "StreamShared<Config0>", ("jitgen/gemm_stream.cuh",)),
@@ -160,6 +163,10 @@ def _activation(product: ContractionContext, path: str) -> str:
     if product.x is None:
         return "jitgen::SimtComputed<Activation>{activation}" if path == "simt" else "activation"
     x = product.x
+    if path == "bytes":
+        pair = _bytes(product, "BytePair")
+        pointer = f"reinterpret_cast<const {pair}*>({x.pointer})"
+        return f"jitgen::StoredActivation<{_list(pair, x.unit // 2)}>{{{pointer}, {x.own[0]} / 2, 1}}"
     vector = 1 if path != "dense" and x.kind != "k" else x.unit
     type_of_x = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
     return f"{type_of_x}{{{', '.join([str(x.pointer), *x.own])}}}"
@@ -250,10 +257,10 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     }, {}
 
 
-def _bytes(product: ContractionContext) -> str:
+def _bytes(product: ContractionContext, name: str = "Bytes") -> str:
     """Returns the Element of a product whose operands are of one byte."""
     assert product.x is not None
-    return f"jitgen::Bytes<{product.x.storage}, {product.weight[0].storage}>"
+    return f"jitgen::{name}<{product.x.storage}, {product.weight[0].storage}>"
 
 
 def _batch(products: GemmContext) -> str:
@@ -330,7 +337,9 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
         return [], schedule.members(sums=sums), _quantised(first, storage)
     if isinstance(schedule, MmaMainloop):
         kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
-        weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
+        of_bytes = isinstance(schedule, MmaBytes)
+        element, whole = (_bytes(first, "BytePair"), 128) if of_bytes else (storage, 64)
+        weight = f"jitgen::{kind}<{_list(element, layout.length_unit % whole != 0)}>"
         return [], schedule.members(sums=False), weight
     if isinstance(schedule, Stream | StreamOuter):
         return [("Scalar", storage)], schedule.members(), f"jitgen::StreamWeight<{storage}>"
@@ -340,7 +349,7 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
         unit = min(product.weight[0].unit for product in region.contractions)
         x, (w, vector) = first.x.kind if first.x else "k", (kinds.pop(), unit) if len(kinds) == 1 else ("strided", 1)
         members = schedule.members(x_along=_along(x), w_along=_along(w), w_vector=vector)
-        return [], members, f"jitgen::DenseWeight<{storage}>"
+        return [], members, f"jitgen::DenseWeight<{first.weight[0].storage}>"
     if format is not None:
         kind = "SimtQuant" if format.tiled else "SimtPlanes"
         return [], schedule.members(), f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
@@ -378,6 +387,9 @@ def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
     """Prints the initializer of a weight, from the kernel's parameters."""
     if product.contraction.format is None:
         (weight,) = product.weight
+        if path == "bytes":
+            pointer = f"reinterpret_cast<const {_bytes(product, 'BytePair')}*>({weight.pointer})"
+            return f"{{{{{pointer}, {weight.own[0]} / 2, int({region.columns}), int(k)}}}}"
         if path in ("rows", "columns"):
             stride = weight.own[0 if path == "rows" else 1]
             return f"{{{{{weight.pointer}, {stride}, int({region.columns}), int(k)}}}}"

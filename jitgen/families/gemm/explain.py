@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, WgmmaMainloop, WgmmaPair
-from jitgen.ir.body import Body, Contraction
+from jitgen.families.gemm.mainloops import BYTES, BlockMainloop, GemmSchedule, WgmmaMainloop, WgmmaPair
+from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in
 
@@ -48,7 +48,10 @@ def _prologue(body: Body) -> str:
 
 def _weight(contraction: Contraction) -> str:
     format, group = contraction.format, contraction.group_size
-    if format is None:
+    if format is None and contraction.dtype not in BYTES:
         return "dense"
+    if format is None:
+        sums = accumulator_dtype(contraction.dtype)
+        return f"dense, products of {contraction.dtype} codes summed in {sums}"
     codes = f", times codes of {contraction.dtype}" if contraction.dtype == "int8" else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

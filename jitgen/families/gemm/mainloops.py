@@ -21,9 +21,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from jitgen.families.gemm.block_mainloops import (
+    BYTES,
     CHUNK,
     BlockMainloop,
     Dense,
+    DenseBytes,
+    MmaBytes,
     MmaColumns,
     MmaMainloop,
     MmaQuantized,
@@ -31,11 +34,14 @@ from jitgen.families.gemm.block_mainloops import (
     Simt,
     Stream,
     StreamOuter,
+    multiplies_bytes,
 )
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
 from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
-__all__ = ["CHUNK", "BlockMainloop", "Dense", "MmaColumns", "MmaMainloop", "MmaQuantized", "MmaRows", "Simt"]
+__all__ = ["BYTES", "multiplies_bytes"]
+__all__ += ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
+__all__ += ["MmaRows", "Simt"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
 
 WARPGROUP = 4
@@ -278,7 +284,7 @@ TritonSchedule = TritonTokens | TritonWeights | TritonSlices
 GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
-    *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaColumns, Dense, Stream, StreamOuter, Simt),
+    *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaBytes, MmaColumns, Dense, DenseBytes, Stream, StreamOuter, Simt),
     *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
 )
 """Every class of ``GemmSchedule``."""

@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import (
+    BYTES,
     CHUNK,
     BlockSchedule,
     Dense,
+    DenseBytes,
     GemmSchedule,
     MmaQuantized,
     MmaRows,
@@ -41,10 +43,11 @@ from jitgen.families.gemm.mainloops import (
     WgmmaQuantized,
     WgmmaSchedule,
     WgmmaTiling,
+    multiplies_bytes,
 )
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.schedules import cuda_streams
-from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
+from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, byte_rows, mma, prologue, rows, stream
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
@@ -54,8 +57,6 @@ from jitgen.quant import formats
 __all__ = ["candidates", "cost", "prologue"]
 
 HALVES = ("float16", "bfloat16")
-BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes of one byte that tensor cores multiply."""
 MMA_ROWS = 8
 """Rows of x up to which the ``mma`` mainloop is faster than wgmma (fitted on an H200)."""
 CAMPING_LENGTH = 8192
@@ -85,8 +86,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     another."""
     blocks: Sequence[BlockSchedule]
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
-    if problem.dtype in BYTES and tensor_maps:
-        blocks = []
+    if problem.dtype in BYTES and multiplies_bytes(problem.dtype, problem.target):
+        few = byte_rows(problem)
+        blocks = few or [] if tensor_maps else few or [_dense_bytes(problem)]
     elif problem.dtype in BYTES or accumulator_dtype(problem.dtype) not in FLOATS:
         blocks = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
@@ -269,6 +271,12 @@ def _dense(problem: Problem) -> Dense:
         splits = 2 if 2 * tiles <= problem.device.model.multiprocessors and problem.length >= 1024 else 1
         return Dense(64, 128 // count, 8, 1, 4, cluster_k_splits=splits)
     return Dense(128, 128 // count, 8, 1, 3)
+
+
+def _dense_bytes(problem: Problem) -> DenseBytes:
+    """Schedules operands of one byte, of any strides and alignment, as ``_dense`` does those of 16 bits."""
+    tiles = _dense(problem)
+    return DenseBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)})
 
 
 def _simt_has_model(problem: Problem) -> bool:

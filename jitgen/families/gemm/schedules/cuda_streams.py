@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.mainloops import BlockSchedule, MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
+from jitgen.families.gemm.mainloops import (
+    BlockSchedule,
+    MmaBytes,
+    MmaColumns,
+    MmaQuantized,
+    MmaRows,
+    Stream,
+    StreamOuter,
+)
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.stream_tiles import StreamWeights, shortened
 from jitgen.ir.body import accumulator_dtype
@@ -94,6 +103,8 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
     """Estimates the time in microseconds, by the geometric mean over the rows of the bucket: of every number of them,
     at most 16."""
     weights, shared_bytes = weights_of(problem), candidate.shared_bytes
+    if isinstance(candidate, MmaBytes):
+        weights = replace(weights, length=weights.length // 2, bits=16)
     return geometric_mean(
         stream_tiles.microseconds(candidate, rows, weights, shared_bytes)
         for rows in range(problem.fewest_rows, problem.rows + 1)
@@ -170,6 +181,21 @@ def rows(problem: Problem) -> Sequence[BlockSchedule]:
     return stream_tiles.candidates(tokens, weights_of(problem), problem.device.has_clusters)
 
 
+def byte_rows(problem: Problem) -> Sequence[BlockSchedule]:
+    """Lists ``bytes`` schedules: for few rows of x, and operands of one byte that are contiguous along K and can be
+    read in accesses of 16 bytes; else none. The mainloop takes pairs for elements of two bytes."""
+    layout = problem.layouts[0]
+    x, (kinds, unit) = problem.contractions[0].activation, _dense_kinds(problem)
+    if problem.rows > STREAMED_ROWS or x is None or kinds != {"k"} or min(unit, layout.length_unit) < 16:
+        return []
+    if layout.operands[x] != "k" or layout.units[x] < 2:
+        return []
+    weights = weights_of(problem)
+    pairs = replace(weights, length=weights.length // 2, bits=16)
+    found = stream_tiles.candidates(_tokens(problem.rows), pairs, problem.device.has_clusters)
+    return [MmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in found]
+
+
 def stream(problem: Problem) -> Stream | StreamOuter | None:
     """Schedules ``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous
     along one dimension (the same one for all); else None."""
@@ -198,8 +224,10 @@ def prologue(computed: Prologue, device: Device) -> Decision:
     N."""
     if computed.is_result:
         return Decision(False, "it is a result too")
-    if accumulator_dtype(computed.dtype) not in FLOATS:
-        return Decision(False, "tiles of integers are read from memory")
+    if accumulator_dtype(computed.dtype) not in FLOATS or item_size(computed.dtype) == 1:
+        return Decision(False, "tiles of integers and of 8-bit floats are read from memory")
+    if computed.operations == ("cast",):
+        return Decision(False, "a cast alone leaves tiles that are read as they are")
     if computed.rows > STREAMED_ROWS:
         return Decision(False, f"above {STREAMED_ROWS} rows tiles read it by the copy engine, and are many")
     blocks = -(-computed.columns // estimated_block_rows(computed, device))

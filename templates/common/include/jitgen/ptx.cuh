@@ -90,6 +90,11 @@ JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, double value)
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote), "d"(value) : "memory");
 }
+JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, int32_t value) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+}
 JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, float4 values) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));

@@ -3,15 +3,10 @@
 // Operands may differ in sign, or in the kind of float.
 #pragma once
 
+#include "jitgen/bytes.cuh"
 #include "jitgen/wgmma_atoms.cuh"
 
 namespace jitgen {
-
-// The Element of a product of A of type X and B of type W, both of one byte.
-template <class X, class W>
-struct Bytes {
-  uint8_t bits;
-};
 
 // The instruction of X, W and n.
 template <class X, class W, int n>
@@ -70,20 +65,11 @@ JITGEN_WGMMA_WIDTHS(uint8_t, uint8_t, int32_t, "s32.u8.u8", "")
 #undef JITGEN_WGMMA_WIDTHS
 #undef JITGEN_WGMMA_BYTES
 
-template <bool floats>
-struct SumOfBytes {
-  using type = int32_t;
-};
-template <>
-struct SumOfBytes<true> {
-  using type = float;
-};
-
 template <class X, class W, int n>
 struct Wgmma<Bytes<X, W>, n> {
   using Instruction = WgmmaBytes<X, W, n>;
-  static constexpr bool promoted = is_floating<Compute<X>>;
-  using Sum = typename SumOfBytes<promoted>::type;
+  using Sum = typename SumType<X>::type;
+  static constexpr bool promoted = is_floating<Sum>;
   template <int transposed>
   static JITGEN_DEVICE void shared(Sum (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
     static_assert(!transposed, "operands of one byte are contiguous along k");

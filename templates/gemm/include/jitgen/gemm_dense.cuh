@@ -1,8 +1,9 @@
-// y^T = W x^T with mma.sync for dense bfloat16 and float16, sm_80 and up, any strides and alignments. Both operands go
-// through a ring of `stages` tiles in shared memory. Copies are asynchronous where the alignment allows 4 bytes or more
-// at a time, and plain loads otherwise (the multistage pipeline of CUTLASS's mainloops for sm_80). An operand with
-// stride 1 along k is stored as rows of 64 k's. One with stride 1 along its rows or columns is stored as 64 runs of
-// these, and ldmatrix transposes it when fragments are loaded.
+// y^T = W x^T with mma.sync for dense bfloat16, float16 and operands of one byte, sm_80 and up, any strides and
+// alignments. Both operands go through a ring of `stages` tiles in shared memory. Copies are asynchronous where the
+// alignment allows 4 bytes or more at a time, and plain loads otherwise (the multistage pipeline of CUTLASS's mainloops
+// for sm_80). An operand with stride 1 along k is stored as rows of 128 bytes. One of 16 bits with stride 1 along its
+// rows or columns is stored as 64 runs of these, and ldmatrix transposes it when fragments are loaded. It moves no
+// single bytes, so that operands of one byte are transposed on their way into shared memory.
 //
 // A block computes 16 * row_tiles * warps_n rows of the weight and 8 * token_tiles * warps_m tokens. K is distributed
 // among warps_k groups of warps, and among the blocks of a cluster. The epilogue is called by gemm_epilogue.cuh.
@@ -10,17 +11,20 @@
 
 #include "jitgen/gemm_activation.cuh"
 #include "jitgen/gemm_epilogue.cuh"
+#include "jitgen/mma_bytes.cuh"
 
 namespace jitgen {
 
 // The dimension along which an operand [outer, k] is contiguous. Accesses are of `vector` elements.
 enum class Along { k, outer, neither };
 
-// A tile of `outer` by 64 elements of one operand. Its 16-byte units are swizzled, so that the eight units of an 8x8
-// matrix are in different banks.
+// A tile of `outer` by 128 bytes of elements of one operand. Its 16-byte units are swizzled, so that the eight units of
+// an 8x8 matrix are in different banks.
 template <class Element, Along along, int vector, int outer, int threads>
 struct OperandTile {
   static constexpr int bytes = outer * 128;
+  static constexpr int size = sizeof(Element), depth = 128 / size, unit = 16 / size;  // unit: elements of 16 bytes
+  static constexpr bool in_runs = along == Along::outer && size == 2;                // stored along `outer`
   static_assert(outer % 8 == 0 && (along != Along::outer || outer % 64 == 0 || (64 % outer == 0)), "");
 
   const Element* from;
@@ -28,32 +32,62 @@ struct OperandTile {
   int live;  // rows or columns of the tile that exist
 
   static JITGEN_DEVICE uint32_t place(int at, int k) {  // byte offset of an element
-    if constexpr (along == Along::outer) {
+    if constexpr (in_runs) {
       constexpr int units = outer / 8;
       const int turn = units >= 8 ? k & 7 : k / (units >= 8 ? 1 : 8 / units) & (units - 1);
       return k * (outer * 2) + ((at / 8 ^ turn) << 4) + at % 8 * 2;
     } else {
-      return at * 128 + ((k / 8 ^ at & 7) << 4) + k % 8 * 2;
+      return at * 128 + ((k / unit ^ at & 7) << 4) + k % unit * size;
     }
   }
 
-  // The address of the row that lane `lane` loads of the 8x8 matrix number (at8, k8).
+  // The address of the row that lane `lane` loads of the matrix number (at8, k8), of 8 by 16 bytes.
   static JITGEN_DEVICE uint32_t matrix(int at8, int k8, int lane) {
-    return along == Along::outer ? place(at8 * 8, k8 * 8 + lane % 8) : place(at8 * 8 + lane % 8, k8 * 8);
+    return in_runs ? place(at8 * 8, k8 * 8 + lane % 8) : place(at8 * 8 + lane % 8, k8 * unit);
   }
   static JITGEN_DEVICE void load(uint32_t (&fragment)[4], uint32_t address) {
-    if constexpr (along == Along::outer) {
+    if constexpr (in_runs) {
       load_matrices_transposed(fragment, address);
     } else {
       load_matrices(fragment, address);
     }
   }
 
-  // Copies elements k0 .. k0 + 63, with zeros from K on. Nothing is written beyond `live`: no result depends on it.
+  // Copies elements k0 .. k0 + depth, with zeros from K on. Nothing is written beyond `live`: no result depends on it.
   JITGEN_DEVICE void stage(uint32_t tile, int k0, int K, int thread) const {
-    constexpr int line = along == Along::outer ? outer : 64, lines = along == Along::outer ? 64 : outer;
+    constexpr int line = along == Along::outer ? outer : depth, lines = along == Along::outer ? depth : outer;
     constexpr int pieces = line / vector;
-    if constexpr (along != Along::neither && vector > 1) {
+    if constexpr (along == Along::outer && size == 1 && vector >= 4) {
+      // A thread takes four bytes of four k's. Those of a warp are eight neighbours of four such k's.
+      constexpr int fours = outer / 4, total = fours * (depth / 4), across = fours < 8 ? fours : 8;
+#pragma unroll 1
+      for (int i = thread; i < total; i += threads) {
+        const int inside = i % (across * 4), group = i / (across * 4);
+        const int at = (group % (fours / across) * across + inside % across) * 4;
+        const int k = (group / (fours / across) * 4 + inside / across) * 4;
+        if (at >= live) continue;
+        uint32_t of_k[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          of_k[j] = 0;
+          if (k0 + k + j >= K) continue;
+          const Element* const source = from + ((k0 + k + j) * k_stride + at);
+          if (at + 4 <= live) {
+            of_k[j] = *reinterpret_cast<const uint32_t*>(source);
+          } else {
+            for (int byte = 0; at + byte < live; ++byte) of_k[j] |= bits_of(source[byte]) << byte * 8;
+          }
+        }
+        const uint32_t low[2] = {__byte_perm(of_k[0], of_k[1], 0x5140), __byte_perm(of_k[2], of_k[3], 0x5140)};
+        const uint32_t high[2] = {__byte_perm(of_k[0], of_k[1], 0x7362), __byte_perm(of_k[2], of_k[3], 0x7362)};
+        const uint32_t turned[4] = {__byte_perm(low[0], low[1], 0x5410), __byte_perm(low[0], low[1], 0x7632),
+                                    __byte_perm(high[0], high[1], 0x5410), __byte_perm(high[0], high[1], 0x7632)};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + place(at + j, k)), "r"(turned[j]) : "memory");
+        }
+      }
+    } else if constexpr (along != Along::neither && vector * size >= 4 && (along == Along::k || size == 2)) {
 #pragma unroll
       for (int first = 0; first < lines * pieces; first += threads) {
         const int piece = first + thread;
@@ -63,14 +97,14 @@ struct OperandTile {
         if (at >= live) continue;
         const uint32_t to = tile + place(at, k);
         const int left = along == Along::outer ? live - at : K - k0 - k;
-        const int whole = left < vector ? (left > 0 ? left * 2 : 0) : vector * 2;
-        const int size = k0 + k < K ? whole : 0;
+        const int whole = left < vector ? (left > 0 ? left * size : 0) : vector * size;
+        const int count = k0 + k < K ? whole : 0;
         const int64_t offset =
             along == Along::outer ? (k0 + k) * k_stride + at : at * outer_stride + (k0 + k);
-        if (size == vector * 2) {
-          copy_async<vector * 2>(to, from + offset);
+        if (count == vector * size) {
+          copy_async<vector * size>(to, from + offset);
         } else {
-          copy_async<vector * 2>(to, size ? from + offset : from, size);
+          copy_async<vector * size>(to, count ? from + offset : from, count);
         }
       }
     } else {
@@ -80,20 +114,31 @@ struct OperandTile {
       const auto along_k = [&](int piece) { return along == Along::outer ? piece / line : piece % line; };
 #pragma unroll 1
       for (int first = thread; first < elements; first += batch * threads) {
-        uint16_t loaded[batch];
+        uint32_t loaded[batch];
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
           const int piece = first + i * threads, at = line_of(piece), k = along_k(piece);
           const bool inside = piece < elements && at < live && k0 + k < K;
-          loaded[i] = inside ? from[at * outer_stride + (k0 + k) * k_stride].bits : uint16_t(0);
+          loaded[i] = inside ? bits_of(from[at * outer_stride + (k0 + k) * k_stride]) : 0;
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
           const int piece = first + i * threads, at = line_of(piece), k = along_k(piece);
           if (piece >= elements || at >= live) continue;
-          asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + place(at, k)), "h"(loaded[i]) : "memory");
+          if constexpr (size == 2) {
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + place(at, k)), "h"(uint16_t(loaded[i])) : "memory");
+          } else {
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(tile + place(at, k)), "r"(loaded[i]) : "memory");
+          }
         }
       }
+    }
+  }
+  static JITGEN_DEVICE uint32_t bits_of(Element element) {
+    if constexpr (is_integer<Element>) {
+      return uint8_t(element);
+    } else {
+      return element.bits;
     }
   }
 };
@@ -158,16 +203,18 @@ struct DenseWeight {
 };
 
 // As mma_gemm of gemm_mma.cuh, with dense weights.
-template <class Config, class X, class Element, class Epilogue>
+template <class Config, class X, class Weight, class Epilogue>
 JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, int K,
-                              const DenseWeight<Element> (&weights)[Config::contractions], const Epilogue& epilogue,
+                              const DenseWeight<Weight> (&weights)[Config::contractions], const Epilogue& epilogue,
                               int m_block, int n_block) {
+  using Element = typename ProductElement<typename X::Element, Weight>::type;
+  using Sum = typename SumType<Element>::type;
   using Block = DenseBlock<Config>;
   using Shared = DenseShared<Config>;
   constexpr int C = Config::contractions, T = Config::warp_tokens, R = Config::row_tiles, S = Config::stages;
   constexpr int warps_k = Config::warps_k;
   using Tokens = ActivationTile<X, Config::x_along, Block::tokens, Block::threads>;
-  using W = OperandTile<Element, Config::w_along, Config::w_vector, Block::rows, Block::threads>;
+  using W = OperandTile<Weight, Config::w_along, Config::w_vector, Block::rows, Block::threads>;
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / (Config::warps_m * Config::warps_n), warp_m = warp / Config::warps_n % Config::warps_m;
@@ -184,7 +231,8 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
     w_tiles[c] = {weights[c].pointer + n0 * weights[c].row_stride, weights[c].row_stride, weights[c].k_stride,
                   smaller(N - n0, Block::rows)};
   }
-  const int steps = (K + 64 * warps_k - 1) / (64 * warps_k);
+  constexpr int depth = W::depth;
+  const int steps = (K + depth * warps_k - 1) / (depth * warps_k);
   const int per_block = (steps + Config::cluster - 1) / Config::cluster;
   const int first = int(rank) * per_block, count = smaller(int(rank + 1) * per_block, steps) - first;
 
@@ -194,7 +242,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
     const uint32_t to = ring + slot * Shared::stage;
 #pragma unroll parts_at_once
     for (int part = 0; part < warps_k; ++part) {
-      const int k0 = ((first + i) * warps_k + part) * 64;
+      const int k0 = ((first + i) * warps_k + part) * depth;
       x_tile.stage(to + part * Shared::part, k0, K, threadIdx.x);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
@@ -203,9 +251,9 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
     }
   };
 
-  float acc[C][R][T][4];
+  Sum acc[C][R][T][4];
 #pragma unroll
-  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = 0.0f;
+  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = Sum(0);
 
 #pragma unroll 1
   for (int i = 0; i < S - 1; ++i) {
@@ -236,7 +284,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
                            W::matrix((warp_n * R + r) * 2 + lane / 8 % 2, half * 4 + s * 2 + lane / 16, lane));
 #pragma unroll
             for (int t = 0; t < T; ++t) {
-              multiply_add<Element>(acc[c][r][t], a, b[t][s * 2], b[t][s * 2 + 1], acc[c][r][t]);
+              multiply_32_bytes<Element>(acc[c][r][t], a, b[t][s * 2], b[t][s * 2 + 1], acc[c][r][t]);
             }
           }
         }
@@ -249,7 +297,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
   __syncthreads();
 
   using Tile = typename Shared::Partial;
-  float* const partial = reinterpret_cast<float*>(shared);
+  Sum* const partial = reinterpret_cast<Sum*>(shared);
 #pragma unroll
   for (int c = 0; c < C; ++c) {
 #pragma unroll
@@ -265,7 +313,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
       }
     }
   }
-  finish<Block>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
+  finish<Block>(partial, reinterpret_cast<Sum*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen

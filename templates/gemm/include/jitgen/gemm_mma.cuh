@@ -11,6 +11,7 @@
 
 #include "jitgen/gemm_activation.cuh"
 #include "jitgen/gemm_epilogue.cuh"
+#include "jitgen/mma_bytes.cuh"
 
 namespace jitgen {
 
@@ -94,6 +95,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                             const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
                             int n_block) {
   using Element = typename Weight::Element;
+  using Sum = typename SumType<Element>::type;
   using Block = MmaBlock<Config>;
   using Shared = MmaShared<Config>;
   constexpr int C = Config::contractions, T = Block::token_tiles, R = Config::row_tiles, D = Config::depth;
@@ -167,9 +169,9 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   const uint32_t row = Weight::token_of(lane) % Config::tokens;
   uint32_t at = ring + row * 128 + ((Weight::unit_of(lane) ^ row) << 4);
 
-  float acc[C][R][T][4];
+  Sum acc[C][R][T][4];
 #pragma unroll
-  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = 0.0f;
+  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = Sum(0);
 
 #pragma unroll 1
   for (int base = 0; base < count; base += D) {
@@ -237,7 +239,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
               for (int t = 0; t < T; ++t) {
                 const uint32_t b0 = b[step / 2][t][step % 2 * 2], b1 = b[step / 2][t][step % 2 * 2 + 1];
                 if constexpr (direct) {
-                  multiply_add<Element>(acc[c][r][t], a, b0, b1, acc[c][r][t]);
+                  multiply_32_bytes<Element>(acc[c][r][t], a, b0, b1, acc[c][r][t]);
                 } else if ((step > 0 && !by_step) || (!exact && Weight::zero_points)) {
                   multiply_add<Element>(product[t], a, b0, b1, product[t]);
                 } else if constexpr (exact) {
@@ -279,7 +281,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   __syncthreads();
 
   using Tile = typename Shared::Partial;
-  float* const partial = reinterpret_cast<float*>(shared);
+  Sum* const partial = reinterpret_cast<Sum*>(shared);
 #pragma unroll
   for (int c = 0; c < C; ++c) {
 #pragma unroll
@@ -296,13 +298,17 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           const int row = (warp_n * R + r / own * own) * 16 + Weight::row_of(lane, r % own, q / 2);
-          partial[Tile::place(warp_k, c, t * 8 + lane % 4 * 2 + q % 2, row)] =
-              acc[c][r][t][q] * (q < 2 ? scale.x : scale.y);
+          Sum& sum = partial[Tile::place(warp_k, c, t * 8 + lane % 4 * 2 + q % 2, row)];
+          if constexpr (is_floating<Sum>) {
+            sum = acc[c][r][t][q] * (q < 2 ? scale.x : scale.y);
+          } else {
+            sum = acc[c][r][t][q];
+          }
         }
       }
     }
   }
-  finish<Block>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
+  finish<Block>(partial, reinterpret_cast<Sum*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
 }
 
 }  // namespace jitgen
