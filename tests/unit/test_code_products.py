@@ -113,7 +113,7 @@ def test_what_varies_along_k_is_left_alone() -> None:
     assert REWRITE not in function.lower(q, p, scale).explain()
 
 
-def test_plans_for_gpus_do_not_change() -> None:
+def test_plans_for_triton_do_not_change() -> None:
     function = jitgen.jit(FORMULAS["floats"][0])
     specs = [
         jitgen.TensorSpec(shape, dtype)
@@ -124,8 +124,52 @@ def test_plans_for_gpus_do_not_change() -> None:
             ((48,), torch.float32),
         )
     ]
-    for backend in ("cuda", "triton"):
-        assert REWRITE not in function.lower(*specs, target="sm_90a", backend=backend).explain()
+    assert REWRITE not in function.lower(*specs, target="sm_90a", backend="triton").explain()
+
+
+FLOAT8 = torch.float8_e4m3fn
+AS_BFLOAT16 = "is one of bfloat16 numbers"
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "target", "path", "says"),
+    [
+        (1000, 4112, torch.int8, "sm_90a", "wgmma_dense", "products of int8 codes summed in int32"),
+        (1000, 4112, FLOAT8, "sm_90a", "wgmma_dense", "products of float8_e4m3fn codes summed in float32"),
+        (3, 4112, FLOAT8, "sm_90a", "bytes", REWRITE),
+        (1000, 4111, FLOAT8, "sm_90a", "dense", REWRITE),
+        (1000, 4112, torch.int8, "sm_80", "dense", REWRITE),
+        (1000, 4112, FLOAT8, "sm_89", "dense", REWRITE),
+        (3, 4112, FLOAT8, "sm_80", "rows", AS_BFLOAT16),
+        (1000, 4112, FLOAT8, "sm_80", "dense", AS_BFLOAT16),
+    ],
+)
+def test_tensor_cores_multiply_codes(
+    rows: int, length: int, dtype: torch.dtype, target: str, path: str, says: str
+) -> None:
+    specs = [jitgen.TensorSpec(shape, dtype) for shape in ((rows, length), (528, length))]
+    specs += [jitgen.TensorSpec((528,), torch.float32)]
+    low = jitgen.jit(lambda x, w, t: (x.float() @ w.float().T) * t).lower(*specs, target=target, backend="cuda")
+    assert low.lowered.schedules[-1].path == path
+    assert says in low.explain()
+
+
+def test_sums_in_float64_stay() -> None:
+    specs = [jitgen.TensorSpec((64, 64), FLOAT8)] * 2
+    low = jitgen.jit(lambda x, w: x.double() @ w.double().T).lower(*specs, target="sm_90a", backend="cuda")
+    assert REWRITE not in low.explain()
+
+
+def test_codes_of_one_activation_and_weights_of_two_kinds_are_two_kernels() -> None:
+    specs = [
+        jitgen.TensorSpec((200, 64), FLOAT8),
+        *[jitgen.TensorSpec((48, 64), d) for d in (FLOAT8, torch.float8_e5m2)],
+    ]
+
+    def both(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+        return (x.float() @ w.float().T) * (x.float() @ v.float().T)
+
+    assert len(jitgen.jit(both).lower(*specs, target="sm_90a", backend="cuda").kernels) == 2
 
 
 def test_a_dynamic_quantisation_is_one_kernel_and_its_products_another() -> None:

@@ -33,7 +33,7 @@ def described(**changes: Any) -> TensorMap:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "int4"}, "expected one of uint8, float16"),
+        ({"dtype": "int4"}, "expected one of uint8, int8, float8_e4m3fn"),
         ({"sizes": (100,)}, "1 to 5 dimensions"),
         ({"swizzle": 48}, "swizzle 48; expected one of 0, 32, 64, 128"),
         ({"sizes": (0, 4096)}, "sizes are at least 1"),

@@ -192,8 +192,8 @@ def byte_rows(problem: Problem) -> Sequence[BlockSchedule]:
         return []
     weights = weights_of(problem)
     pairs = replace(weights, length=weights.length // 2, bits=16)
-    found = stream_tiles.candidates(_tokens(problem.rows), pairs, problem.device.has_clusters)
-    return [MmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in found]
+    tilings = stream_tiles.candidates(_tokens(problem.rows), pairs, problem.device.has_clusters)
+    return [MmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in tilings]
 
 
 def stream(problem: Problem) -> Stream | StreamOuter | None:
