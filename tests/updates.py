@@ -188,6 +188,48 @@ def heads_to_caches(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, weight: 
     values.index_copy_(2, at, v)
 
 
+def row(x: Tensor) -> Tensor:
+    x[5].add_(1)
+    return x
+
+
+def elements(x: Tensor, y: Tensor, w: Tensor) -> None:
+    """Each reads what it was, and what another one has become."""
+    x[:, 3].mul_(2)
+    x.diagonal().sub_(1)
+    x[1::2, 2:5].copy_(F.silu(x[1::2, 2:5]) * w[1::2, 2:5])
+    y.view(-1)[3:9].mul_(y.view(-1)[3:9])
+    y[2] += x[4]
+
+
+def rows_swapped(x: Tensor) -> Tensor:
+    before = x[5].clone()
+    x[5] = x[6]
+    x[6] = before
+    return before
+
+
+def row_normalized(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A row is divided by its norm; a sum is of what the tensor was, another one of what it is."""
+    before = x.sum()
+    x[5].div_(x[5].norm())
+    x[:2].add_(x[5])
+    y.add_(x)
+    return before, x.sum()
+
+
+def shifted(x: Tensor, y: Tensor) -> None:
+    """Slices read one another."""
+    x[1:].copy_(y[:-1].clone())
+    y[1:].copy_(x[:-1].clone())
+    x[:1] = 0
+
+
+def chosen_rows(x: Tensor, start: Tensor) -> None:
+    at = (start * 4).long() + torch.arange(3)
+    x.index_copy_(0, at, x[at] * 2 + x[1])
+
+
 def sliced(tensor: Tensor) -> Tensor:
     """Every other column of a wider tensor."""
     return torch.cat([tensor, tensor], -1)[..., ::2] if tensor.dim() else tensor
@@ -226,7 +268,14 @@ CASES: dict[str, Case] = {
     "gathered": Case(gathered, [S] * 2, 2),
     "in a ring": Case(in_a_ring, [[S] * 5], 1),
     "in a ring of forty": Case(in_a_ring, [[S] * 40], 4),
-    "after a slice": Case(after_a_slice, [S] * 3, 4),
+    "after a slice": Case(after_a_slice, [S] * 3, 2),
+    "row": Case(row, [S], 1),
+    "row of slices": Case(row, [S], 1, made=sliced),
+    "elements": Case(elements, [S] * 3, 4),
+    "rows swapped": Case(rows_swapped, [S], 3),
+    "row normalized": Case(row_normalized, [S] * 2, 6),
+    "shifted": Case(shifted, [S] * 2, 4),
+    "chosen rows": Case(chosen_rows, [S, (1,)], 2),
     "repeated": Case(repeated, [S] * 2, 1),
     "pairs to a cache": Case(pairs_to_a_cache, [(2, 2, 6, 8), (2, 2, 2, 8), (1, 8), (1, 8), (1,)], 1),
     "heads to caches": Case(heads_to_caches, [(1, 2, 6, 8)] * 2 + [(1, 2, 16)] * 2 + [(8,), (1,)], 2),

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.families.changes import State, changes_of
 from jitgen.families.family import Partition
 from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
-from jitgen.families.updates import changes_of
 from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological
@@ -66,12 +66,14 @@ class Moved:
         changes: for arguments of which elements are replaced before others read them: each change, in order. Others
             read the argument itself.
         in_place: the arguments of which elements are replaced where they are, those of ``changes`` and others.
+        states: the nodes that are arguments before the last of their ``changes``.
     """
 
     outputs: Sequence[Node]
     updates: Mapping[int, Node]
     changes: Mapping[int, Sequence[Node]]
     in_place: frozenset[int]
+    states: Mapping[Node, State]
 
 
 def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partition) -> Moved:
@@ -80,20 +82,18 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     Args:
         index: of the graph's results.
     """
-    chains = {number: changes_of(graph, number, node, index) for number, node in graph.mutated}
-    chains = {number: chain for number, chain in chains.items() if chain}
-    read = {id(child) for node in index.order for child in node.inputs}
-    early = {number: chain for number, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
-    inputs = {node.attrs.number: node for node in index.order if node.kind is INPUT}
-    replaced = {id(node): inputs[number] for number, chain in early.items() for node in chain}
+    changed = changes_of(graph, index)
+    early = {number: changed.chains[number] for number in changed.early}
+    states = {node: state for node, state in changed.states.items() if state.argument in early}
     stored = returned_products(graph, index) | stored_values(index, partition, sizes.same)
-    stored |= around_convolutions(index, graph.results)
-    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, replaced, partition.device.is_gpu)
+    stored |= around_convolutions(index, graph.results) | frozenset(map(id, changed.stored))
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu)
     values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
-    changes = {number: [rebuilt.replaced[id(node)] for node in chain] for number, chain in early.items()}
-    return Moved(values[: len(graph.outputs)], updates, changes, frozenset(chains))
+    changes = {number: [rebuilt.changes[node] for node in chain] for number, chain in early.items()}
+    before = {node: state for node, state in rebuilt.states.items() if state.changes < len(early[state.argument])}
+    return Moved(values[: len(graph.outputs)], updates, changes, frozenset(changed.chains), before)
 
 
 class _Rebuilt:
@@ -101,8 +101,9 @@ class _Rebuilt:
 
     Attributes:
         stored: the ids of nodes that become temporaries.
-        replacements: by the ids of nodes, what others read in their place.
-        replaced: those nodes themselves, rebuilt.
+        arguments: the nodes that are states of arguments. Others read an ``input`` node in their place.
+        states: these nodes, as they are made.
+        changes: by the nodes that change arguments, what they are rebuilt to.
         has_windows: whether convolutions are products with windows in memory.
     """
 
@@ -111,13 +112,14 @@ class _Rebuilt:
         sizes: EqualSizes,
         temporaries: Temporaries,
         stored: frozenset[int],
-        replacements: Mapping[int, Node],
+        arguments: Mapping[Node, State],
         has_windows: bool,
     ) -> None:
         self.sizes, self.temporaries, self.has_windows = sizes, temporaries, has_windows
         self.mover = temporaries.mover
-        self.stored, self.replacements = stored, replacements
-        self.replaced: dict[int, Node] = {}
+        self.stored, self.arguments = stored, arguments
+        self.states: dict[Node, State] = {}
+        self.changes: dict[Node, Node] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
 
     def roots(self, roots: Sequence[Node]) -> list[Node]:
@@ -127,8 +129,10 @@ class _Rebuilt:
             rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
             if id(node) in self.stored:
                 rebuilt = self.temporaries.materialize(rebuilt)
-            if id(node) in self.replacements:
-                self.replaced[id(node)], rebuilt = rebuilt, self.replacements[id(node)]
+            if node in self.arguments:
+                self.changes[node], state = rebuilt, self.arguments[node]
+                rebuilt = Node(INPUT.name, (), rebuilt.dtype, rebuilt.shape, (state.argument,))
+                self.states[rebuilt] = state
             memo[id(node)] = rebuilt
         return [memo[id(root)] for root in roots]
 

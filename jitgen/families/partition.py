@@ -21,6 +21,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
+from jitgen.families.changes import State, with_written_reshapes
 from jitgen.families.claims import Claims
 from jitgen.families.family import Family
 from jitgen.families.kernels import kernels_of, with_coarse
@@ -99,12 +100,13 @@ class Partitioner:
 
     def __init__(self, graph: Graph, decide: Decide, memory: CallMemory, device: Device) -> None:
         self.memory = memory
+        self.mover = Mover(Builder(), decide, memory.environment)
+        graph = with_written_reshapes(graph, self.mover)
         self.views = views_of_updated(graph, memory)
         outputs = tuple(node for position, node in enumerate(graph.outputs) if position not in self.views)
         self.graph = graph = replace(graph, outputs=outputs) if self.views else graph
         self.index = Index(graph.results)
         self.sizes = EqualSizes(graph, self.index)
-        self.mover = Mover(Builder(), decide, memory.environment)
         self.temporaries = Temporaries(self.mover, len(graph.inputs))
         self.claims = Claims(device, memory, self.temporaries)
 
@@ -121,7 +123,7 @@ class Partitioner:
             results, stages = results.without(aliases, positions), stages.renumbered(aliases, positions)
         for position, view in self.views.items():
             results.outputs.insert(position, view)
-        return self._program(results, stages)
+        return self._program(results, stages, moved.states)
 
     def _over_all(self, moved: Moved, hook: Callable[[Family], Callable[..., Sequence[Node]]]) -> Moved:
         """Returns ``moved`` with all values, and those of the temporaries that there are, as a hook of the families
@@ -137,7 +139,7 @@ class Partitioner:
         updates = {number: next(planned) for number in moved.updates}
         changes = {number: [next(planned) for _ in chain] for number, chain in moved.changes.items()}
         self.temporaries.replace_values(planned)
-        return Moved(outputs, updates, changes, moved.in_place)
+        return Moved(outputs, updates, changes, moved.in_place, moved.states)
 
     def _stages(self, moved: Moved, results: Results) -> Stages:
         """Adds the new values of arguments to ``results``, and makes the regions of all.
@@ -208,11 +210,11 @@ class Partitioner:
             levels.append(regions)
         return levels
 
-    def _program(self, results: Results, stages: Stages) -> Program:
+    def _program(self, results: Results, stages: Stages, states: Mapping[Node, State]) -> Program:
         """Makes kernels of the regions of temporaries and of ``stages``."""
         memories = [results.memory(position, self.memory) for position in range(len(results.nodes))]
         order = Steps(self.claims, self.graph.name, len(self.index.order), memories)
-        steps = order.stages(stages.changes)
+        steps = order.stages(stages.changes, states)
         if not stages.changes:
             steps, behind = order.with_results(steps, stages.results, results.mutated)
             stages = replace(stages, results=behind)

@@ -6,6 +6,7 @@ another way what waits for itself, and puts all steps in an order.
 
 from __future__ import annotations
 
+import types
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from jitgen.errors import InternalError
 from jitgen.families import registry
+from jitgen.families.changes import State
 from jitgen.families.claims import Claims
 from jitgen.families.kernels import MAX_OPERANDS
 from jitgen.ir.graph import Node, topological
@@ -78,7 +80,7 @@ class Steps:
         self.apart: set[Step] = set()
 
     def stages(
-        self, updates: Mapping[int, Sequence[tuple[int, list[Region]]]]
+        self, updates: Mapping[int, Sequence[tuple[int, list[Region]]]], states: Mapping[Node, State]
     ) -> list[tuple[list[Step], list[Region]]]:
         """Returns (steps, regions) of the temporaries and of early updates, in an order in which each comes after what
         it reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
@@ -86,14 +88,15 @@ class Steps:
 
         Args:
             updates: by the argument's number, its changes in their order: (number of the result, regions).
+            states: the nodes that are arguments before the last of their changes, which come after who reads these.
         """
         after: dict[Step, set[Step]] = {}
-        changes: dict[int, set[Step]] = {}
+        changes: dict[int, list[Step]] = {}
         for index, chain in updates.items():
             steps = [Step(result, number) for number, (result, _) in enumerate(chain)]
             self.waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
             after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
-            changes[index] = set(steps)
+            changes[index] = steps
         self._compute_values()
         read = {step: self._read_by(regions, {}) for step, regions in self.waiting.items()}
         for position in range(len(self.temporaries.values)):
@@ -103,9 +106,12 @@ class Steps:
         while True:
             behind = {
                 step: after.get(step, set())
-                | {self.leader.get(before, before) for before in self._read_by(regions, changes)}
+                | {self.leader.get(before, before) for before in self._read_by(regions, changes, states)}
                 for step, regions in self.waiting.items()
             }
+            for step, regions in self.waiting.items():
+                for state in {states[node] for node in _inputs_of(regions) if node in states}:
+                    behind[changes[state.argument][state.changes]] |= {step} - {changes[state.argument][state.changes]}
             around = cycle(behind)
             if not around:
                 return self._ordered(behind, bool(updates))
@@ -274,14 +280,26 @@ class Steps:
         where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
         return InternalError(f"{self.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}")
 
-    def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
+    def _read_by(
+        self,
+        regions: Sequence[Region],
+        changes: Mapping[int, Sequence[Step]],
+        states: Mapping[Node, State] = types.MappingProxyType({}),
+    ) -> set[Step]:
         """Returns what must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they
-        read."""
-        nodes = topological(node for region in regions for store in region.stores for node in store.sources)
-        numbers = {node.attrs.number for node in nodes if node.kind is INPUT}
+        read, up to the ``states`` that these are read in."""
+        inputs = _inputs_of(regions)
         first = self.temporaries.first
-        changed = (changes[number] for number in numbers & changes.keys())
-        return {Step(number - first) for number in numbers if number >= first}.union(*changed)
+        read = {Step(node.attrs.number - first) for node in inputs if node.attrs.number >= first}
+        for node in inputs:
+            made = changes.get(node.attrs.number, ())
+            read.update(made[: states[node].changes] if node in states else made)
+        return read
+
+
+def _inputs_of(regions: Sequence[Region]) -> set[Node]:
+    nodes = topological(node for region in regions for store in region.stores for node in store.sources)
+    return {node for node in nodes if node.kind is INPUT}
 
 
 def _merged(left: Region, right: Region) -> Region | None:

@@ -6,7 +6,7 @@ others have read it. So arguments whose new values read one another at their own
 parameter of an optimiser's step do, are *together*: one region reads all of them, and then writes them. One whose value
 reads another at other coordinates is written before that one.
 
-An argument of which only elements are replaced, by scatters, is *changed* where it is: ``changes_of``.
+An argument of which only elements are replaced, by scatters, is changed where it is: ``families/changes.py``.
 
 Neighbours: ``families/partition.py`` asks, and computes every other update into a temporary that it copies at the end.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jitgen.ir.analysis import walked
-from jitgen.ir.graph import Graph, Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import INPUT, SCATTER, VIEW
 from jitgen.ir.regions import Region
@@ -180,28 +180,6 @@ def _reads_at_own_coordinates(value: Node, number: int) -> bool:
     if any(kind.reads_elsewhere for kind in value.kinds):
         return False
     return not any(node.kind is VIEW and is_input(node.under_views, number) for node in topological([value]))
-
-
-# ----------------------------------------------------------------------------------- changed where an argument is
-
-
-def changes_of(graph: Graph, number: int, value: Node, index: Index) -> list[Node]:
-    """Returns the scatters, in their order, that make ``value`` of input ``number``; none where anything else in
-    ``graph`` reads a value that the input had before.
-
-    Args:
-        index: of the graph's results.
-    """
-    changes = [value]
-    while changes[0].kind is SCATTER and changes[0].inputs[0].kind is SCATTER:
-        changes.insert(0, changes[0].inputs[0])
-    if not is_scatter_into(changes[0], number):
-        return []
-    before = {id(change.inputs[0]) for change in changes}
-    before |= {id(node) for node in index.order if is_input(node, number)}
-    own = {id(change) for change in changes}
-    read = (child for node in index.order for child in node.inputs[id(node) in own :])
-    return [] if any(id(child) in before for child in (*read, *graph.outputs)) else changes
 
 
 def is_scatter_into(node: Node, number: int) -> bool:

@@ -135,7 +135,7 @@ def _next_of(node: Node) -> Node | None:
         of_rows |= kind == "permute" and node.attrs.order[-1] == last
         of_rows |= kind == "reshape" and bool(node.shape and source.shape) and node.shape[-1] == source.shape[-1]
         return source if of_rows else None
-    return linear_operand(node, (len(node.shape) - 1,))
+    return linear_operand(node)
 
 
 def _row_of(spread: Node) -> Node | None:

@@ -157,15 +157,22 @@ def varying_dims(node: Node) -> frozenset[int]:
     return varying(topological([node], leaves=_SHAPES_TELL))[id(node)]
 
 
+def runs_along(node: Node, dim: int) -> bool:
+    """Returns whether the elements of ``node`` may differ along ``dim`` wherever it has several: a row of one score is
+    a row, and its maximum is one value for that."""
+    return dim in varying(topological([node], leaves=_SHAPES_TELL), single=True)[id(node)]
+
+
 _SHAPES_TELL = frozenset(kind for kind in STRUCTURED if not kind.commutes) - {VIEW, GATHER, CAT, REDUCE}
 """Kinds whose own shape tells along which dimensions elements may differ."""
 
 
-def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
+def varying(order: Sequence[Node], single: bool = False) -> dict[int, frozenset[int]]:
     """Returns the dimensions along which the elements of each node may differ, by the node's id.
 
     Args:
         order: nodes, each after its inputs.
+        single: whether a dimension of one element counts, where what is computed along it does.
     """
     dims_by_id: dict[int, frozenset[int]] = {}
     for node in order:
@@ -187,7 +194,7 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
             dims = frozenset([node.attrs.dim]).union(*(dims_by_id[id(child)] for child in node.inputs))
         elif node.kind.commutes:
             dims = frozenset().union(*(dims_by_id[id(child)] for child in node.inputs))
-        dims_by_id[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
+        dims_by_id[id(node)] = frozenset(dim for dim in dims if single or node.shape[dim] != 1)
     return dims_by_id
 
 

@@ -7,9 +7,7 @@ A softmax is such a value: exp(S - b) * r, with b and r one value for a row. Att
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from jitgen.ir.analysis import varies, walked
+from jitgen.ir.analysis import runs_along, walked
 from jitgen.ir.graph import Node
 from jitgen.ir.patterns import ZERO, Rewrite, Rewrites, cast, select, wildcards
 from jitgen.spec import DTYPES
@@ -26,11 +24,11 @@ PROPORTIONAL = Rewrites(
         x,
         lambda last, node, x: DTYPES[node.dtype].is_floating_point and DTYPES[x.dtype].is_floating_point,
     ),
-    Rewrite("a product", x * y, x, lambda last, x, y: varies(x, last) and not varies(y, last)),
-    Rewrite("a quotient", x / y, x, lambda last, x, y: varies(x, last) and not varies(y, last)),
-    Rewrite("a selection", SELECTION, x, lambda last, condition: not varies(condition, last)),
+    Rewrite("a product", x * y, x, lambda last, x, y: runs_along(x, last) and not runs_along(y, last)),
+    Rewrite("a quotient", x / y, x, lambda last, x, y: runs_along(x, last) and not runs_along(y, last)),
+    Rewrite("a selection", SELECTION, x, lambda last, condition: not runs_along(condition, last)),
 )
-"""What is proportional to x along the dimensions ``last``, because its other operands are one value for a row."""
+"""What is proportional to x along the dimension ``last``, because its other operands are one value for a row."""
 
 
 def exponential_behind(weights: Node) -> bool:
@@ -42,13 +40,12 @@ def exponential_behind(weights: Node) -> bool:
 def linear_in(weights: Node) -> Node | None:
     """Returns the exponential to which ``weights`` is proportional along its last dimension; None without one."""
     node: Node | None = weights
-    last = (len(weights.shape) - 1,)
     while node is not None and node.op != "exp":
-        node = linear_operand(node, last)
+        node = linear_operand(node)
     return node
 
 
-def linear_operand(node: Node, last: Sequence[int]) -> Node | None:
-    """Returns the operand to which ``node`` is proportional, if its other operands are one value for a row; else
-    None."""
-    return PROPORTIONAL.result(node, last)
+def linear_operand(node: Node) -> Node | None:
+    """Returns the operand to which ``node`` is proportional along its last dimension, if its other operands are one
+    value for a row; else None."""
+    return PROPORTIONAL.result(node, len(node.shape) - 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
-from jitgen.ir.nodes import GATHER, INPUT, SCATTER, SORT, Reads
+from jitgen.ir.nodes import GATHER, INPUT, SCATTER, SORT, VIEW, Reads
 from jitgen.spec import DTYPES
 
 
@@ -43,7 +43,7 @@ def least(graph: Graph, environment: Mapping[str, Any]) -> Least:
 
     def write(node: Node, copied: bool = False) -> None:
         """Notes that ``node`` is stored; a view of it is not stored again, one of an input only if ``copied``."""
-        base = node.under_views
+        base = node if copied else node.under_views
         if copied or base.kind is not INPUT:
             needed[id(node)] += size(node)
             _, before = written.get(id(base), (base, 0))
@@ -81,8 +81,9 @@ def _share(node: Node, position: int, elements: int, size: int, operand: int) ->
 
 
 def _stored(value: Node, number: int) -> Iterator[Node]:
-    """Yields what an update of input ``number`` to ``value`` stores: of scatters into it, only what they scatter."""
-    while value.kind is SCATTER:
+    """Yields what an update of input ``number`` to ``value`` stores: of scatters into it, or into a reshape of it, only
+    what they scatter."""
+    while value.kind is SCATTER or (value.kind is VIEW and value.attrs.kind == "reshape"):
         yield from value.inputs[1:2]
         value = value.inputs[0]
     if not (value.kind is INPUT and value.attrs.number == number):

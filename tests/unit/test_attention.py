@@ -62,6 +62,23 @@ def test_shapes_of_few_rows(rows: int, keys: int, depth: int, width: int) -> Non
     check(few, *operands((3, 2), rows, keys, depth, width))
 
 
+def hidden(q: Any, k: Any, v: Any) -> Any:
+    return torch.softmax((q @ k.mT).masked_fill(q[..., :1] * k[..., :1].mT > 0, -INF), -1) @ v
+
+
+def summed(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.mT
+    top = scores.amax(-1, keepdim=True)
+    power = (scores - top).exp()
+    return power @ v / power.sum(-1, keepdim=True), top, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+@pytest.mark.parametrize("function", [plain, hidden, summed, formula(["cap"], ["causal"])])
+def test_a_single_key(function: Callable[..., Any], rows: int) -> None:
+    check(function, *operands((2, 3), rows, 1, 24, 40))
+
+
 @pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 @pytest.mark.parametrize("rows", [5, 40])
 @pytest.mark.parametrize("dtype", DTYPES)

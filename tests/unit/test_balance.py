@@ -162,6 +162,12 @@ def append(cache, k):  # type: ignore[no-untyped-def]
     cache[:, 100:101].copy_(k * 2)
 
 
+def rows_swapped(x):  # type: ignore[no-untyped-def]
+    before = x[5].clone()
+    x[5] = x[6]
+    x[6] = before
+
+
 def scan_steps(x, decay):  # type: ignore[no-untyped-def]
     h, results = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device), []
     for step in range(8):
@@ -188,12 +194,10 @@ class Row:
 square = spec(1024, 1024)
 head = [spec(2, 8, 512, 64)] * 3
 ROWS = {
-    "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 10, 1.0, 1.0),
+    "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 7, 1.0, 1.0),
     "decoder layer, 64 rows": Row(decoder_layer, decoder_arguments(64), 7, 1.0, 1.11),
     "decoder layer, 512 rows": Row(decoder_layer, decoder_arguments(512), 7, 1.0, 1.83),
-    "decoder layer, int4, 1 row": Row(
-        decoder_layer, decoder_arguments(1, format="int4", group_size=128), 10, 1.0, 1.01
-    ),
+    "decoder layer, int4, 1 row": Row(decoder_layer, decoder_arguments(1, format="int4", group_size=128), 7, 1.0, 1.01),
     "decoder layer, int4, 512 rows": Row(
         decoder_layer, decoder_arguments(512, format="int4", group_size=128), 7, 1.0, 3.59
     ),
@@ -246,6 +250,10 @@ ROWS = {
     "cat": Row(lambda x, y: torch.cat([x, y * 2], 1), (square, square), 1, 1.0, 1.0),
     "keys of two slices": Row(two_slices, (spec(2, 512, 8, 128), spec(2, 512, 1, 64)), 1, 1.0, 1.0),
     "appending to a cache": Row(append, (spec(2, 4096, 128), spec(2, 1, 128)), 1, 1.0, 1.0),
+    "a row that is updated": Row(lambda x: x[5].add_(1), (square,), 1, 1.0, 1.0),
+    "a diagonal that is updated": Row(lambda x: x.diagonal().mul_(2), (square,), 1, 1.0, 1.0),
+    "a column divided by its norm": Row(lambda x: x[:, 3].div_(x[:, 3].norm()), (square,), 2, 1.34, 2.01),
+    "rows that change places": Row(rows_swapped, (square,), 3, 1.0, 2.0),
     "eight steps of a recurrence": Row(
         scan_steps, (spec(4096, 8, dtype=single), spec(4096, 8, dtype=single)), 1, 1.0, 1.0
     ),

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, varies, walked
+from jitgen.ir.analysis import at_own_coordinates, runs_along, walked
 from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
@@ -38,7 +38,7 @@ def _is_rounding(node: Node) -> bool:
 
 
 scores = Pattern("scores")
-base = Pattern("base").where(lambda node: not varies(node, (len(node.shape) - 1,)))
+base = Pattern("base").where(lambda node: not runs_along(node, len(node.shape) - 1))
 POWER = exp(scores - base) | exp(scores)
 """e, with b one value for a row."""
 MAXIMUM = row_max(scores)
@@ -169,9 +169,9 @@ def row_values(attention: Attention) -> list[Node]:
     """Returns the operands of ``attention`` that are one value for a row: its base, and the factors of its
     probabilities."""
     values = [] if attention.base is None else [attention.base]
-    node, last = attention.probabilities, (attention.last,)
+    node = attention.probabilities
     while node is not attention.power:
-        operand = linear_operand(node, last)
+        operand = linear_operand(node)
         assert operand is not None
         values += [child for child in node.inputs if child is not operand]
         node = operand

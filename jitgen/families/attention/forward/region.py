@@ -183,10 +183,10 @@ class _Builder(RegionBuilder):
     def _with_factors(self, weighted: Node, values: dict[int, Node]) -> Node:
         """Multiplies ``weighted``, the product of exp(S - row_max) with the values, as the function's probabilities
         are."""
-        attention, last = self.attention, (self.attention.last,)
+        attention = self.attention
         steps, node = [], attention.probabilities
         while node is not attention.power:
-            operand = linear_operand(node, last)
+            operand = linear_operand(node)
             assert operand is not None
             if node.kind is not CAST:
                 steps.append((node, operand))

@@ -118,7 +118,7 @@ def _with_weighted_values(rewriter: Rewriter, node: Node, probabilities: Node, v
     factors: list[tuple[Node, Node]] = []
     step, last, row = probabilities, _last(probabilities), len(axes(node.attrs.equation).batch)
     while step.op != "exp":
-        operand = linear_operand(step, last)
+        operand = linear_operand(step)
         steps = factors if operand is None else chain
         operand = KEY_FACTORS.result(step, row) if operand is None else operand
         if operand is None:
