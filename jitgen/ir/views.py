@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitgen.errors import InternalError
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Node, Shape, topological
 from jitgen.ir.nodes import DEQUANTIZE, REDUCE, VIEW
@@ -87,13 +87,15 @@ class Mover:
         """Counts a step of a search or of rewrites to a fixed point, which is at ``node``.
 
         Raises:
-            InternalError: there were more than ``MOST_STEPS`` for this graph.
+            UnsupportedError: there were more than ``MOST_STEPS`` for this graph.
         """
         self._steps += 1
         if self._steps > MOST_STEPS:
             where = f" at {node.location}" if node.location else ""
-            raise InternalError(
-                f"jitgen found no kernels within {MOST_STEPS} rewrites; the latest is of {node.op}{where}"
+            raise UnsupportedError(
+                f"jitgen found no kernels within {MOST_STEPS} rewrites; the latest is of {node.op}{where}\n"
+                "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
+                "expression in another decorated function"
             )
 
     def any_behind(self, roots: Sequence[Node], test: Callable[[Node], bool]) -> bool:
@@ -171,7 +173,9 @@ class Mover:
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
         """Returns whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced
         so."""
-        while weight.kind is VIEW and weight.attrs[:2] == ("slice", 0):
+        while weight.kind is VIEW and (
+            weight.attrs.kind == "reshape" or weight.attrs[:2] == ("slice", len(weight.shape) - 2)
+        ):
             weight = weight.inputs[0]
         _, _, start, step = attrs
         whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)

@@ -10,6 +10,7 @@ Nothing here imports ``QTensor`` before a program has made one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -18,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.ir.views import ROW_TILE
 from jitgen.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -94,13 +96,19 @@ def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) 
 
 def unpack_weight(weight: QTensor, layout: str) -> Stored:
     """Returns ``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
-    if weight.token.experts is not None:
-        raise UnsupportedError(
-            f"{weight!r} within jitgen.jit: a kernel takes one of its matrices; pass weight[i], and loop outside"
-        )
+    _check_experts(weight.token)
     if weight.token.layout == "portable" != layout:
         weight.relayout_(layout)
     return weight.stored_in(layout)
+
+
+def _check_experts(token: Token) -> None:
+    """Raises UnsupportedError for matrices in one weight that kernels cannot tell apart."""
+    if token.experts and token.weight_shape[0] // token.experts % ROW_TILE:
+        raise UnsupportedError(
+            f"a weight of {token.experts} matrices of {token.weight_shape[0] // token.experts} rows in jitgen.jit: "
+            f"kernels read blocks of {ROW_TILE} rows; pass weight[i], and loop outside"
+        )
 
 
 def dense(
@@ -133,10 +141,12 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
     if not all(isinstance(size, int) for size in spec.shape):
         raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
     assert spec.format is not None
-    shape = (int(spec.shape[0]), int(spec.shape[1]))
+    *experts, rows, columns = map(int, spec.shape)
+    shape = (rows * math.prod(experts), columns)
     tensors = described_tensors(spec.format, spec.group_size, shape, layout)
     facts = spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta")
-    token = intern(*facts, activation=spec.activation)
+    token = intern(*facts, experts=experts[0] if experts else None, activation=spec.activation)
+    _check_experts(token)
     return Stored(tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
 
 

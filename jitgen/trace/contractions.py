@@ -75,22 +75,28 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
     attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
-    order = trace.quantized.column_order(weight)
-    if order is not None:  # the columns of the weight are stored in that order
-        x = index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+    x = ordered_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
-    if weight.is_weight and trace.quantized.activation(weight) is not None and other != 0:
-        return _of_codes(trace, product)
-    return product
+    return by_codes(trace, product)
 
 
-def _of_codes(trace: Trace, product: Node) -> Node:
-    """Computes ``product``, of an activation and a quantised weight, with the activation quantised row by row: sums of
-    codes times the scales of the rows. Its gradients are those of ``product``."""
-    x, weight = product.inputs
+def ordered_columns(trace: Trace, x: Node, weight: Node) -> Node:
+    """Returns ``x`` with its last dimension in the order in which the columns of ``weight`` are stored."""
+    order = trace.quantized.column_order(weight)
+    if order is None:
+        return x
+    return index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+
+
+def by_codes(trace: Trace, product: Node) -> Node:
+    """Computes ``product``, where its weight is quantised and says so, with the activation quantised row by row: sums
+    of codes times the scales of the rows. Its gradients are those of ``product``."""
+    x, weight, *groups = product.inputs
+    if not weight.is_weight or trace.quantized.activation(weight) is None or x.shape[-1] == 0:
+        return product
     codes, scales = trace.quantized.codes(x)
-    attrs = product.attrs.equation, "float32", "ieee"
-    sums = trace.make("contract", (codes, weight), "float32", product.shape, attrs)
+    attrs = product.attrs._replace(accumulator="float32", precision="ieee")
+    sums = trace.make(product.op, (codes, weight, *groups), "float32", product.shape, attrs)
     return with_gradient(trace, trace.cast(pointwise(trace, "mul", sums, scales), x.dtype), product, 1.0)
 
 
