@@ -6,6 +6,7 @@
     ├── TraceError          the function cannot be traced: what, where, what to do instead
     │   └── NumberRangeError   a number is beyond the range of the dtype it is for; a RuntimeError too, as in torch
     ├── UnsupportedError    an operation, dtype, layout or device that jitgen does not support
+    │   └── InternalError      a mistake of jitgen's: no plan, or an error in planning that has another meaning
     ├── FormatError         a weight, group size or checkpoint that does not fit its format
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
@@ -44,6 +45,17 @@ class NumberRangeError(TraceError, RuntimeError):
 
 class UnsupportedError(JitgenError):
     """Reports an operation, dtype, layout or device that jitgen does not support."""
+
+
+class InternalError(UnsupportedError):
+    """Reports a mistake of jitgen's: it finds no kernels for an expression, or fails while it plans or renders them.
+    The original error, if there is one, is its ``__cause__``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"{message}\n  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
+            "expression in another decorated function"
+        )
 
 
 class RequiresGrad(UnsupportedError):

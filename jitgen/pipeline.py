@@ -31,9 +31,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen import console, events, misses, scratch, settings
+from jitgen import console, events, misses, mistakes, scratch, settings
 from jitgen.compilers import routes
-from jitgen.errors import CacheMissError, CompileError, CompileWarning
+from jitgen.errors import CacheMissError, CompileError, CompileWarning, JitgenError
 from jitgen.families.rewrites import rewritten
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
@@ -61,7 +61,33 @@ def lower(
         route: backend, compiler and target. Its alternative is taken for a graph of which the backend lacks a kernel.
         out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
         known: how the graph was partitioned for earlier calls; the first that applies to this call is used.
+
+    Raises:
+        InternalError: there is a mistake in jitgen; see ``mistakes.py``.
     """
+
+    def fails(smaller: Graph) -> bool:
+        try:
+            _lower(smaller, environment, memory, route, (), ())
+        except JitgenError:
+            return False
+        except Exception:
+            return True
+        return False
+
+    with mistakes.reported(graph, "plan kernels for", fails):
+        return _lower_by_either(graph, environment, memory, route, out, known)
+
+
+def _lower_by_either(
+    graph: Graph,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    route: Route,
+    out: Sequence[Memory | None],
+    known: Sequence[Partitioned],
+) -> Lowered:
+    """Lowers ``graph`` by ``route``, or by its alternative where that has a kernel that the route lacks."""
     lowered = _lower(graph, environment, memory, route, out, known)
     other = route.alternative
     if other is None or not any(decision.lacks for _, _, decision in lowered.program.decisions):
@@ -221,7 +247,8 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
 def _build_kernel(lowered: Lowered, number: int, store: Store, publish: bool) -> BuiltKernel:
     """Kernel ``number``, rendered, and compiled and stored unless the store has an equal one."""
     kernel = lowered.program.kernels[number]
-    source, rendered = lowered.render(number)
+    with mistakes.reported(lowered.graph, "generate a kernel for"):
+        source, rendered = lowered.render(number)
     source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
     known = _known_artifact(source, store)
     if known is not None:

@@ -1,8 +1,9 @@
 """Gradients of random programs (``tests/programs.py``) against those of float64.
 
-The bound is measured as for results: the float64 program runs again with its arguments, the result of every operation
-and the gradients it starts from wrong by random roundings, and ``MARGIN`` times the largest deviation of a gradient's
-elements is allowed. An operation that is wrong by a factor passes on gradients that are wrong by the same factor.
+The bound is measured as for results: the float64 program runs again with its arguments, the result of every operation,
+the gradient of each and those it starts from wrong by random roundings, and ``MARGIN`` times the largest deviation of a
+gradient's elements is allowed. An operation that is wrong by a factor passes on gradients that are wrong by the same
+factor.
 Normalizations and cosines run as their parts (``PARTS``): their gradients are differences of what is rounded within.
 """
 
@@ -86,7 +87,20 @@ class _Rounded(TorchFunctionMode):
             return result
         with torch._C.DisableTorchFunction():
             # A view stays one: what is updated through it later is the program's.
-            return result if result._is_view() else result * self.noise(result)
+            return result if result._is_view() else self._rounded_both_ways(result)
+
+    def _rounded_both_ways(self, result: torch.Tensor) -> torch.Tensor:
+        """``result`` with noise, and its gradient with other noise: that of a normalization hides the first, since it
+        is the same for all multiples of a row, and in float32 the terms that cancel are rounded."""
+        rounded, noise = result * self.noise(result), self.noise(result)
+
+        def round_gradient(gradient: torch.Tensor) -> torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                return gradient * noise
+
+        if rounded.requires_grad:
+            rounded.register_hook(round_gradient)
+        return rounded
 
     def noise(self, like: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(like.shape, generator=self.generator, dtype=torch.float64) * 2 - 1

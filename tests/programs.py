@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import InternalError, TraceError, UnsupportedError
 
 Choose = Callable[[Sequence[Any]], Any]
 """Draws one of a sequence."""
@@ -539,7 +539,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def failure(program: Program, error: Exception) -> Verdict:
     """Whether an error refuses the program by name and line, or is another."""
-    if not isinstance(error, (TraceError, UnsupportedError)):
+    if not isinstance(error, (TraceError, UnsupportedError)) or isinstance(error, InternalError):
         return "crash", f"{type(error).__name__}: {error}"
     located = program.path in str(error) or "argument" in str(error) or "out=" in str(error)
     return ("refused" if located else "crash"), str(error)

@@ -32,6 +32,7 @@ from jitgen.dynamo.program import Program, called, program_of, value_of, with_va
 from jitgen.dynamo.region import inline, region
 from jitgen.dynamo.updates import written
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.mistakes import SYSTEM_ERRORS
 from jitgen.quant import weights
 from jitgen.runtime.overlap import SharedMemoryError
 
@@ -224,9 +225,26 @@ def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **optio
     Raises:
         JitgenError: in strict mode, for a node without kernels.
     """
-    made = _compiled_graph(module)
+    try:
+        made = _compiled_graph(module)
+    except (JitgenError, *SYSTEM_ERRORS):
+        raise
+    except Exception as error:
+        if settings.is_strict():
+            raise
+        made = _graph_in_torch(module, error)
     _compiled[next(_numbers)] = made
     return made
+
+
+def _graph_in_torch(module: fx.GraphModule, error: Exception) -> CompiledGraph:
+    """Returns ``module`` as one step that torch runs, because jitgen failed to divide it."""
+    reason = f"jitgen failed to divide this graph, please report it: {type(error).__name__}: {error}"
+    console.warn(f"a graph of a compiled model runs in torch: {reason}", FallbackWarning, stacklevel=2)
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    segment = cut.Segment(nodes, reason)
+    parts = [Part(segment, nodes, cut.inputs_of(nodes), cut.outputs_of(nodes))] if nodes else []
+    return CompiledGraph(module, parts)
 
 
 def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None) -> CompiledGraph:

@@ -26,6 +26,7 @@ from jitgen.call.lower import specialize
 from jitgen.call.resolver import ImportingResolver
 from jitgen.call.table import Table
 from jitgen.errors import JitgenError, UnsupportedError
+from jitgen.mistakes import SYSTEM_ERRORS
 from jitgen.quant import weights
 from jitgen.spec import TensorSpec
 from jitgen.trace import autocast
@@ -197,8 +198,8 @@ class Program:
                 value = called(node, values)
                 if self.claims is not None and not (trial is not None and trial.refused):
                     value = self.claims.checked(number, value, [*values.values()])
-            except (JitgenError, TypeError, RuntimeError) as error:
-                if trial is None:
+            except Exception as error:
+                if trial is None or isinstance(error, SYSTEM_ERRORS):
                     raise
                 said = untraceable(error) or str(error).strip() or type(error).__name__
                 trial.refused[number] = said.splitlines()[0]

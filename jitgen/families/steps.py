@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from jitgen.errors import UnsupportedError
+from jitgen.errors import InternalError
 from jitgen.families import registry
 from jitgen.families.changes import State
 from jitgen.families.claims import Claims
@@ -275,14 +275,10 @@ class Steps:
             return None
         return regions
 
-    def _endless(self, values: Sequence[Node]) -> UnsupportedError:
+    def _endless(self, values: Sequence[Node]) -> InternalError:
         """Returns the error for temporaries that wait for one another, or that need ever more temporaries."""
         where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
-        return UnsupportedError(
-            f"{self.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
-            "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this expression in "
-            "another decorated function"
-        )
+        return InternalError(f"{self.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}")
 
     def _read_by(
         self,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitgen.errors import UnsupportedError
+from jitgen.errors import InternalError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Node, Shape, topological
 from jitgen.ir.nodes import DEQUANTIZE, REDUCE, VIEW
@@ -87,15 +87,13 @@ class Mover:
         """Counts a step of a search or of rewrites to a fixed point, which is at ``node``.
 
         Raises:
-            UnsupportedError: there were more than ``MOST_STEPS`` for this graph.
+            InternalError: there were more than ``MOST_STEPS`` for this graph.
         """
         self._steps += 1
         if self._steps > MOST_STEPS:
             where = f" at {node.location}" if node.location else ""
-            raise UnsupportedError(
-                f"jitgen found no kernels within {MOST_STEPS} rewrites; the latest is of {node.op}{where}\n"
-                "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
-                "expression in another decorated function"
+            raise InternalError(
+                f"jitgen found no kernels within {MOST_STEPS} rewrites; the latest is of {node.op}{where}"
             )
 
     def any_behind(self, roots: Sequence[Node], test: Callable[[Node], bool]) -> bool:

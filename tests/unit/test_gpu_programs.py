@@ -107,6 +107,15 @@ def test_wrong_gradients_of_normalizations(line: str) -> None:
     assert gradient_verdict(made, program(NORMAL.replace(line, f"{line} * (1 + 1e-9)")).function())[0] == "wrong"
 
 
+def test_a_gradient_that_cancels_is_as_far_off_as_its_terms_are_rounded() -> None:
+    """The gradient of a factor of a normalized row is 0 but for eps: a sum of terms 1e5 times as large."""
+    text = "def program(x0, x1):\n    v2 = x1 * x0.cumprod(0)\n    return F.layer_norm(v2, v2.shape[-1:])\n"
+    made = Program(text, [torch.tensor([1, 7, 1]), torch.tensor([[0.2896]])], {torch.float32})
+    assert gradient_verdict(made, jitgen.jit(made.function())) == ("right", "")
+    wrong = Program(text.replace("[-1:])", "[-1:]) + 1e-3 * (x1 - x1.detach())"), [])
+    assert gradient_verdict(made, wrong.function())[0] == "wrong"
+
+
 def test_no_gradient_is_zero_times_an_infinite_derivative() -> None:
     """``zero_`` ends the gradient of the variance of one element, which is NaN in eager torch."""
     text = "def program(x0, x1):\n    v2 = x0[:, :1].var(1)\n    v3 = v2.zero_()\n    return v2 + x1.sum()\n"
