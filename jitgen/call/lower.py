@@ -98,7 +98,7 @@ def _described(
     """Flattens the arguments: returns the leaves, the leaves as a call has them (a spec becomes a tensor without
     memory), and their structure."""
     layout = weights.LAYOUTS[route.backend]
-    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)
+    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: weights.layout_of(weight, layout), in_place=False)
     sizes = _Sizes()
     return leaves, [sizes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves], tree
 

@@ -255,7 +255,7 @@ class Resolver:
 
     def layout_of(self, weight: Any) -> str:
         """Returns the layout in which kernels read a quantised weight, where that weight is now."""
-        return weights.LAYOUTS[self.routing.on_device(weight.device).backend]
+        return weights.layout_of(weight, weights.LAYOUTS[self.routing.on_device(weight.device).backend])
 
     def inline(self, leaves: Sequence[Any], tree: Any) -> Any:
         """Makes the call part of the trace in progress."""

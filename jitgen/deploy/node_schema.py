@@ -15,7 +15,7 @@ from jitgen.errors import FormatError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype, compute_dtype
-from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS, equation
+from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.nodes import (
     CAST,
@@ -25,7 +25,6 @@ from jitgen.ir.nodes import (
     CONVOLVE,
     DEQUANTIZE,
     GATHER,
-    GROUPED,
     INPUT,
     IOTA,
     KINDS,
@@ -324,38 +323,15 @@ def _contract(node: Node) -> None:
     except ValueError as problem:
         node.field.refuse(str(problem))
     named.one_of((expected,))
-    of_codes = weight.weight and x.dtype == "int8"
+    of_codes = weight.weight and x.dtype in ("int8", "float8_e4m3fn")
     accumulator.one_of(("float32",) if of_codes else (accumulator_dtype(x.dtype),))
     node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
-    node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(of_codes or x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
     node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
     if of_codes or (x.dtype, node.dtype) != ("int8", "int32"):
         node.has_dtype("float32" if of_codes else x.dtype)
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
-
-
-def _grouped(node: Node) -> None:
-    named, accumulator, precision, by = node.attributes(4)
-    precision.one_of(("ieee", "tf32"))
-    named.one_of((ROWS_OF_GROUPS, LENGTHS_OF_GROUPS))
-    x, weight, groups = node.operands
-    of_lengths = named.value == LENGTHS_OF_GROUPS
-    by.one_of(("offsets",) if of_lengths else ("offsets", "ids"))
-    node.require(not x.weight and len(x.shape) == 2, "its activation is no matrix of numbers")
-    node.require(len(weight.shape) == 3 - of_lengths, f"its weight has {len(weight.shape)} dimensions")
-    node.require(not (weight.weight and of_lengths), "a quantised weight has no groups along K")
-    node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} of x and {weight.shape[-1]} of the weight")
-    node.require(groups.dtype in ("int32", "int64") and len(groups.shape) == 1, "its groups are no vector of integers")
-    node.require(x.dtype in ACTIVATIONS, f"a product of {x.dtype} is not computed")
-    if not weight.weight:
-        node.require(x.dtype == weight.dtype, f"of {x.dtype} and {weight.dtype}")
-    accumulator.one_of((accumulator_dtype(x.dtype), "float32"))
-    if of_lengths:
-        node.has_shape((groups.shape[0], x.shape[0], weight.shape[0]))
-    else:
-        node.require(groups.shape[0] == (x if by.value == "ids" else weight).shape[0], "its groups are others")
-        node.has_shape((x.shape[0], weight.shape[1]))
 
 
 def _convolve(node: Node) -> None:
@@ -384,7 +360,7 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "in
 
 def _dequantize(node: Node) -> None:
     format, group, layout = node.attributes(3)
-    layout.one_of(("portable", *dict.fromkeys(weights.LAYOUTS.values())))
+    layout.one_of(("portable", *dict.fromkeys(weights.LAYOUTS.values()), "rows"))
     node.require(DTYPES[node.dtype].is_floating_point, f"a weight of {node.dtype}")
     sizes = node.field.value["shape"]
     node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
@@ -449,7 +425,6 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,
-    GROUPED: _grouped,
     CONVOLVE: _convolve,
     DEQUANTIZE: _dequantize,
     CAST: _cast,

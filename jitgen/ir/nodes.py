@@ -26,7 +26,6 @@ from jitgen.ir.attributes import (
     ContractAttrs,
     ConvolveAttrs,
     DequantizeAttrs,
-    GroupedAttrs,
     InputAttrs,
     NothingAttrs,
     NumberAttrs,
@@ -76,12 +75,6 @@ def _reduced(node: Node) -> Size:
 
 def _summed_products(node: Node) -> Size:
     return symbols.mul(2, node.inputs[0].shape[-1])  # type: ignore[return-value]
-
-
-def _summed_groups(node: Node) -> Size:
-    length = symbols.mul(2, node.inputs[0].shape[-1])
-    groups = node.shape[0] if len(node.shape) == 3 else 1
-    return symbols.floordiv(length, groups or 1)  # type: ignore[return-value]
 
 
 def _summed_windows(node: Node) -> Size:
@@ -202,19 +195,6 @@ CONTRACT = Kind(
     read_whole=True,
     is_saved=True,
 )
-GROUPED = Kind(
-    "grouped",
-    "products of an activation and the weights of groups, among which offsets or ids (the third operand, integers) "
-    "divide rows, or K (``ir/equations.py``); rows beyond the last group are 0",
-    (3, 3),
-    Reads.ANYWHERE,
-    GroupedAttrs,
-    moves.move_grouped,
-    flops=_summed_groups,
-    takes_weights=True,
-    read_whole=True,
-    is_saved=True,
-)
 CONVOLVE = Kind(
     "convolve",
     "images convolved with filters (``ir/convolutions.py``)",
@@ -293,10 +273,7 @@ CUSTOM_GRADIENT = Kind(
 )
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
-_SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
-PRODUCTS = frozenset({CONTRACT, GROUPED})
-"""The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
+_COMPUTED = (VIEW, CAT, REDUCE, CONTRACT, CONVOLVE, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 STRUCTURED = (*_LEAVES, *_COMPUTED)
 """The kinds that are no operation of ``ir/ops.py``."""
 

@@ -1,80 +1,193 @@
 """Quantises the activations of products with quantised weights, as ``quantize(..., activation="int8")`` asks for.
 
-A row of the activation (a token) has codes from -127 to 127 and one scale, the largest magnitude over 127: dynamic,
-symmetric, in float32. The sum of products of codes over a group of the weight is exact. It is multiplied by the
-group's scale, groups are added up, and the total is multiplied by the row's scale, in float32. The formulas here are
-plain torch, which the reference runs and a trace turns into kernels.
+An activation becomes codes, int8 from -127 to 127 or float8_e4m3fn, and float32 scales. By default each row (a token)
+has a scale of its own, its largest magnitude over the largest code. ``"fp8_e4m3.block128"`` has one for every 128
+columns of a row. With a weight of a format that is ``.static`` the scale is a tensor of the weight, found by
+calibration, and values beyond the largest code times the scale saturate.
+
+The sum of products of codes over a group of the weight, which for int8 is exact, is multiplied by the group's scale;
+groups are added up, and the total is multiplied by the row's scale, in float32. The formulas here are plain torch,
+which the reference runs and a trace turns into kernels.
 
 Gradients pass straight through: they are those of the product with the activation as it was.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
 
 from jitgen.errors import FormatError, UnsupportedError
-from jitgen.quant.formats import Format
+from jitgen.quant.formats import Float, Format, Integer, find
 
-ACTIVATIONS = ("int8",)
-LARGEST_CODE = 127
 MOST_COLUMNS = 2**16
 """The largest group of columns: sums of so many products of codes are int32."""
+SMALLEST_SCALE = 2.0**-126
+"""The smallest scale, of which the reciprocal is finite: rows below it lose bits, and one of zeros has it."""
+BLOCK = 128
+"""Columns of a row that share a scale in the kinds that end in ``.block128``, as DeepSeek-V3 has them."""
 
 
-def check_activation(activation: str | None, format: Format, group_size: int | None) -> str | None:
-    """Returns ``activation`` if products of weights of ``format`` may quantise theirs so.
+@dataclass(frozen=True)
+class Activation:
+    """Describes a kind of quantised activations.
+
+    Attributes:
+        name: what ``quantize`` takes.
+        dtype: of the codes.
+        largest: the largest code.
+        block: the number of columns that share a scale; None for a whole row.
+    """
+
+    name: str
+    dtype: torch.dtype
+    largest: float
+    block: int | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype == torch.int8
+
+
+ACTIVATIONS = {
+    kind.name: kind
+    for kind in (
+        Activation("int8", torch.int8, 127.0),
+        Activation("fp8_e4m3", torch.float8_e4m3fn, 448.0),
+        Activation("int8.block128", torch.int8, 127.0, BLOCK),
+        Activation("fp8_e4m3.block128", torch.float8_e4m3fn, 448.0, BLOCK),
+    )
+}
+
+
+def check_activation(
+    activation: str | None, format: Format, group_size: int | None, columns: int | None = None
+) -> str | None:
+    """Returns ``activation`` if products of weights of ``format`` may quantise theirs so. ``columns`` is K, if known.
 
     Raises:
-        FormatError: there is no such kind of activation, or no kernel for it with these weights.
+        FormatError: there is no such kind of activation, or the weight's codes are no numbers of it.
     """
     if activation is None:
         return None
-    if activation not in ACTIVATIONS:
+    kind = ACTIVATIONS.get(activation)
+    if kind is None:
         raise FormatError(
             f"unknown activation {activation!r}; expected None, which leaves activations as they are, or "
             f"{', '.join(map(repr, ACTIVATIONS))}"
         )
-    if not format.stored.tiled:
+    if not _are_codes_of(format.stored, kind.is_integer):
+        such = "int8, int4 or uint4" if kind.is_integer else "fp8_e4m3, int4 or uint4"
         raise FormatError(
-            f"activation={activation!r} has kernels for int8, int4 and uint4 weights, and {format.name} is none of "
-            "them; take one of these, or leave the activation as it is"
+            f"activation={activation!r} multiplies codes of {kind.dtype} by codes of the weight, and not all of those "
+            f"of {format.name} are numbers of {kind.dtype}; take such as {such}, or leave the activation as it is"
         )
     if group_size is not None and group_size > MOST_COLUMNS:
         raise FormatError(f"activation={activation!r} takes groups of at most {MOST_COLUMNS} columns, not {group_size}")
+    if kind.block and format.static:
+        raise FormatError(f"activation={activation!r} has a scale for each block, and {format.name} one for all")
+    if format.ordered and kind.block:
+        raise FormatError(f"activation={activation!r} has blocks of columns, and {format.name} has columns in an order")
+    if kind.block and columns is not None and columns % kind.block:
+        raise FormatError(
+            f"activation={activation!r} has blocks of {kind.block} columns, and the weight has {columns}, no multiple "
+            f"of it; take {activation.partition('.')[0]!r}, which has a scale for each row"
+        )
     return activation
 
 
-def scales_of(x: torch.Tensor) -> torch.Tensor:
-    """Returns the scale of each row of ``x`` (..., K), float32 (..., 1)."""
-    return x.float().abs().amax(-1, keepdim=True) / LARGEST_CODE
+@functools.cache
+def _are_codes_of(format: Format, is_integer: bool) -> bool:
+    """Returns whether every code of ``format`` less every zero-point is an int8, or a float8_e4m3fn."""
+    if format.zeros == "float":
+        return False
+    if is_integer:
+        if not isinstance(format.code, Integer):
+            return False
+        most = format.high - format.low if format.zero_point else max(-format.low, format.high)
+        return most <= 127 or (not format.zero_point and format.low >= -128 and format.high <= 127)
+    if isinstance(format.code, Float):
+        values = format.finite_values
+    elif isinstance(format.code, Integer):
+        reach = int(format.high - format.low) if format.zero_point else 0
+        values = torch.arange(-reach, reach + 1).double() if reach else format.finite_values
+    else:
+        return False
+    return bool((values.to(torch.float8_e4m3fn).double() == values).all())
 
 
-def codes_of(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Returns the codes of ``x``, int8. Those of a row of zeros are 0."""
-    steps = x.float() / torch.where(scales == 0, 1.0, scales)
-    return steps.round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
+def scales_of(x: torch.Tensor, kind: Activation) -> torch.Tensor:
+    """Returns the scale of each row of ``x`` (..., K), float32 (..., 1), or of each of its blocks (..., K / block)."""
+    wide = x.float().abs()
+    if kind.block:
+        largest = wide.unflatten(-1, (-1, kind.block)).amax(-1)
+    else:
+        largest = wide.amax(-1, keepdim=True)
+    return (largest / kind.largest).clamp(min=SMALLEST_SCALE)
 
 
-def quantized(x: torch.Tensor) -> torch.Tensor:
-    """Returns ``x`` as its codes and scales have it, of its dtype: what a product with such a weight multiplies."""
+def codes_of(x: torch.Tensor, scales: torch.Tensor, kind: Activation, static: bool = False) -> torch.Tensor:
+    """Returns the codes of ``x``: x times the reciprocal of the scale, which is computed once. With a static scale they
+    saturate; by a scale of its own a row has none beyond the largest."""
+    wide, inverse = x.float(), scales.reciprocal()
+    if kind.block:
+        steps = (wide.unflatten(-1, (-1, kind.block)) * inverse.unsqueeze(-1)).flatten(-2)
+    else:
+        steps = wide * inverse
+    if kind.is_integer:
+        steps = steps.round()
+    return (steps.clamp(-kind.largest, kind.largest) if static else steps).to(kind.dtype)
+
+
+def values_of(codes: torch.Tensor, scales: torch.Tensor, kind: Activation) -> torch.Tensor:
+    """Returns what codes stand for, in float32."""
+    if kind.block:
+        return (codes.float().unflatten(-1, (-1, kind.block)) * scales.unsqueeze(-1)).flatten(-2)
+    return codes.float() * scales
+
+
+def quantized(x: torch.Tensor, activation: str, input_scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns ``x`` as its codes and scales have it, of its dtype: what a product with such a weight multiplies.
+
+    ``input_scale``: of a static weight.
+    """
     if not x.shape[-1]:
         return x
-    wide = x.float()
-    scales = scales_of(wide)
-    return (codes_of(wide, scales) * scales).to(torch.promote_types(x.dtype, torch.float32))
+    wide, kind = x.float(), ACTIVATIONS[activation]
+    scales = scales_of(wide, kind) if input_scale is None else input_scale.reshape(1)
+    values = values_of(codes_of(wide, scales, kind, input_scale is not None), scales, kind)
+    return values.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    input_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns the product with the dense ``weight`` (N, K) in torch: the reference of the kernels."""
-    rounded = quantized(x)
+    rounded = quantized(x, activation, input_scale)
     product = torch.nn.functional.linear(rounded, weight.to(rounded.dtype)).to(x.dtype)
     return product if bias is None else product + bias
 
 
-def refuse_backend(activation: str, layout: str) -> None:
-    """Raises UnsupportedError unless the kernels that read ``layout`` multiply quantised activations."""
-    if layout != "cpu":
+def multiplies_codes(activation: str, format: str, layout: str) -> bool:
+    """Returns whether kernels that read ``layout`` multiply codes by codes. Those of a CPU do so with int8, and with
+    int8, int4 and uint4 weights; otherwise they decode the activation's codes again, to float32.
+
+    Raises:
+        UnsupportedError: kernels that read ``layout`` have no product of such codes and this weight.
+    """
+    kind = ACTIVATIONS[activation]
+    if layout == "mma":
         raise UnsupportedError(
-            f"a product with quantised activations ({activation!r}) has kernels on a CPU alone so far; make the weight "
-            "without activation=, or call weight.with_activation(None), for kernels that leave activations as they are"
+            f"a product of quantised activations ({activation!r}) and {format} has no kernel in CUDA C++ so far: take "
+            "a weight of 8 bits with a scale for each row, backend='triton', or weight.with_activation(None), for "
+            "kernels that leave activations as they are"
         )
+    if layout == "cpu":
+        return kind.is_integer and not kind.block and find(format).stored.tiled
+    return not kind.block

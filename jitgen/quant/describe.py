@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from jitgen.quant.activations import ACTIVATIONS, Activation
 from jitgen.quant.formats import FORMATS, SCALES, Float, Format, Integer, find
 from jitgen.quant.quantize import METHODS, quantize, sqnr
 
@@ -55,20 +56,36 @@ def page() -> str:
             "",
             '`jitgen.quantize(weight, format, group_size, activation="int8")`, and `quantize_(model, ..., '
             "activation=...)` with a kind or a mapping from patterns of names, make weights whose products "
-            "quantise what they are multiplied with, at every call and row by row (a token): codes from -127 "
-            "to 127, and a scale that is the largest magnitude over 127. Sums of products of codes within a "
-            "group are exact integers, computed by the integer units: VPDPBUSD where the processor has it "
-            "(AVX-512 VNNI, AVX-VNNI), else VPMADDUBSW for weights of 4 bits, in steps that cannot saturate, "
-            "and VPMADDWD for those of 8; scales and everything else are float32. The quantisation is "
-            "computed by the kernel of what is before it, such as an RMSNorm, and once for all products that "
-            "read it.",
+            "quantise what they are multiplied with, at every call:",
             "",
-            "It is for int8, int4 and uint4, and on CPUs: other formats are an error when the weight is made,"
-            " and other backends when it is multiplied. `weight.activation` says how a weight does, "
-            "`weight.with_activation(None)` is the same weight for activations as they are, and files, state "
-            'dicts, `TensorSpec(..., activation="int8")` and manifests keep it. A row with a NaN or an '
-            "infinity has a result of NaN. Gradients pass straight through: they are those of the product "
-            "with the activation as it was.",
+            *_table(("activation", "codes", "scales"), map(_activation_row, ACTIVATIONS.values())),
+            "",
+            "A scale is the largest magnitude of what shares it, over the largest code. With `input_scale=` "
+            "(`quantize`, or `weight.with_input_scale(...)`) all activations of a weight share that one, float32, "
+            "and values beyond the largest code times the scale saturate, infinities too; the weight is then of a "
+            "format that ends in `.static`. With scales of their own, a row or block with a NaN or an infinity has "
+            "a result of NaN; with a static one a NaN is some int8 code, and stays NaN as an 8-bit float.",
+            "",
+            "The weight's codes, less their zero-points, must be numbers of the activation's kind; others are an "
+            "error when the weight is made. For int8 these are int8 and all integers of fewer bits; for fp8_e4m3 "
+            "they are fp8_e4m3, integers of at most 4 bits, and floats of 4 and 6 bits.",
+            "",
+            "Sums of products of int8 codes within a group are exact integers. On a CPU the integer units compute "
+            "them for int8, int4 and uint4 weights: VPDPBUSD where the processor has it (AVX-512 VNNI, AVX-VNNI), "
+            "else VPMADDUBSW for weights of 4 bits, in steps that cannot saturate, and VPMADDWD for those of 8. "
+            "With other weights, and for 8-bit floats, a CPU decodes the activation's codes to float32 again. The "
+            "tensor cores multiply codes by codes: in CUDA those of 8-bit weights with a scale for each row (other "
+            "weights are an error there), in Triton those of all weights. Blocks of 128 columns are decoded to "
+            "float32 everywhere, which is slow. Sums of products of 8-bit floats go to float32 at least every 128; "
+            "targets without such products (sm_80) decode them to 16 bits, and `explain()` says so. Scales and "
+            "everything else are float32.",
+            "",
+            "The quantisation is computed by the kernel of what is before it, such as an RMSNorm, and once for all "
+            "products that read it; with a static scale the kernel of a product quantises its own result for the next.",
+            "",
+            "`weight.activation` says how a weight does, `weight.with_activation(None)` is the same weight for "
+            'activations as they are, and files, state dicts, `TensorSpec(..., activation="int8")` and manifests '
+            "keep it. Gradients pass straight through: they are those of the product with the activation as it was.",
             "",
             "## Qualifiers",
             "",
@@ -82,6 +99,7 @@ def page() -> str:
                     ("`.rows128`", "128 rows share their scales: with groups of 128, blocks of 128 x 128"),
                     ("`.tensor`", "all rows share their scales: without groups, one for the whole weight"),
                     ("`.ordered`", "columns are stored in another order (GPTQ's act-order), which products follow"),
+                    ("`.static`", "the one scale of activations is stored beside the weight"),
                 ],
             ),
             "",
@@ -94,6 +112,13 @@ def _row(row: Format) -> Sequence[str]:
     scale = f"{row.scale}, and a float32 factor for the weight" if row.tensor_scale else row.scale
     zeros = {"none": "", "integer": "integers", "float": "floats"}[row.zeros]
     return f"`{row.name}`", str(row.bits), _values(row), scale, zeros, groups
+
+
+def _activation_row(kind: Activation) -> Sequence[str]:
+    codes = (
+        f"int8, -{kind.largest:g} to {kind.largest:g}" if kind.is_integer else f"float8_e4m3fn, up to {kind.largest:g}"
+    )
+    return f"`{kind.name}`", codes, f"one for every {kind.block} columns of a row" if kind.block else "one for each row"
 
 
 def _values(row: Format) -> str:

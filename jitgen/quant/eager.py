@@ -89,7 +89,8 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
 def reference(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Computes ``linear`` in torch, on the dequantised weight."""
     if weight.token.activation is not None:
-        return activations.linear(x, weight.dequantize(torch.promote_types(x.dtype, torch.float32)), bias)
+        dense = weight.dequantize(torch.promote_types(x.dtype, torch.float32))
+        return activations.linear(x, dense, bias, weight.token.activation, weight.input_scale)
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 

@@ -14,6 +14,7 @@ A row may be varied by *qualifiers* after its name, each after a dot: the kind o
 floating-point zero-points (``"uint4.floatzeros"``), and scales that several rows share (``"fp8_e4m3.rows128"`` with
 groups of 128 for blocks of 128 x 128, ``"fp8_e4m3.tensor"`` for one scale). ``"uint4.ordered"`` has its columns in
 another order, which is stored beside them: GPTQ's act-order puts the columns of a group next to one another.
+``"int8.static"`` has the scale of its activations stored beside it (``quant/activations.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROW_MULTIPLE = 64
 """With one scale per row, K is padded to a multiple of this many columns."""
 WHOLE_TENSOR = 0
 """The value of ``Format.scale_rows`` for one scale that all rows share."""
-TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order")
+TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order", "input_scale")
 """The names of all tensors that weights of some format consist of."""
 
 
@@ -127,6 +128,7 @@ class Format:
             formats are stored in bit planes (``layouts/planes.py``).
         ordered: whether columns are stored in another order, which is a tensor of the weight. A product takes the
             columns of the activation in that order, and is otherwise one of ``stored``.
+        static: whether the scale of activations is a tensor of the weight, ``input_scale``.
     """
 
     name: str
@@ -140,11 +142,20 @@ class Format:
     scale_limit: float = math.inf
     tiled: bool = False
     ordered: bool = False
+    static: bool = False
 
     @property
     def stored(self) -> Format:
-        """Returns the format of the columns as they are stored: this one without an order."""
-        return find(self.name.removesuffix(".ordered")) if self.ordered else self
+        """Returns the format of the columns as they are stored: this one without an order, or a scale of
+        activations."""
+        if not self.extra_names:
+            return self
+        return find(self.name.removesuffix(".static").removesuffix(".ordered"))
+
+    @property
+    def extra_names(self) -> tuple[str, ...]:
+        """Returns the names of the tensors that are the same in every layout: last among those of a weight."""
+        return (*(("order",) if self.ordered else ()), *(("input_scale",) if self.static else ()))
 
     @property
     def row(self) -> str:
@@ -208,7 +219,7 @@ class Format:
         """Returns the names of the tensors of a weight in this format, in their order in ``QTensor.tensors``."""
         names = ("codes", "scales", *(("zeros",) if self.zero_point else ()))
         names = (*names, "tensor_scale") if self.tensor_scale else names
-        return (*names, "order") if self.ordered else names
+        return (*names, *self.extra_names)
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
@@ -323,9 +334,9 @@ FORMATS: dict[str, Format] = {
         Format("nvfp4", 4, Float(2, 1, 1), "e4m3", group_size=16, tensor_scale=True),
     )
 }
-QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", "ordered")
-"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, or columns
-in another order."""
+QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", "ordered", "static")
+"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, columns in
+another order, or a scale of activations."""
 
 
 @functools.cache
@@ -347,12 +358,12 @@ def _qualified(name: str) -> Format | None:
     if row.group_size is not None and (scales or shared):
         return None
     spelled = [base, *([scale] if scale != row.scale else [])]
-    ordered = "ordered" in qualifiers
-    spelled += (["floatzeros"] if zeros != row.zeros else []) + shared + (["ordered"] if ordered else [])
+    spelled += ["floatzeros"] if zeros != row.zeros else []
+    spelled += [*shared, *(qualifier for qualifier in ("ordered", "static") if qualifier in qualifiers)]
     tiled = row.tiled and scale == row.scale and zeros == row.zeros
     limit = row.scale_limit if tiled else math.inf
     format = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
-    return replace(format, tiled=tiled, ordered=ordered)
+    return replace(format, tiled=tiled, ordered="ordered" in qualifiers, static="static" in qualifiers)
 
 
 def find(name: str | Format) -> Format:

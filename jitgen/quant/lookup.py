@@ -30,7 +30,7 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
         UnsupportedError: the weight is transposed, or of three dimensions, or has its columns in another order.
     """
     format = find(token.format)
-    if token.transposed or token.experts is not None or format.ordered or token.layout not in ADDRESSES:
+    if token.transposed or token.experts is not None or format.ordered or token.layout not in (*ADDRESSES, "rows"):
         raise UnsupportedError(
             f"an embedding of a weight of {format.name} in the layout {token.layout!r} that is transposed, of three "
             "dimensions or has its columns in another order; dequantise it"
@@ -42,15 +42,20 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
     # Blocks have rows of padding, and an embedding does not count from the end: both are out of range.
     row = torch.where((number >= 0) & (number < sizes.rows), number, OUT_OF_RANGE)
     column = torch.arange(sizes.columns, device=token.device)
-    code = ADDRESSES[token.layout](format, named["codes"], sizes.padded_columns, row, column)
     group = column // sizes.group
 
     def of_group(name: str) -> Tensor:
         inner = _row_in_block(token.layout, row)
         tensor = named[name]
+        if token.layout == "rows":
+            return tensor[row, group]
         return tensor[row >> 4, row & 15, group] if token.layout == "interleaved" else tensor[row >> 4, group, inner]
 
-    values = _value(format, code, compute)
+    if token.layout == "rows":
+        values = named["codes"][row, column].to(compute)
+    else:
+        code = ADDRESSES[token.layout](format, named["codes"], sizes.padded_columns, row, column)
+        values = _value(format, code, compute)
     if format.zero_point:
         values = values - of_group("zeros").to(compute)
     scales = _scale(format, of_group("scales"), compute)

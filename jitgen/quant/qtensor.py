@@ -110,7 +110,7 @@ class QTensor(torch.Tensor):
             )
         if experts is not None and (experts < 0 or shape[0] % max(experts, 1)):
             raise FormatError(f"{shape[0]} rows are not divided among {experts} matrices")
-        activation = check_activation(activation, row, group_size)
+        activation = check_activation(activation, row, group_size, shape[1])
         facts = row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed, experts
         token = intern(*facts, activation)
         made = QTensor.wrap(settled(tuple(tensors)), token)
@@ -205,6 +205,11 @@ class QTensor(torch.Tensor):
     def order(self) -> torch.Tensor | None:
         return self._named("order")
 
+    @property
+    def input_scale(self) -> torch.Tensor | None:
+        """Returns the scale of activations, float32 (1, 1); None where each row or block has its own."""
+        return self._named("input_scale")
+
     def _named(self, name: str) -> torch.Tensor | None:
         names = find(self.token.format).tensor_names
         return self.tensors[names.index(name)] if name in names else None
@@ -223,7 +228,27 @@ class QTensor(torch.Tensor):
             FormatError: there is no such kind, or no kernel for it with weights of this format.
         """
         token = self.token
-        return self._alias(activation=check_activation(activation, find(token.format), token.group_size))
+        columns = token.weight_shape[1]
+        return self._alias(activation=check_activation(activation, find(token.format), token.group_size, columns))
+
+    def with_input_scale(self, scale: float | torch.Tensor) -> QTensor:
+        """Returns a weight like this one, whose products quantise activations with ``scale``, the size of one step of
+        their codes: of format ``"int8.static"``, for instance. Values beyond the largest code saturate.
+
+        Raises:
+            FormatError: this weight's products quantise no activations, or ``scale`` is no number above 0.
+        """
+        token, format = self.token, find(self.token.format)
+        if token.activation is None:
+            raise FormatError(f"{self!r} leaves activations as they are; take .with_activation('int8') first")
+        value = torch.as_tensor(scale, dtype=torch.float32, device=token.device)
+        if value.numel() != 1:
+            raise FormatError(f"a scale of activations is one number, not a tensor of shape {tuple(value.shape)}")
+        name = format.name if format.static else f"{format.name}.static"
+        plain = self._tensors_in("portable", keep=False)
+        tensors = (*plain[: len(plain) - format.static], value.reshape(1, 1).clone())
+        facts = {"transposed": token.transposed, "experts": token.experts, "activation": token.activation}
+        return QTensor(tensors, name, token.group_size, token.weight_shape, token.dtype, **facts)  # type: ignore
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns the weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made
@@ -265,9 +290,9 @@ class QTensor(torch.Tensor):
         token = self.token.replace(experts=None, weight_shape=(rows, self.token.weight_shape[1]))
         format = find(token.format)
         if rows % BLOCK_ROWS == 0 and format.scale_rows == 1:
-            per_row = 1 if token.layout == "portable" else BLOCK_ROWS
+            per_row = 1 if token.layout in ("portable", "rows") else BLOCK_ROWS
             first, last = index * rows // per_row, (index + 1) * rows // per_row
-            shared = ("tensor_scale", "order") if token.layout == "portable" else ("order",)
+            shared = ("tensor_scale", *format.extra_names) if token.layout == "portable" else format.extra_names
             parts = zip(format.tensor_names, self.tensors, strict=True)
             return QTensor.wrap(tuple(part if name in shared else part[first:last] for name, part in parts), token)
         whole = self._alias(experts=None, transposed=False)

@@ -76,6 +76,7 @@ def quantize(
     layout: str | None = None,
     method: str = "mse",
     activation: str | None = None,
+    input_scale: float | torch.Tensor | None = None,
 ) -> QTensor:
     """Quantises ``weight``.
 
@@ -90,9 +91,11 @@ def quantize(
         layout: the memory layout of the result. The default is the portable one; a kernel converts it when it first
             takes the weight.
         method: how scales and zero-points are found: ``"absmax"``, ``"mse"`` or ``"hqq"`` (this module's docstring).
-        activation: ``"int8"`` has products quantise what they multiply with this weight: each row to 255 codes and a
-            scale, when it is multiplied. Sums of codes are exact, and faster than those of floats. It is for int8, int4
-            and uint4 weights on CPUs. None leaves activations as they are.
+        activation: ``"int8"`` or ``"fp8_e4m3"`` has products quantise what they multiply with this weight: each row to
+            codes and a scale, when it is multiplied, or with ``".block128"`` behind it each 128 columns of a row. The
+            weight's codes must be numbers of that kind. None leaves activations as they are.
+        input_scale: with ``activation``, the one scale of all activations, a number above 0: values beyond the largest
+            code times this saturate. The format of the result is then ``".static"``.
 
     Returns:
         a ``QTensor`` of the weight's shape, dtype and device. It does not refer to ``weight``.
@@ -104,7 +107,7 @@ def quantize(
     row = find(format)
     group_size = check_group_size(group_size, row)
     check_method(method)
-    check_activation(activation, row, group_size)
+    check_activation(activation, row, group_size, weight.shape[-1] if isinstance(weight, torch.Tensor) else None)
     if method == "hqq" and not row.zero_point:
         raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
     target = layouts.find(layout or "portable").name
@@ -116,7 +119,8 @@ def quantize(
         tensors = _encode(matrix, row, group_size, method)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
     facts = {"layout": target, "experts": experts, "activation": activation}
-    return QTensor(tensors, row.name, group_size, shape, weight.dtype, **facts)  # type: ignore[arg-type]
+    made = QTensor(tensors, row.name, group_size, shape, weight.dtype, **facts)  # type: ignore[arg-type]
+    return made if input_scale is None else made.with_input_scale(input_scale)
 
 
 def check_method(method: str) -> None:

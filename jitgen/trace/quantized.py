@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import VIEW
 from jitgen.quant import activations, formats, lookup, weights
 from jitgen.spec import dtype_name
 from jitgen.trace.captured import captured_part, captured_token
@@ -21,7 +22,7 @@ class QuantizedWeights:
     """Holds the quantised weights that one trace has met.
 
     Args:
-        layout: the layout in which kernels read them.
+        layout: the layout in which kernels of the backend read them, but for those that they read as ``rows``.
     """
 
     def __init__(self, trace: Trace, layout: str):
@@ -30,8 +31,11 @@ class QuantizedWeights:
         self._tokens: dict[int, Any] = {}
         """The token of a weight, by the id of its node."""
         self._column_orders: dict[int, Node] = {}
-        self._codes: dict[int, tuple[Node, Node, Node]] = {}
-        """Activations that were quantised, with their codes and scales, by the id of their node."""
+        self._input_scales: dict[int, Node] = {}
+        """The static scale of a weight's activations, by the id of its node."""
+        self._codes: dict[tuple[int, str, int], tuple[Node, Node, Node]] = {}
+        """Activations that were quantised, with their codes and scales, by the id of their node, the kind of their
+        codes, and the id of a static scale's node."""
 
     def argument(self, weight: Any) -> TensorProxy:
         """Makes a proxy for an unpacked weight; its tensors (codes, scales, ...) are proxies already."""
@@ -43,23 +47,21 @@ class QuantizedWeights:
         Raises:
             UnsupportedError: kernels read such weights in another layout.
         """
-        if token.layout != self.layout:
-            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {self.layout!r}")
+        wanted = weights.layout_of(token, self.layout)
+        if token.layout != wanted:
+            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {wanted!r}")
         format, make = formats.find(token.format), self._trace.builder.make
-        order = tensors[-1] if format.ordered else None
+        named = dict(zip(format.tensor_names, tensors, strict=True))
         attrs = (format.stored.name, token.group_size, token.layout)
         tensors = tensors[: len(format.stored.tensor_names)]
         node = make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
         self._tokens[id(node)] = token
-        if order is not None:
-            self._column_orders[id(node)] = order
-        if token.experts is not None:
-            rows, columns = token.weight_shape
-            shape = token.experts, rows // max(token.experts, 1), columns
-            node = make("view", (node,), node.dtype, shape, ("reshape",))
+        if format.ordered:
+            self._column_orders[id(node)] = named["order"]
+        if format.static:
+            self._input_scales[id(node)] = named["input_scale"]
         if token.transposed:
-            swapped = (1, 0) if token.experts is None else (0, 2, 1)
-            node = make("view", (node,), node.dtype, token.shape, ("permute", swapped))
+            node = make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
         return node
 
     def captured(self, weight: Any) -> Node:
@@ -67,8 +69,9 @@ class QuantizedWeights:
         node = self._captured.get(id(weight))
         if node is None:
             captured = self._trace.captured_weight(weight)
-            unpacked = weights.unpack_weight(weight, self.layout)
-            parts = [captured_part(captured, self.layout, index) for index in range(len(unpacked.tensors))]
+            layout = weights.layout_of(weight, self.layout)
+            unpacked = weights.unpack_weight(weight, layout)
+            parts = [captured_part(captured, layout, index) for index in range(len(unpacked.tensors))]
             self._trace.captures.guards.append(captured_token(captured))
             nodes = [self._trace.captured_input(part) for part in parts]
             node = self._captured[id(weight)] = self.node(nodes, unpacked.token)
@@ -80,26 +83,68 @@ class QuantizedWeights:
         return self._column_orders.get(id(weight.under_views))
 
     def activation(self, weight: Node) -> str | None:
-        """Returns how products quantise what they multiply with ``weight``, or with what it is a view of.
+        """Returns how products quantise what they multiply with ``weight``, or with what it is a view of."""
+        token = self._tokens.get(id(weight.under_views))
+        return None if token is None else token.activation
+
+    def multiplies_codes(self, weight: Node) -> bool:
+        """Returns whether kernels multiply codes of activations by codes of ``weight``, or decode them before.
 
         Raises:
-            UnsupportedError: kernels of this backend do not.
+            UnsupportedError: kernels of this backend quantise no activations.
         """
-        token = self._tokens.get(id(weight.under_views))
-        if token is None or token.activation is None:
-            return None
-        activations.refuse_backend(token.activation, self.layout)
-        return str(token.activation)
+        token = self._tokens[id(weight.under_views)]
+        return activations.multiplies_codes(token.activation, token.format, self.layout)
 
-    def codes(self, x: Node) -> tuple[Node, Node]:
-        """Quantises ``x`` (..., K), once for all products that read it: returns its codes, and a scale for each row."""
-        known = self._codes.get(id(x))
+    def codes(self, x: Node, weight: Node) -> tuple[Node, Node]:
+        """Quantises ``x`` (..., K) as products with ``weight`` do, once for all of them that read it: returns its
+        codes and its scales, float32 (..., 1) or (..., blocks)."""
+        base = weight.under_views
+        kind = activations.ACTIVATIONS[self._tokens[id(base)].activation]
+        static = self._input_scales.get(id(base))
+        known = self._codes.get((id(x), kind.name, id(static)))
         if known is None:
             proxy = TensorProxy(x, self._trace)
-            scales = self._trace.composed(activations.scales_of, [proxy])
-            codes = self._trace.composed(activations.codes_of, [proxy, TensorProxy(scales, self._trace)])
-            known = self._codes[id(x)] = x, codes, scales
+            if static is None:
+                scales = self._trace.composed(lambda x: activations.scales_of(x, kind), [proxy])
+            else:
+                last = len(x.shape) - 1
+                scales = self._trace.builder.make("view", (static,), "float32", (1,), ("squeeze", 0))
+                scales = self._trace.composed(lambda scale: scale.reshape((1,) * (last + 1)), [self._proxy(scales)])
+            codes = self._trace.composed(
+                lambda x, scales: activations.codes_of(x, scales, kind, static is not None),
+                [proxy, self._proxy(scales)],
+            )
+            known = self._codes[id(x), kind.name, id(static)] = x, codes, scales
         return known[1:]
+
+    def values(self, codes: Node, scales: Node, weight: Node) -> Node:
+        """Decodes what ``codes`` returned, to float32."""
+        kind = activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation]
+        given = [self._proxy(codes), self._proxy(scales)]
+        return self._trace.composed(lambda codes, scales: activations.values_of(codes, scales, kind), given)
+
+    def rows_of_codes(self, weight: Node) -> tuple[Node, Node] | None:
+        """Returns the codes (N, K) of ``weight``, or of the view that it is, and their scales (N); None where they are
+        in another layout than ``rows``."""
+        views, base = [], weight
+        while base.kind is VIEW:
+            views.append(base)
+            base = base.inputs[0]
+        if base.attrs.layout != "rows":
+            return None
+        make, (codes, scales) = self._trace.builder.make, base.inputs
+        if codes.shape != base.shape:
+            codes = make("view", (codes,), codes.dtype, base.shape, ("slice", 1, 0, 1))
+        scales = make("view", (scales,), scales.dtype, base.shape, ("expand",))
+        for view in reversed(views):
+            codes, scales = (make("view", (node,), node.dtype, view.shape, view.attrs) for node in (codes, scales))
+        rows = (scales.shape[0], 1)
+        scales = make("view", (scales,), scales.dtype, rows, ("slice", 1, 0, 1))
+        return codes, make("view", (scales,), scales.dtype, rows[:1], ("squeeze", 1))
+
+    def _proxy(self, node: Node) -> TensorProxy:
+        return TensorProxy(node, self._trace)
 
     def rows(self, weight: Node, index: Node) -> Node:
         """Looks up the rows of ``weight`` that ``index`` numbers, by torch operations on its tensors

@@ -231,7 +231,6 @@ ROW_MODULES: tuple[str, ...] = (
     "factories",
     "foreach",
     "gathers",
-    "grouped",
     "indexing",
     "losses",
     "movement",

@@ -63,7 +63,7 @@ __device__ __forceinline__ void region0(const Params& params, Index block) {
           const float v5 = 448.0f;
           const float v6 = jitgen::minimum(v4, v5);
           const float v7 = jitgen::load(jitgen::store<jitgen::float8_e4m3fn>(v6));
-          x2[j] = jitgen::store<jitgen::float8_e4m3fn>(v7);
+          x2[j] = jitgen::store<jitgen::float8_e4m3fn>(v6);
         }
         jitgen::float8_e4m3fn* const to2 = params.result.pointer + i0 * params.result.strides[0] + column;
         jitgen::store_vector(to2, x2);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void region0(const Params& params, Index block) {
 }
 
 extern "C" __global__ void __launch_bounds__(threads)
-jitgen_elementwise_aacf3108(const __grid_constant__ Params params) {
+jitgen_elementwise_3c77f7e0(const __grid_constant__ Params params) {
   // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
   // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
   jitgen::previous_kernel_wait();

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.errors import JitgenError, UnsupportedError
+from jitgen.errors import JitgenError
 
 SIZES = [(1, 1, 1), (1, 300, 33), (3, 64, 17), (20, 257, 40)]
 """M, K and N."""
@@ -113,18 +113,14 @@ def test_what_varies_along_k_is_left_alone() -> None:
     assert REWRITE not in function.lower(q, p, scale).explain()
 
 
-def test_plans_for_triton_do_not_change() -> None:
+def test_triton_multiplies_int8_alone_of_the_integers() -> None:
     function = jitgen.jit(FORMULAS["floats"][0])
-    specs = [
-        jitgen.TensorSpec(shape, dtype)
-        for shape, dtype in (
-            (("M", 64), torch.int8),
-            ((48, 64), torch.int8),
-            (("M", 1), torch.float32),
-            ((48,), torch.float32),
-        )
-    ]
-    assert REWRITE not in function.lower(*specs, target="sm_90a", backend="triton").explain()
+    shapes = (("M", 64), (48, 64), ("M", 1), (48,))
+    for dtype in (torch.int8, torch.uint8):
+        dtypes = (dtype, torch.int8, torch.float32, torch.float32)
+        specs = [jitgen.TensorSpec(shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
+        explained = function.lower(*specs, target="sm_90a", backend="triton").explain()
+        assert (REWRITE in explained) == (dtype == torch.int8)
 
 
 FLOAT8 = torch.float8_e4m3fn
@@ -203,7 +199,7 @@ def test_scaled_mm(dtype: torch.dtype, rowwise: bool) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=8e-3, atol=1e-3)
 
 
-def test_scaled_mm_refuses_other_scales_and_gpus() -> None:
+def test_scaled_mm_refuses_other_scales() -> None:
     a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(16, 32).to(torch.float8_e4m3fn)
     function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t, out_dtype=torch.bfloat16))
     with pytest.raises(JitgenError, match="write blocks as a formula"):
@@ -211,8 +207,8 @@ def test_scaled_mm_refuses_other_scales_and_gpus() -> None:
     with pytest.raises(JitgenError, match="takes two matrices of float8"):
         function(a.float(), b.float(), torch.tensor(1.0), torch.tensor(1.0))
     specs = [jitgen.TensorSpec((16, 32), torch.float8_e4m3fn)] * 2 + [jitgen.TensorSpec((), torch.float32)] * 2
-    with pytest.raises(UnsupportedError, match="on a CPU alone"):
-        function.lower(*specs, target="sm_90a", backend="cuda")
+    for backend in ("cuda", "triton"):
+        assert REWRITE in function.lower(*specs, target="sm_90a", backend=backend).explain()
 
 
 def test_attention_of_codes_stays_one_kernel() -> None:

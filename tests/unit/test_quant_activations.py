@@ -1,4 +1,4 @@
-"""Products that quantise their activations, ``quantize(..., activation="int8")``, on the CPU."""
+"""Products that quantise their activations, ``quantize(..., activation=...)``, on the CPU."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ def seeded(request: pytest.FixtureRequest) -> None:
 
 def exact(x: torch.Tensor, weight: Any) -> torch.Tensor:
     """The product of the codes, in float64."""
-    scales = activations.scales_of(x)
-    codes = activations.codes_of(x, scales)
-    return codes.double() @ weight.dequantize(torch.float64).T * scales
+    kind = activations.ACTIVATIONS[weight.activation]
+    scales = activations.scales_of(x, kind) if weight.input_scale is None else weight.input_scale.reshape(1)
+    values = activations.codes_of(x, scales, kind, weight.input_scale is not None).double()
+    if kind.block:
+        values = (values.unflatten(-1, (-1, kind.block)) * scales.double().unsqueeze(-1)).flatten(-2)
+        return values @ weight.dequantize(torch.float64).T
+    return values @ weight.dequantize(torch.float64).T * scales.double()
 
 
 def assert_near(found: torch.Tensor, wanted: torch.Tensor, relative: float) -> None:
@@ -68,6 +72,63 @@ def test_products_are_those_of_the_codes(
         found = linear(x, weight)
         assert_near(found, exact(x, weight), 2e-6)
         assert_near(linear.reference(x, weight), exact(x, weight), 1e-5)
+
+
+KINDS = [
+    *(("int8", 32, "int8.block128"), ("int3", 32, "int8"), ("fp8_e4m3", None, "fp8_e4m3")),
+    *(("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"), ("uint4", 64, "fp8_e4m3"), ("mxfp4", None, "fp8_e4m3")),
+]
+
+
+@pytest.mark.parametrize(("format", "group", "kind"), KINDS, ids=str)
+@pytest.mark.quick(where=lambda format, group, kind: format in ("fp8_e4m3", "fp8_e4m3.rows128"))
+def test_every_kind_of_codes(format: str, group: int | None, kind: str) -> None:
+    """Those that no integer units multiply are decoded again, to float32."""
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    weight = jitgen.quantize(torch.randn(33, 256), format, group, activation=kind)
+    x = rows_of(9, 256)
+    assert_near(linear(x, weight), exact(x, weight), 2e-6)
+    assert_near(linear.reference(x, weight), exact(x, weight), 1e-5)
+
+
+@pytest.mark.parametrize(("format", "kind"), [("int4", "int8"), ("fp8_e4m3", "fp8_e4m3")])
+def test_a_static_scale_saturates_and_is_kept(format: str, kind: str, tmp_path: Path) -> None:
+    weight = jitgen.quantize(torch.randn(24, 64), format, activation=kind, input_scale=0.01)
+    assert weight.format == f"{format}.static"
+    assert weight.input_scale.item() == pytest.approx(0.01)
+    largest = activations.ACTIVATIONS[kind].largest * 0.01
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    x = torch.randn(5, 64)
+    x[0] = largest * torch.sign(x[0])
+    wanted = exact(x, weight)
+    assert_near(linear(x, weight), wanted, 2e-6)
+    x[0] *= 100
+    assert_near(linear(x, weight), wanted, 2e-6)
+    assert len(linear.lower(x, weight).kernels) == 1 or format == "fp8_e4m3"
+    layer = nn.Linear(64, 24, bias=False).requires_grad_(False)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    jitgen.save_quantized(layer, tmp_path / "layer.safetensors")
+    loaded = jitgen.load_quantized(tmp_path / "layer.safetensors")["weight"]
+    assert_near(F.linear(x, loaded), wanted, 2e-6)
+    assert_near(F.linear(x, weight[4:8]), wanted[:, 4:8], 2e-6)
+    again = weight.with_input_scale(torch.tensor([0.02]))
+    assert again.format == weight.format
+    assert_near(F.linear(x, again), exact(x, again), 2e-6)
+
+
+def test_bad_scales_of_activations_are_refused() -> None:
+    weight = torch.randn(32, 64)
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(FormatError, match="scale"):
+            jitgen.quantize(weight, "int8", activation="int8", input_scale=scale)
+    with pytest.raises(FormatError, match="one number"):
+        jitgen.quantize(weight, "int8", activation="int8", input_scale=torch.ones(2))
+    with pytest.raises(FormatError, match="leaves activations as they are"):
+        jitgen.quantize(weight, "int8", input_scale=0.1)
+    with pytest.raises(FormatError, match="no multiple of it"):
+        jitgen.quantize(weight, "int8", activation="int8.block128")
+    with pytest.raises(FormatError, match="a scale for each block"):
+        jitgen.quantize(torch.randn(8, 128), "int8", activation="int8.block128", input_scale=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -161,7 +222,7 @@ def test_patterns_choose_activations() -> None:
     assert [(layer.format, layer.activation) for layer in report.layers] == [("int4", "int8"), ("nf4", None)]
     assert report.unmatched == ("none",)
     model = small_model()
-    with pytest.raises(FormatError, match="int8, int4 and uint4"):
+    with pytest.raises(FormatError, match="int8, int4 or uint4"):
         jitgen.quantize_(model, {"0": "int4", "*": "nf4"}, 32, activation="int8")
     assert type(model[0].weight) is nn.Parameter
 
@@ -194,15 +255,17 @@ def test_what_has_no_kernel_is_refused() -> None:
     weight = torch.randn(32, 64)
     for format, activation, words in (
         ("int4", "int7", "unknown activation 'int7'"),
-        ("nf4", "int8", "int8, int4 and uint4"),
-        ("int4.float16", "int8", "int8, int4 and uint4"),
+        ("nf4", "int8", "int8, int4 or uint4"),
+        ("uint8", "int8", "int8, int4 or uint4"),
+        ("int8", "fp8_e4m3", "fp8_e4m3, int4 or uint4"),
+        ("uint4.floatzeros", "fp8_e4m3", "fp8_e4m3, int4 or uint4"),
     ):
         with pytest.raises(FormatError, match=words):
             jitgen.quantize(weight, format, 32, activation=activation)
     with pytest.raises(FormatError, match="without a format"):
         jitgen.TensorSpec((32, 64), torch.float32, activation="int8")
     spec = jitgen.TensorSpec((48, 64), torch.bfloat16, format="int4", group_size=32, activation="int8")
-    with pytest.raises(UnsupportedError, match="kernels on a CPU alone"):
+    with pytest.raises(UnsupportedError, match="no kernel in CUDA"):
         jitgen.jit(lambda x, w: F.linear(x, w)).lower(
             jitgen.TensorSpec(("M", 64), torch.bfloat16), spec, target="sm_90a", backend="cuda"
         )

@@ -73,15 +73,13 @@ def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[
 
 def codes_of(device: Device) -> tuple[str, ...]:
     """Returns the dtypes of codes whose products are rewritten for ``device``."""
-    if device.dialect == "cuda":
-        return (*MAGNITUDES, *FLOAT8)
-    return tuple(MAGNITUDES) if device.dialect == "cpp" else ()
+    return {"cuda": (*MAGNITUDES, *FLOAT8), "triton": ("int8", *FLOAT8), "cpp": tuple(MAGNITUDES)}[device.dialect]
 
 
 def _scores(values: Sequence[Node]) -> frozenset[int]:
     """Returns the ids of products whose exponentials are multiplied again: attention computes these itself."""
     products = [node for node in topological(values) if node.kind is CONTRACT and exponential_behind(node.inputs[0])]
-    return frozenset(id(score) for node in products for score in nearest(node.inputs[0], [CONTRACT], lambda _: True))
+    return frozenset(id(score) for node in products for score in nearest(node.inputs[0], CONTRACT, lambda _: True))
 
 
 class _Rewriter(Rewriter):
@@ -90,7 +88,8 @@ class _Rewriter(Rewriter):
     def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int], device: Device) -> None:
         super().__init__(rewrites, mover)
         self.scores, self.codes = scores, codes_of(device)
-        self.multiplies_float8 = multiplies_bytes(FLOAT8[0], device.target)
+        # Triton's mainloops decode 8-bit floats to float16 as they read them, where the target has no instruction.
+        self.multiplies_float8 = device.dialect == "triton" or multiplies_bytes(FLOAT8[0], device.target)
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         return rebuilt if id(node) in self.scores else super().change(node, rebuilt)

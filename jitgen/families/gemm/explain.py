@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BYTES, BlockMainloop, GemmSchedule, WgmmaMainloop, WgmmaPair
+from jitgen.families.gemm.mainloops import BYTES, BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in
@@ -32,6 +32,8 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             f"K is split over {ranges} blocks, because there are few tiles: their sums go to a "
             "temporary, and the kernel that follows adds them in order and runs the epilogue once"
         )
+    if isinstance(schedule, TritonMainloop) and schedule.decoded:
+        lines.append("8-bit floats are decoded to float16, because the target has no products of them")
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         lines.append(
             f"region {region}: {_prologue(body)}weight {', '.join(map(_weight, body.contractions))}; epilogue of "
@@ -53,5 +55,5 @@ def _weight(contraction: Contraction) -> str:
     if format is None:
         sums = accumulator_dtype(contraction.dtype)
         return f"dense, products of {contraction.dtype} codes summed in {sums}"
-    codes = f", times codes of {contraction.dtype}" if contraction.dtype == "int8" else ""
+    codes = f", times codes of {contraction.dtype}" if contraction.dtype in BYTES else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

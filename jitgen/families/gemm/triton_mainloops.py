@@ -19,13 +19,14 @@ class TritonMainloop(DeclaredSchedule):
         raster: tiles that are walked along M before the next tile along N.
         k_splits: ranges of K whose sums go to a temporary.
         packed: whether codes are decoded with inline PTX.
+        decoded: whether 8-bit floats are multiplied as float16, on a target whose tensor cores do not take them.
         wide: whether indices are 64-bit.
     """
 
     form: ClassVar[str]
     sentence = (
         *("{path} mainloop", "tiles of {block_m} x {block_n}, {slice_k} of K a step"),
-        *("warps", "stages", "k_splits", "raster", "wide"),
+        *("warps", "stages", "k_splits", "raster", "decoded", "wide"),
     )
     dependent_launch: ClassVar[bool] = True
     block_m: int
@@ -36,6 +37,7 @@ class TritonMainloop(DeclaredSchedule):
     raster: int = field(default=1, metadata=about("raster of {} tiles"))
     k_splits: int = field(default=1, metadata=about("split-K by {}"))
     packed: bool = False
+    decoded: bool = field(default=False, metadata=about("8-bit floats decoded to float16"))
     wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @property

@@ -27,6 +27,28 @@ SCALED_SUM_ROWS = 64
 """Rows of x in a tile up to which scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
 """Warps of a block from which on they hide the latency of scales that are loaded where they are used."""
+FLOAT8 = {
+    "float8_e4m3fn": ("tl.float8e4nv", "e4m3_to_float32"),
+    "float8_e5m2": ("tl.float8e5", "e5m2_to_float32"),
+}
+"""Triton's types of the 8-bit floats, and the functions that decode their bytes."""
+CODES = ("int8", *FLOAT8)
+"""Dtypes of quantised activations, whose scales multiply sums."""
+COMPUTED = {
+    "bfloat16": "tl.bfloat16",
+    "float16": "tl.float16",
+    "int8": "tl.int8",
+    **dict.fromkeys(FLOAT8, "tl.float16"),
+}
+"""The type that codes of a weight are decoded to, by the dtype of x; float32 for others. Beside an 8-bit float they are
+float16 before they are such too."""
+E4M3_ROWS = ("fp8_e4m3", "mxfp8")
+"""Formats whose codes are float8_e4m3fn."""
+MOST_CODES = (2**31 - 1) // 128**2
+"""The largest K of which sums of products of int8 codes are int32."""
+CHAIN = 128
+"""Products of 8-bit floats that Hopper's tensor cores add up before the sum goes to a float32 accumulator: they keep
+about 14 bits (DeepSeek-V3's report, section 3.3.2, promotes sums of 128 too)."""
 WORD_BITS = 32
 """Bits of the words in which codes are loaded; their order is that of the quantisation layout "interleaved"."""
 
@@ -132,6 +154,16 @@ def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
     return f"tl.load({pointer} + {at}{mask})"
 
 
+def operand_of(loaded: str, dtype: str, schedule: TritonSchedule) -> str:
+    """Prints a loaded block as an operand of ``tl.dot``. Floats of 8 bits are loaded as bytes; targets without products
+    of them multiply what they are as float16, which has all their values."""
+    if dtype not in FLOAT8:
+        return loaded
+    if schedule.decoded:
+        return f"{FLOAT8[dtype][1]}({loaded}).to(tl.float16)"
+    return f"{loaded}.to({FLOAT8[dtype][0]}, bitcast=True)"
+
+
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     """Writes the lines of one contraction of ``region``."""
     quantized = product.contraction.format is not None
@@ -141,10 +173,13 @@ def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedu
     return lines
 
 
-def _dot(product: ContractionContext, form: Form, total: str) -> str:
+def _dot(product: ContractionContext, form: Form, total: str, schedule: TritonSchedule, type: str | None = None) -> str:
     operands = f"x, w{product.index}" if form.name == "tokens" else f"w{product.index}, x"
     precision = product.contraction.precision if product.contraction.dtype == "float32" else "ieee"
-    return f'tl.dot({operands}, {total}input_precision="{precision}", out_dtype={product.type})'
+    more = ""
+    if product.contraction.dtype in FLOAT8 and not schedule.decoded:
+        more = f", max_num_imprecise_acc={min(CHAIN, schedule.slice_k)}"
+    return f'tl.dot({operands}, {total}input_precision="{precision}"{more}, out_dtype={type or product.type})'
 
 
 def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
@@ -157,8 +192,9 @@ def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule
     else:
         lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
     lines.indices.append(f"{w}_k = first_k + tl.arange(0, {schedule.slice_k}){form.axes.w_k}")
-    lines.body.append(f"{w} = {load(weight.pointer, offset(weight, f'{w}_j', f'{w}_k'), conditions)}")
-    lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ')}")
+    loaded = load(weight.pointer, offset(weight, f"{w}_j", f"{w}_k"), conditions)
+    lines.body.append(f"{w} = {operand_of(loaded, weight.dtype, schedule)}")
+    lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ', schedule)}")
     return lines
 
 
@@ -209,26 +245,59 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
     chunk_begin = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
-    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
-    packed = "_packed" if form.packed and contraction.dtype in ("bfloat16", "float16") else ""
-    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
+    compute = COMPUTED.get(contraction.dtype, product.type)
+    packed = "_packed" if form.packed and compute in ("tl.bfloat16", "tl.float16") else ""
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype not in CODES
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute
     values = f"{format.row}_values{packed}({w}_codes{zero}, {decoded})"
+    if contraction.dtype == format.row == "int8":
+        values = f"int8_bytes({w}_codes)"
     if scales_weights:
         values = f"{values if decoded == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
         values = values if exact == compute else f"({values}).to({compute})"
-    lines.body.append(f"{w} = {values}")
-    if group and not scales_weights:
-        lines.body.append(f"{acc} = tl.fma({_dot(product, form, '')}, {w}_scale.to({product.type}), {acc})")
-    else:
-        lines.body.append(f"{acc} = {_dot(product, form, f'{acc}, ')}")
-        lines.in_flight = form.name == "weights"
+    lines.body.append(f"{w} = {_as_codes(values, contraction.dtype, schedule)}")
+    _add_product(product, form, schedule, lines, f"{w}_scale" if group and not scales_weights else None)
     if not group:
         row = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.after.append(f"{acc} = {acc} * tl.load({scales.pointer} + {row}).to({product.type})")
     return lines
+
+
+def _as_codes(values: str, dtype: str, schedule: TritonSchedule) -> str:
+    """Prints decoded weights of float16 as an operand beside an x of ``dtype``."""
+    return f"{values}.to({FLOAT8[dtype][0]})" if dtype in FLOAT8 and not schedule.decoded else values
+
+
+def sums_type(product: ContractionContext, group: int | None) -> str:
+    """Returns the type in which a product is summed over all of K. Sums of products of int8 codes are integers where
+    one scale multiplies them all; those of groups are too, until they are scaled."""
+    contraction = product.contraction
+    of_codes = contraction.dtype == "int8" and contraction.format is not None
+    whole = of_codes and group is None and isinstance(contraction.length, int) and contraction.length <= MOST_CODES
+    return "tl.int32" if whole else product.type
+
+
+def _add_product(
+    product: ContractionContext, form: Form, schedule: TritonSchedule, lines: Lines, scale: str | None
+) -> None:
+    """Adds the line that multiplies and adds to the accumulator; ``scale``: of the iteration's group, None where the
+    weights are scaled or the row's sum is later."""
+    contraction, acc = product.contraction, product.accumulator
+    of_codes = contraction.dtype == "int8"
+    total = sums_type(product, contraction.group_size)
+    if scale is not None:
+        sums = _dot(product, form, "", schedule, "tl.int32" if of_codes else None)
+        sums = f"{sums}.to({product.type})" if of_codes else sums
+        lines.body.append(f"{acc} = tl.fma({sums}, {scale}.to({product.type}), {acc})")
+    elif of_codes and total != "tl.int32":
+        lines.body.append(f"{acc} += {_dot(product, form, '', schedule, 'tl.int32')}.to({product.type})")
+    else:
+        lines.body.append(f"{acc} = {_dot(product, form, f'{acc}, ', schedule, total)}")
+        lines.in_flight = form.name == "weights"
+    if total != product.type:
+        lines.after.append(f"{acc} = {acc}.to({product.type})")
 
 
 def _planes(
@@ -260,17 +329,16 @@ def _planes(
     values = _values(format, f"{w}_code")
     if format.zero_point:
         values = f"{values} - {w}_zero.to(tl.float32)"
-    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
-    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype != "float16"
+    compute = COMPUTED.get(contraction.dtype, product.type)
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
+    scales_weights = scales_weights and contraction.dtype not in ("float16", *CODES)
     if scales_weights:
         values = f"({values}) * {_scale(format, f'{w}_scale')}"
-    lines.body.append(f"{w} = ({values}).to({compute})")
-    if group and not scales_weights:
-        scale = f"{_scale(format, f'{w}_scale')}.to({product.type})"
-        lines.body.append(f"{acc} = tl.fma({_dot(product, form, '')}, {scale}, {acc})")
+    if contraction.dtype in FLOAT8 and format.row in E4M3_ROWS and not schedule.decoded:
+        lines.body.append(f"{w} = {w}_code.to(tl.uint8).to({FLOAT8[contraction.dtype][0]}, bitcast=True)")
     else:
-        lines.body.append(f"{acc} = {_dot(product, form, f'{acc}, ')}")
-        lines.in_flight = form.name == "weights"
+        lines.body.append(f"{w} = {_as_codes(f'({values}).to({compute})', contraction.dtype, schedule)}")
+    _add_product(product, form, schedule, lines, _scale(format, f"{w}_scale") if group and not scales_weights else None)
     row = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
     if not group:
         scale = _scale(format, f"tl.load({tensors['scales'].pointer} + {row})")

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, str] = {
     "cpu": "jitgen.quant.layouts.cpu",
     "mma": "jitgen.quant.layouts.mma",
     "interleaved": "jitgen.quant.layouts.interleaved",
+    "rows": "jitgen.quant.layouts.rows",
 }
 """Layout name -> the module that defines it."""
 
@@ -61,18 +62,20 @@ def find(name: str) -> Layout:
     planes = importlib.import_module("jitgen.quant.layouts.planes")
 
     def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-        if format.ordered:
-            return (*pack(format.stored, group_size, shape, tensors[:-1]), tensors[-1])
-        if not format.tiled:
+        if format.extra_names:
+            count = len(format.stored.tensor_names)
+            return (*pack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
+        if not format.tiled and name != "rows":
             return planes.pack(name, format, group_size, shape, tensors)
         if format.scale_rows != 1:
             tensors = planes.one_for_each_row(format, shape, tensors)
         return module.pack(format, group_size, shape, tensors)
 
     def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-        if format.ordered:
-            return (*unpack(format.stored, group_size, shape, tensors[:-1]), tensors[-1])
-        if not format.tiled:
+        if format.extra_names:
+            count = len(format.stored.tensor_names)
+            return (*unpack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
+        if not format.tiled and name != "rows":
             return planes.unpack(name, format, group_size, shape, tensors)
         codes, *rest = module.unpack(format, group_size, shape, tensors)
         return (codes, *(planes.shared_rows(format, tensor) for tensor in rest))

@@ -15,6 +15,8 @@ tensor_scale
 order
     ``int32[1, K]``, in formats whose columns are in another order: the column of the weight that is stored at each
     position. Every layout has it so.
+input_scale
+    ``float32[1, 1]``, in formats with a scale of activations. Every layout has it so.
 
 The codes of padding (columns K to Kp) decode to 0 in formats that have the value 0 and no floating-point zero-points.
 In every format they decode to finite numbers, and what multiplies them in a kernel is 0.
@@ -170,6 +172,11 @@ def check_finite(format: Format, tensors: Tensors) -> None:
         order = named["order"][0]
         if not torch.equal(order.sort().values, torch.arange(len(order), dtype=order.dtype, device=order.device)):
             raise FormatError(f"the order of columns of a weight of {format.name} does not name each column once")
+    if format.static and not bool((named["input_scale"] >= torch.finfo(torch.float32).tiny).all()):
+        raise FormatError(
+            f"the scale of activations of a weight of {format.name} is {named['input_scale'].item():g}; it is the size "
+            "of one step of their codes, finite and no smaller than 2^-126"
+        )
     bad = False
     if format.scale == "e8m0":
         bad = bool((named["scales"] == E8M0_NAN).any())
@@ -193,6 +200,8 @@ def _expected(
         expected.append(((1, 1), torch.float32))
     if format.ordered:
         expected.append(((1, sizes.columns), torch.int32))
+    if format.static:
+        expected.append(((1, 1), torch.float32))
     return expected
 
 

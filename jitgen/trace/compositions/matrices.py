@@ -55,10 +55,8 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiplies float8 matrices with scales of the tensors, or of rows and columns. Codes are multiplied as floats,
-    which is exact, and float32 sums are scaled."""
-    if input.device.type != "cpu":
-        raise UnsupportedError("_scaled_mm has kernels on a CPU alone so far; call it outside the decorated function")
+    """Multiplies float8 matrices with scales of the tensors, or of rows and columns. Products of what the codes are
+    cast to become products of the codes where kernels have such (``families/gemm/code_products.py``)."""
     if not (_is_float8(input) and _is_float8(mat2)) or input.dim() != 2 or mat2.dim() != 2:
         raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
     scales = (scale_a, (input.shape[0], 1)), (scale_b, (1, mat2.shape[1]))

@@ -396,6 +396,12 @@ def int8_values_packed(words, DTYPE: tl.constexpr):
         return in_order(halves(tl.join(even, odd), DTYPE), words, 4)
 
 
+@triton.jit
+def int8_bytes(words):
+    """Four codes in two's complement a word, as they are."""
+    return in_order(tl.join(tl.join(words, words >> 8), tl.join(words >> 16, words >> 24)), words, 4).to(tl.int8)
+
+
 # Codes of formats in bit planes (jitgen/quant/layouts/planes.py) as numbers of float32, [.., K].
 
 

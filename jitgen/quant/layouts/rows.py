@@ -1,0 +1,30 @@
+"""Defines the layout "rows": codes in row-major order, those of 8 bits as tensors of a dtype that products multiply.
+
+Kernels read it of formats whose codes are int8 or float8_e4m3fn, with one scale for each row: those that quantise
+activations multiply codes by codes, and scale the sums. It differs from the portable layout in two tensors:
+
+codes
+    Those of fp8_e4m3 are ``float8_e4m3fn[N, Kp]``, in the same memory.
+scales
+    ``[N, groups]``, also where rows share a scale.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from jitgen.quant.formats import Float, Format
+from jitgen.quant.layouts import Tensors
+
+
+def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+    """Converts ``tensors`` from the portable layout, with one scale for each row, to this one."""
+    codes, *rest = tensors
+    is_e4m3 = isinstance(format.code, Float) and format.code.specials == "nan"
+    return (codes.view(torch.float8_e4m3fn) if is_e4m3 else codes, *rest)
+
+
+def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+    """Converts ``tensors`` from this layout to the portable one, with one scale for each row."""
+    codes, *rest = tensors
+    return (codes.view(format.storage_dtype), *rest)
