@@ -245,7 +245,8 @@ class TensorSpec:
             Kernels are planned for symbolic sizes that are multiples of 16.
         dtype: element type; of a quantised weight, that of its dequantised elements.
         strides: in elements; None means contiguous.
-        format: the format of a quantised weight of shape (N, K), such as ``"int4"``; None for a dense tensor.
+        format: the format of a quantised weight of shape (N, K) or (experts, N, K), such as ``"int4"``; None for a
+            dense tensor.
         group_size: columns that share a scale; None means one scale per row.
         alignment: of the data pointer, in bytes.
         activation: how products quantise what they multiply with a quantised weight, such as ``"int8"``; None for not.
@@ -285,9 +286,10 @@ class TensorSpec:
         object.__setattr__(self, "group_size", formats.check_group_size(self.group_size, row))
         columns = self.shape[-1] if self.shape and isinstance(self.shape[-1], int) else None
         activations.check_activation(self.activation, row, self.group_size, columns)
-        if len(self.shape) != 2 or self.strides is not None or not self.dtype.is_floating_point:
+        if len(self.shape) not in (2, 3) or self.strides is not None or not self.dtype.is_floating_point:
             raise FormatError(
-                f"a quantised weight is a contiguous [N, K] of a floating-point dtype, not {list(self.shape)} of "
+                f"a quantised weight is a contiguous [N, K], or [experts, N, K], of a floating-point dtype, not "
+                f"{list(self.shape)} of "
                 f"{self.dtype}" + (f" with strides {self.strides}" if self.strides is not None else "")
             )
 
@@ -445,4 +447,6 @@ class Artifact:
 
 
 DIVISION = " (division by an integer)"
-"""Ends the user's line of a check for a divisor that is 0; other checks of kernels are for indices out of range."""
+"""Ends the user's line of a check for a divisor that is 0."""
+GROUPS = " (groups of a product)"
+"""Ends the user's line of a check of offsets or ids of groups; other checks of kernels are for indices out of range."""

@@ -15,7 +15,7 @@ from jitgen.errors import FormatError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype, compute_dtype
-from jitgen.ir.equations import equation
+from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS, equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.nodes import (
     CAST,
@@ -25,6 +25,7 @@ from jitgen.ir.nodes import (
     CONVOLVE,
     DEQUANTIZE,
     GATHER,
+    GROUPED,
     INPUT,
     IOTA,
     KINDS,
@@ -334,6 +335,29 @@ def _contract(node: Node) -> None:
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
 
 
+def _grouped(node: Node) -> None:
+    named, accumulator, precision, by = node.attributes(4)
+    precision.one_of(("ieee", "tf32"))
+    named.one_of((ROWS_OF_GROUPS, LENGTHS_OF_GROUPS))
+    x, weight, groups = node.operands
+    of_lengths = named.value == LENGTHS_OF_GROUPS
+    by.one_of(("offsets",) if of_lengths else ("offsets", "ids"))
+    node.require(not x.weight and len(x.shape) == 2, "its activation is no matrix of numbers")
+    node.require(len(weight.shape) == 3 - of_lengths, f"its weight has {len(weight.shape)} dimensions")
+    node.require(not (weight.weight and of_lengths), "a quantised weight has no groups along K")
+    node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} of x and {weight.shape[-1]} of the weight")
+    node.require(groups.dtype in ("int32", "int64") and len(groups.shape) == 1, "its groups are no vector of integers")
+    node.require(x.dtype in ACTIVATIONS, f"a product of {x.dtype} is not computed")
+    if not weight.weight:
+        node.require(x.dtype == weight.dtype, f"of {x.dtype} and {weight.dtype}")
+    accumulator.one_of((accumulator_dtype(x.dtype), "float32"))
+    if of_lengths:
+        node.has_shape((groups.shape[0], x.shape[0], weight.shape[0]))
+    else:
+        node.require(groups.shape[0] == (x if by.value == "ids" else weight).shape[0], "its groups are others")
+        node.has_shape((x.shape[0], weight.shape[1]))
+
+
 def _convolve(node: Node) -> None:
     *windows, accumulator, precision = node.attributes(6)
     precision.one_of(("ieee", "tf32"))
@@ -425,6 +449,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,
+    GROUPED: _grouped,
     CONVOLVE: _convolve,
     DEQUANTIZE: _dequantize,
     CAST: _cast,

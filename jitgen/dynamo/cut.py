@@ -109,8 +109,6 @@ def why_unreadable(node: fx.Node) -> str | None:
         if not isinstance(tensor, torch.Tensor):
             continue
         if weights.is_quantized(tensor):
-            if tensor.dim() == 3:
-                return "all matrices of experts; a kernel takes one of them"
             continue
         if tensor.device.type not in DEVICES:
             return f"a tensor on {tensor.device.type}"

@@ -21,7 +21,7 @@ from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, CONVOLVE, GATHER, INPUT, SCALAR, VIEW
+from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
 from jitgen.ir.symbols import Scalar
 
@@ -190,7 +190,7 @@ def returned_products(graph: Graph, index: Index) -> frozenset[int]:
     """Returns the ids of products that ``graph`` returns and also reads with more than an epilogue between: they are in
     memory anyway, and a kernel that reads such a product behind a reduction, a slice or another product would compute
     it again. A backward's saved products are such results."""
-    return frozenset(id(node) for node in graph.outputs if node.kind is CONTRACT and _is_read_elsewhere(node, index))
+    return frozenset(id(node) for node in graph.outputs if node.kind in PRODUCTS and _is_read_elsewhere(node, index))
 
 
 def _is_read_elsewhere(product: Node, index: Index) -> bool:

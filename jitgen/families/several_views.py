@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, INPUT, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, INPUT, PRODUCTS, REDUCE, SCAN, SORT, VIEW
 from jitgen.ir.regions import Movement
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
@@ -65,11 +65,11 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
         read = set[Chain]().union(*(chains[node] for node in several))
         if len(ranks) == 1 and is_stored(several[0], read):
             stored.update(several)
-    if any(node.kind in (CONTRACT, REDUCE) for node in index.order):
-        returned = _chains(index, {CONTRACT, REDUCE, SCAN, SORT}, same)
+    if any(node.kind in PRODUCTS or node.kind is REDUCE for node in index.order):
+        returned = _chains(index, PRODUCTS | {REDUCE, SCAN, SORT}, same)
         for node in index.order:
             read = returned[node]
-            if node.kind is CONTRACT and not _is_weighted_mean(node) and not are_disjoint(read):
+            if node.kind in PRODUCTS and not _is_weighted_mean(node) and not are_disjoint(read):
                 end = _end_of_epilogue(node, index)
                 stored |= {end} if _costs_less(node, end, read, partition) else set()
             elif _is_in_orders(node, returned) and any(_is_permuted(user) for user in index.users[node]):
@@ -97,8 +97,8 @@ def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Parti
             whole, copied = _effort(node, size), symbols.mul(bytes_, symbols.add(size, elements))
             again = _sum_of(again, whole._replace(moved=symbols.add(whole.moved, copied), launches=2))
         else:
-            again = _sum_of(again, _effort(node, elements)._replace(launches=int(node.kind is not CONTRACT)))
-    if node.kind is CONTRACT:  # views in one order are of one kernel, because they are of one activation
+            again = _sum_of(again, _effort(node, elements)._replace(launches=int(node.kind not in PRODUCTS)))
+    if node.kind in PRODUCTS:  # views in one order are of one kernel, because they are of one activation
         orders = {tuple(attrs for attrs, _ in chain if attrs[0] == "permute") for chain in read}
         again = again._replace(launches=len(orders))
         if partition.device.is_gpu and any(orders):  # operands are copied so that they are contiguous along K
@@ -114,10 +114,10 @@ def _sum_of(left: Effort, right: Effort) -> Effort:
 
 def _effort(node: Node, elements: Scalar) -> Effort:
     """Returns what it takes to compute ``elements`` elements of ``node`` from what is in memory."""
-    if node.kind is CONTRACT:
+    if node.kind in PRODUCTS:
         moved = _sum(symbols.mul(item_size(x.dtype), symbols.product(x.shape)) for x in node.inputs)
         return Effort(moved, 0, symbols.mul(elements, node.kind.flops(node)), node.inputs[0].dtype)
-    leaves = {INPUT, VIEW, CONTRACT, SCAN, SORT}
+    leaves = PRODUCTS | {INPUT, VIEW, SCAN, SORT}
     element = 0
     operations = [symbols.mul(elements, COMPARISONS if node.kind is SORT else node.kind.flops(node))]
     for operand in topological(node.inputs, leaves):
@@ -186,7 +186,7 @@ def _is_weighted_mean(product: Node) -> bool:
     """Returns whether ``product`` is one by the softmax of another: attention stores its result through several
     views."""
     weights = product.inputs[0]
-    spread = nearest(weights, REDUCE, lambda node: node.kind.is_pointwise or node.under_expand is not node)
+    spread = nearest(weights, [REDUCE], lambda node: node.kind.is_pointwise or node.under_expand is not node)
     return any(spread) and any(at_own_coordinates(weights, CONTRACT))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, one_of, rewritten, varying_dims
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, GATHER, INPUT, REDUCE, Kind
+from jitgen.ir.nodes import DEQUANTIZE, GATHER, INPUT, PRODUCTS, REDUCE, Kind
 from jitgen.ir.views import Mover
 
 
@@ -130,7 +130,7 @@ class Temporaries:
         """Reads products in the value of temporary ``number`` from other temporaries that hold them; None if none does,
         or one is of a quantised weight."""
         value, own = self.values[number], self.nodes[number]
-        products = at_own_coordinates(value, CONTRACT)
+        products = at_own_coordinates(value, *PRODUCTS)
         stored = {
             node: self._by_matrix[matrix] for node in products if (matrix := self._as_matrix(node)) in self._by_matrix
         }
@@ -143,6 +143,6 @@ class Temporaries:
     def _as_matrix(self, node: Node) -> Node:
         """Returns ``node`` as a matrix if it is computed from products: one value for all its shapes, and their
         memory."""
-        if len(node.shape) <= 2 or not any(at_own_coordinates(node, CONTRACT)):
+        if len(node.shape) <= 2 or not any(at_own_coordinates(node, *PRODUCTS)):
             return node
         return self.mover.move(node, ("reshape",), (symbols.product(node.shape[:-1]), node.shape[-1]))

@@ -17,7 +17,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.gradients.values import Functions, Value, fn
 from jitgen.ir.convolutions import convolve
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
-from jitgen.ir.equations import axes
+from jitgen.ir.equations import LENGTHS_OF_GROUPS, axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import (
@@ -27,6 +27,7 @@ from jitgen.ir.nodes import (
     CONVOLVE,
     CUSTOM_GRADIENT,
     GATHER,
+    GROUPED,
     REDUCE,
     SCAN,
     SCATTER,
@@ -290,7 +291,7 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     """Computes the gradient of either operand as the product of ``g`` and the other one."""
     named = axes(node.attrs.equation)
     x, weight = (names for names in node.attrs.equation.partition("->")[0].split(","))
-    result = "".join((*named.batch, *named.rows, *named.columns))
+    result = "".join(named.result)
     dtype, gradients_ = DTYPES[node.inputs[0].dtype], {}
     if 0 in positions:
         gradients_[0] = fn.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
@@ -300,6 +301,28 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
             gradients_[1] = fn.einsum(f"{result},{x}->{weight}", g, value)
         else:  # both as matrices, in the order of their memory
             gradients_[1] = fn.einsum("mn,mk->nk", g.flatten(0, -2), value.flatten(0, -2))
+    return gradients_
+
+
+def _grouped_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return [*_contract_reads(node, positions), node.inputs[2]]
+
+
+@_derivative(GROUPED, _grouped_reads)
+def _grouped(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Computes the gradients of grouped products as grouped products: of the weights of groups over ranges of rows."""
+    dtype, offsets, gradients_ = DTYPES[node.inputs[0].dtype], at.value(node.inputs[2]), {}
+    g, of_lengths = g.to(dtype), node.attrs.equation == LENGTHS_OF_GROUPS
+    if 0 in positions:
+        weight = at.value(node.inputs[1]).to(dtype)
+        grouped = fn._grouped_mm(weight.transpose(0, 1), g.transpose(1, 2), offsets) if of_lengths else None
+        gradients_[0] = fn._grouped_mm(g, weight, offsets) if grouped is None else grouped.transpose(0, 1)
+    if 1 in positions:
+        x = at.value(node.inputs[0]).transpose(0, 1)
+        if of_lengths:
+            gradients_[1] = fn._grouped_mm(x, g, offsets).transpose(0, 1)
+        else:
+            gradients_[1] = fn._grouped_mm(g.transpose(0, 1), x.transpose(0, 1), offsets)
     return gradients_
 
 

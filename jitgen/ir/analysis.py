@@ -5,7 +5,7 @@ Neighbours: nodes are ``ir/graph.py``'s, movements ``ir/views.py``'s; the famili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from jitgen.ir.graph import Node, one_along, topological
 from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
@@ -13,19 +13,19 @@ from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 
-def at_own_coordinates(root: Node, kind: Kind) -> Iterator[Node]:
-    """Yields the nodes of kind ``kind`` that ``root`` is computed from by pointwise operations alone, nearest first."""
-    return nearest(root, kind, lambda node: node.kind.is_pointwise)
+def at_own_coordinates(root: Node, *kinds: Kind) -> Iterator[Node]:
+    """Yields the nodes of ``kinds`` that ``root`` is computed from by pointwise operations alone, nearest first."""
+    return nearest(root, kinds, lambda node: node.kind.is_pointwise)
 
 
-def nearest(root: Node, kind: Kind, passes: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yields the nodes of kind ``kind`` that ``root`` is computed from, on paths of nodes for which ``passes`` holds,
+def nearest(root: Node, kinds: Collection[Kind], passes: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yields the nodes of ``kinds`` that ``root`` is computed from, on paths of nodes for which ``passes`` holds,
     nearest first."""
 
     def below(node: Node) -> Iterable[Node]:
-        return () if node.kind is kind or not passes(node) else reversed(node.inputs)
+        return () if node.kind in kinds or not passes(node) else reversed(node.inputs)
 
-    return (node for node in walked([root], below) if node.kind is kind)
+    return (node for node in walked([root], below) if node.kind in kinds)
 
 
 def walked(roots: Iterable[Node], below: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:

@@ -71,6 +71,16 @@ class ContractAttrs(NamedTuple):
     """``"ieee"`` or ``"tf32"``, of float32 operands."""
 
 
+class GroupedAttrs(NamedTuple):
+    equation: str
+    """``ROWS_OF_GROUPS`` or ``LENGTHS_OF_GROUPS`` of ``ir/equations.py``."""
+    accumulator: str
+    precision: str
+    by: str
+    """How the third operand divides rows, or K: by ``"offsets"``, the end of each group, or by ``"ids"``, the group of
+    each row."""
+
+
 class ConvolveAttrs(NamedTuple):
     """Holds how pixels and filters meet in each dimension of an image (``ir/convolutions.py``)."""
 

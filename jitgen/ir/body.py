@@ -19,17 +19,18 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
 from jitgen.ir.attributes import ROUNDED
+from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import (
     CAST,
     CONST,
-    CONTRACT,
     CONVOLVE,
     DEQUANTIZE,
     GATHER,
     INPUT,
     IOTA,
+    PRODUCTS,
     REDUCE,
     SCALAR,
     SCAN,
@@ -92,7 +93,8 @@ class Instruction:
 MOST_WITHIN_ONE = 4
 """The most operations within one torch function between its argument and what sees how that is rounded."""
 
-WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather", "query", "key", "value", "score")
+_TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups")
+WHOLE = (*_TENSORS_OF_PRODUCTS, "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for
 each element of its result, and gathered ones."""
 
@@ -104,8 +106,9 @@ class Operand:
     Attributes:
         kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
             are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
-            activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), and ``"codes"``,
-            ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight).
+            activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), ``"codes"``,
+            ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight), and ``"groups"``
+            (offsets or ids). A weight of groups has their number as its first dimension.
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.
         shape: of the whole buffer (of the index space, for an iota).
@@ -154,6 +157,8 @@ class Contraction:
         w: the instructions that give an element of a weight that a prologue computes, the last one its value: keys
             and values of attention. ``weight`` is then what they read.
         window: of a convolution, whose activation are images and whose weight filters.
+        groups: the operand that divides rows, or K, among groups; None where nothing is grouped.
+        grouping: what it divides, and how: ``"offsets"`` or ``"ids"`` of rows, or ``"lengths"``, offsets of K.
     """
 
     x: tuple[Instruction, ...]
@@ -167,6 +172,8 @@ class Contraction:
     k_splits: int = 1
     w: tuple[Instruction, ...] = ()
     window: Window | None = None
+    groups: int | None = None
+    grouping: str = ""
 
     @property
     def activation(self) -> int | None:
@@ -206,6 +213,11 @@ class Body:
     def row_rank(self) -> int:
         """Returns how many of these axes, the last, are walked in sequence."""
         return row_rank_of(self.axes)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Returns whether its products divide rows, or K, among groups."""
+        return any(contraction.groups is not None for contraction in self.contractions)
 
     @property
     def stores(self) -> tuple[int, ...]:
@@ -301,7 +313,7 @@ class BodyBuilder:
             return self._scalar(node.attrs.value, dtype)
         if _is_row_value(node):
             return self._positions[id(node.inputs[0])]
-        if node.kind is CONTRACT:
+        if node.kind in PRODUCTS:
             self._contractions.append(self._contraction(node))
             accumulator = node.attrs.accumulator
             total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
@@ -329,7 +341,7 @@ class BodyBuilder:
 
     def _contraction(self, node: Node) -> Contraction:
         """Makes the product that ``node`` is; its operands are added to the body's."""
-        x, weight = node.inputs
+        x, weight, *divided = node.inputs
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
         inner.value(x)
@@ -345,11 +357,17 @@ class BodyBuilder:
             format, _, layout = described = base.attrs
             tile = 1 if layout == "portable" else ROW_TILE
             operands = tuple(
-                self._operand(kind, tensor, tuple(_slice_of_tiles(movement, tensor, tile) for movement in slices))
+                self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in slices))
                 for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
             )
         precision = node.attrs.precision
-        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
+        product = Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
+        if not divided:
+            return product
+        (groups,) = divided
+        as_row = (("unsqueeze", 0), (1, *groups.shape))
+        grouping = "lengths" if node.attrs.equation == LENGTHS_OF_GROUPS else node.attrs.by
+        return replace(product, groups=self._operand("groups", groups, (as_row,)), grouping=grouping)
 
     def _convolution(self, node: Node, dtype: str) -> int:
         """Makes the convolution that ``node`` is; images are the operand ``"x"``, filters ``"weight"``."""
@@ -520,15 +538,19 @@ def _is_row_value(node: Node) -> bool:
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.kind in (INPUT, IOTA, VIEW, CONTRACT, CONVOLVE)
+    return node.kind in PRODUCTS or node.kind in (INPUT, IOTA, VIEW, CONVOLVE)
 
 
-def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:
-    """Turns a slice of a quantised weight's rows into a slice of one of its tensors, where an index counts ``tile``
-    rows."""
-    (kind, dim, start, step), (rows, _) = rows_slice
+def _of_tiles(movement: Movement, tensor: Node, tile: int) -> Movement:
+    """Turns a slice of a quantised weight's rows, or their division among groups, into that of one of its tensors,
+    where an index counts ``tile`` rows."""
+    attrs, (*groups, rows, _) = movement
     tiles: Any = symbols.floordiv(symbols.add(rows, tile - 1), tile)
-    return (kind, dim, symbols.floordiv(start, tile), step), (tiles, *tensor.shape[1:])
+    shape = (*groups, tiles, *tensor.shape[1:])
+    if attrs[0] == "reshape":
+        return attrs, shape
+    kind, dim, start, step = attrs
+    return (kind, dim, symbols.floordiv(start, tile), step), shape
 
 
 def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:

@@ -11,6 +11,9 @@ The operands that have an axis decide its role:
 * a column axis (n) is in the weight and the result;
 * the contracted axis (k) is in x and the weight.
 
+A ``grouped`` product has one axis more, g, which one operand alone has, or the result alone: see ``ROWS_OF_GROUPS`` and
+``LENGTHS_OF_GROUPS``.
+
 ``trace/contractions.py`` brings the operands of every other einsum of two operands into this order by views.
 """
 
@@ -20,6 +23,10 @@ from dataclasses import dataclass
 from functools import cache
 
 _BATCH, _ROWS = "abcdefghij", "mopqrstuvwxyz"
+ROWS_OF_GROUPS = "mk,gnk->mn"
+"""The equation of a ``grouped`` product whose rows are divided among the weights of the groups."""
+LENGTHS_OF_GROUPS = "mk,nk->gmn"
+"""The equation of a ``grouped`` product whose K is divided into the ranges of the groups, with a matrix for each."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,11 @@ class Axes:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     contracted: tuple[str, ...]
+
+    @property
+    def result(self) -> tuple[str, ...]:
+        """Returns the axes of the result, but for one of groups."""
+        return (*self.batch, *self.rows, *self.columns)
 
 
 def equation(batch: int, rows: int) -> str:
@@ -48,6 +60,6 @@ def axes(text: str) -> Axes:
     return Axes(
         batch=tuple(name for name in result if name in x and name in weight),
         rows=tuple(name for name in result if name in x and name not in weight),
-        columns=tuple(name for name in result if name not in x),
+        columns=tuple(name for name in result if name in weight and name not in x),
         contracted=tuple(name for name in x if name in weight and name not in result),
     )

@@ -85,6 +85,19 @@ def _contract(mover: Mover, node: Node, x: Node, weight: Node, batch: int, shape
     return mover.builder.like(node, (x, weight), shape, attrs)
 
 
+def move_grouped(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+    """Applies a slice of columns to the weight of a grouped product; None for other movements."""
+    x, weight, groups = node.inputs
+    if attrs[:2] != ("slice", len(node.shape) - 1):
+        return None
+    if not (weight.is_in_memory or mover.slices_whole_tiles(weight, attrs)):
+        return None
+    columns = len(weight.shape) - 2
+    sizes = (*weight.shape[:columns], shape[-1], weight.shape[-1])
+    moved = mover.move(weight, ("slice", columns, *attrs[2:]), sizes)
+    return mover.builder.like(node, (x, moved, groups), shape)
+
+
 def move_scan(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """Applies the movement to what ``node`` scans; None if it cuts or merges the scanned dimension.
 

@@ -26,6 +26,7 @@ from jitgen.ir.attributes import (
     ContractAttrs,
     ConvolveAttrs,
     DequantizeAttrs,
+    GroupedAttrs,
     InputAttrs,
     NothingAttrs,
     NumberAttrs,
@@ -75,6 +76,12 @@ def _reduced(node: Node) -> Size:
 
 def _summed_products(node: Node) -> Size:
     return symbols.mul(2, node.inputs[0].shape[-1])  # type: ignore[return-value]
+
+
+def _summed_groups(node: Node) -> Size:
+    length = symbols.mul(2, node.inputs[0].shape[-1])
+    groups = node.shape[0] if len(node.shape) == 3 else 1
+    return symbols.floordiv(length, groups or 1)  # type: ignore[return-value]
 
 
 def _summed_windows(node: Node) -> Size:
@@ -195,6 +202,19 @@ CONTRACT = Kind(
     read_whole=True,
     is_saved=True,
 )
+GROUPED = Kind(
+    "grouped",
+    "products of an activation and the weights of groups, among which offsets or ids (the third operand, integers) "
+    "divide rows, or K (``ir/equations.py``); rows beyond the last group are 0",
+    (3, 3),
+    Reads.ANYWHERE,
+    GroupedAttrs,
+    moves.move_grouped,
+    flops=_summed_groups,
+    takes_weights=True,
+    read_whole=True,
+    is_saved=True,
+)
 CONVOLVE = Kind(
     "convolve",
     "images convolved with filters (``ir/convolutions.py``)",
@@ -273,7 +293,10 @@ CUSTOM_GRADIENT = Kind(
 )
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
-_COMPUTED = (VIEW, CAT, REDUCE, CONTRACT, CONVOLVE, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_SUMMED = (CONTRACT, GROUPED, CONVOLVE)
+_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+PRODUCTS = frozenset({CONTRACT, GROUPED})
+"""The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
 STRUCTURED = (*_LEAVES, *_COMPUTED)
 """The kinds that are no operation of ``ir/ops.py``."""
 

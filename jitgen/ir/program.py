@@ -19,6 +19,7 @@ from typing import Any
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
+from jitgen.spec import GROUPS
 
 
 def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
@@ -84,6 +85,7 @@ class Kernel:
         check."""
         lines = [
             {i.location or "": None for i in instructions if i.op in ("gather", "scatter")}
+            | {f"{i.location or ''}{GROUPS}": None for i in body.instructions if i.op == "contract" and body.is_grouped}
             for body in self.bodies
             for instructions in [[*body.instructions, *(i for contraction in body.contractions for i in contraction.w)]]
         ]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jitgen.ir.graph import Node, Shape, topological
-from jitgen.ir.nodes import CONTRACT, SCATTER
+from jitgen.ir.nodes import PRODUCTS, SCATTER
 from jitgen.ir.symbols import Size
 
 Movement = tuple[tuple[Any, ...], Shape]
@@ -204,17 +204,18 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
     after_product: set[int] = set()
     stages: dict[tuple[int, int], Stage] = {}
     for node in topological(values):
+        kind = "contract" if node.kind in PRODUCTS else node.op
         here = max((level[id(child)] for child in node.inputs), default=0)
-        level[id(node)] = here + (node.op in names)
+        level[id(node)] = here + (kind in names)
         reads_product = any(id(child) in after_product for child in node.inputs)
-        if node.kind is CONTRACT and reads_product:
+        if node.kind in PRODUCTS and reads_product:
             raise AssertionError("a product reads another one of its region: the family has to state the stages")
-        if node.kind is CONTRACT or reads_product:
+        if node.kind in PRODUCTS or reads_product:
             after_product.add(id(node))
-        if node.op in names:
-            key = (here + 1, STAGES.index(node.op))
-            before = stages.get(key, Stage(node.op, names[node.op], 0))
-            stages[key] = Stage(node.op, names[node.op], before.count + 1)
+        if kind in names:
+            key = (here + 1, STAGES.index(kind))
+            before = stages.get(key, Stage(kind, names[kind], 0))
+            stages[key] = Stage(kind, names[kind], before.count + 1)
         elif node.kind.is_pointwise:
             stages[here, len(STAGES)] = Stage("map")
     return tuple(stages[key] for key in sorted(stages)) or (Stage("map"),)

@@ -171,7 +171,9 @@ class Mover:
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
         """Returns whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced
         so."""
-        while weight.kind is VIEW and weight.attrs[:2] == ("slice", 0):
+        while weight.kind is VIEW and (
+            weight.attrs.kind == "reshape" or weight.attrs[:2] == ("slice", len(weight.shape) - 2)
+        ):
             weight = weight.inputs[0]
         _, _, start, step = attrs
         whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)

@@ -10,6 +10,7 @@ Nothing here imports ``QTensor`` before a program has made one.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -18,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.ir.views import ROW_TILE
 from jitgen.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -98,13 +100,19 @@ def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) 
 
 def unpack_weight(weight: QTensor, layout: str) -> Stored:
     """Returns ``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
-    if weight.token.experts is not None:
-        raise UnsupportedError(
-            f"{weight!r} within jitgen.jit: a kernel takes one of its matrices; pass weight[i], and loop outside"
-        )
+    _check_experts(weight.token)
     if weight.token.layout == "portable" != layout:
         weight.relayout_(layout)
     return weight.stored_in(layout)
+
+
+def _check_experts(token: Token) -> None:
+    """Raises UnsupportedError for matrices in one weight that kernels cannot tell apart."""
+    if token.experts and token.weight_shape[0] // token.experts % ROW_TILE:
+        raise UnsupportedError(
+            f"a weight of {token.experts} matrices of {token.weight_shape[0] // token.experts} rows in jitgen.jit: "
+            f"kernels read blocks of {ROW_TILE} rows; pass weight[i], and loop outside"
+        )
 
 
 def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
@@ -117,9 +125,10 @@ def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
 
     kind, format = ACTIVATIONS[weight.activation], find(weight.format)  # type: ignore[arg-type]
     token: Any = weight.token if is_quantized(weight) else weight
-    columns = getattr(token, "weight_shape", token.shape)[1]
     fits = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale == "float32"
-    return "rows" if fits and kind.block is None and columns <= MOST_CODES else layout
+    columns = getattr(token, "weight_shape", token.shape)[-1]
+    fits = fits and len(token.shape) == 2 and columns <= MOST_CODES
+    return "rows" if fits and kind.block is None else layout
 
 
 def dense(
@@ -152,10 +161,12 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
     if not all(isinstance(size, int) for size in spec.shape):
         raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
     assert spec.format is not None
-    shape = (int(spec.shape[0]), int(spec.shape[1]))
+    *experts, rows, columns = map(int, spec.shape)
+    shape = (rows * math.prod(experts), columns)
     tensors = described_tensors(spec.format, spec.group_size, shape, layout)
     facts = spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta")
-    token = intern(*facts, activation=spec.activation)
+    token = intern(*facts, experts=experts[0] if experts else None, activation=spec.activation)
+    _check_experts(token)
     return Stored(tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
 
 

@@ -27,7 +27,7 @@ from jitgen.codegen.python import PythonFunction, block
 from jitgen.errors import UnsupportedError
 from jitgen.runtime import inference, overlap, random
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
-from jitgen.spec import DIVISION
+from jitgen.spec import DIVISION, GROUPS
 
 
 @dataclass(frozen=True)
@@ -375,6 +375,11 @@ def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> 
     where = "; ".join(lines)
     if lines and all(line.endswith(DIVISION) for line in lines):
         raise RuntimeError(f"{name}: integer division by zero at {where.replace(DIVISION, '')}")
+    if lines and all(line.endswith(GROUPS) for line in lines):
+        raise IndexError(
+            f"{name}: offsets of groups descend or exceed what they divide, or an id is of no group, at "
+            f"{where.replace(GROUPS, '')}"
+        )
     raise IndexError(f"{name}: an index is out of range{f' at {where}' if where else ''}")
 
 

@@ -75,33 +75,40 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
     attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
-    order = trace.quantized.column_order(weight)
-    if order is not None:  # the columns of the weight are stored in that order
-        x = index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+    x = ordered_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
-    if weight.is_weight and trace.quantized.activation(weight) is not None and other != 0:
-        return _of_codes(trace, product)
-    return product
+    return by_codes(trace, product)
 
 
-def _of_codes(trace: Trace, product: Node) -> Node:
-    """Computes ``product``, of an activation and a quantised weight, with the activation quantised: sums of codes times
-    scales. Its gradients are those of ``product``."""
-    x, weight = product.inputs
-    equation, quantized = product.attrs.equation, trace.quantized
+def ordered_columns(trace: Trace, x: Node, weight: Node) -> Node:
+    """Returns ``x`` with its last dimension in the order in which the columns of ``weight`` are stored."""
+    order = trace.quantized.column_order(weight)
+    if order is None:
+        return x
+    return index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+
+
+def by_codes(trace: Trace, product: Node) -> Node:
+    """Computes ``product``, where its weight is quantised and says so, with the activation quantised: sums of codes
+    times scales. Its gradients are those of ``product``."""
+    x, weight, *groups = product.inputs
+    quantized = trace.quantized
+    if not weight.is_weight or quantized.activation(weight) is None or weight.shape[-1] == 0:
+        return product
+    attrs = product.attrs._replace(accumulator="float32", precision="ieee")
+
+    def sums(left: Node, right: Node) -> Node:
+        return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
+
     codes, scales = quantized.codes(x, weight)
     rows = quantized.rows_of_codes(weight)
     if rows is not None:  # the gemm family makes products of codes of products of what they are cast to
-        attrs = equation, "float32", "ieee"
-        operands = trace.cast(codes, "float32"), trace.cast(rows[0], "float32")
-        sums = trace.make("contract", operands, "float32", product.shape, attrs)
-        scaled = pointwise(trace, "mul", pointwise(trace, "mul", sums, scales), rows[1])
+        total = sums(trace.cast(codes, "float32"), trace.cast(rows[0], "float32"))
+        scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
     elif quantized.multiplies_codes(weight):
-        sums = trace.make("contract", (codes, weight), "float32", product.shape, (equation, "float32", "ieee"))
-        scaled = pointwise(trace, "mul", sums, scales)
+        scaled = pointwise(trace, "mul", sums(codes, weight), scales)
     else:
-        values = quantized.values(codes, scales, weight)
-        scaled = trace.make("contract", (values, weight), "float32", product.shape, (equation, "float32", "ieee"))
+        scaled = sums(quantized.values(codes, scales, weight), weight)
     return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 
 

@@ -60,8 +60,13 @@ class QuantizedWeights:
             self._column_orders[id(node)] = named["order"]
         if format.static:
             self._input_scales[id(node)] = named["input_scale"]
+        if token.experts is not None:
+            rows, columns = token.weight_shape
+            shape = token.experts, rows // max(token.experts, 1), columns
+            node = make("view", (node,), node.dtype, shape, ("reshape",))
         if token.transposed:
-            node = make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
+            swapped = (1, 0) if token.experts is None else (0, 2, 1)
+            node = make("view", (node,), node.dtype, token.shape, ("permute", swapped))
         return node
 
     def captured(self, weight: Any) -> Node:

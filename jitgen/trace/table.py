@@ -231,6 +231,7 @@ ROW_MODULES: tuple[str, ...] = (
     "factories",
     "foreach",
     "gathers",
+    "grouped",
     "indexing",
     "losses",
     "movement",

@@ -25,6 +25,7 @@ from jitgen.ir.nodes import (
     CUSTOM_GRADIENT,
     DEQUANTIZE,
     GATHER,
+    GROUPED,
     INPUT,
     IOTA,
     KINDS,
@@ -82,7 +83,7 @@ def test_a_gradient_flows_through_every_kind_with_operands() -> None:
 
 
 def test_every_kind_with_operands_is_computed_over_a_batch() -> None:
-    assert {kind for kind in KINDS.values() if kind.batch is None} == LEAVES | {DEQUANTIZE}
+    assert {kind for kind in KINDS.values() if kind.batch is None} == LEAVES | {DEQUANTIZE, GROUPED}
 
 
 def test_views_move_by_a_rule_or_by_commuting() -> None:
@@ -96,7 +97,7 @@ def test_views_move_by_a_rule_or_by_commuting() -> None:
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
     assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST}
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
-    elsewhere = {CAT, CONTRACT, CONVOLVE, GATHER, SCATTER, SORT, DEQUANTIZE}
+    elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, SORT, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere
     assert {kind for kind in KINDS.values() if kind.reads_others} == elsewhere | {REDUCE, SCAN}
     assert {kind for kind in KINDS.values() if kind.reads is Reads.NOTHING} == LEAVES

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.errors import FormatError, UnsupportedError
+from jitgen.errors import FormatError, TraceError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
 
@@ -149,8 +149,11 @@ def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
     for refused in (lambda: weight[:2], lambda: F.linear(x, weight), lambda: weight.t(), lambda: weight[[0, 1]]):
         with pytest.raises(UnsupportedError):
             refused()
-    with pytest.raises(UnsupportedError, match=r"pass weight\[i\]"):
+    with pytest.raises(TraceError, match="one or two dimensions"):
         jitgen.jit(lambda x, w: F.linear(x, w))(x, weight)
+    parts = jitgen.quantize(plain[:, :24], "int4", 32)
+    with pytest.raises(UnsupportedError, match=r"pass weight\[i\]"):
+        jitgen.jit(lambda x, w: torch._grouped_mm(x, w.mT, offsets))(x.flatten(0, 1), parts)
     with pytest.raises(FormatError, match="share scales"):
         jitgen.quantize(plain, "fp8_e4m3.tensor")
 

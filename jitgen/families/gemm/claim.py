@@ -27,7 +27,7 @@ from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, INPUT, VIEW
+from jitgen.ir.nodes import DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
@@ -65,7 +65,7 @@ class Prologue(Question):
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Claims contraction regions for those of ``values`` that end in an epilogue; the others are left without
     products."""
-    if CONTRACT not in kinds_of(values):
+    if PRODUCTS.isdisjoint(kinds_of(values)):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
     unflattened = [Store(position, node) for position, node in enumerate(values)]
@@ -107,7 +107,8 @@ def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
     """Returns what two contractions must have in common to be computed in one kernel."""
     x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
     kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
-    return x, kinds, replace(contraction, x=(), weight=())
+    groups = None if contraction.groups is None else body.operands[contraction.groups]
+    return x, kinds, groups, replace(contraction, x=(), weight=(), groups=None)
 
 
 # ------------------------------------------------------------------------------------------------ stores and regions
@@ -155,9 +156,9 @@ def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materi
 
 def _kind(product: Node) -> tuple[Any, ...]:
     """Returns what the products of one region have in common."""
-    x, weight = product.inputs
+    x, weight, *groups = product.inputs
     base = weight.under_views
-    return x, base.attrs if base.kind is DEQUANTIZE else weight.dtype, product.attrs
+    return x, *groups, base.attrs if base.kind is DEQUANTIZE else weight.dtype, product.attrs
 
 
 # ---------------------------------------------------------------------------------------------- operands of a region
@@ -169,13 +170,14 @@ def _with_operands_in_memory(
     """Makes ``region`` read only tensors: reductions, scans and concatenations in its epilogue become temporaries, and
     so do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
-    for node in topological((store.value for store in region.stores), leaves={CONTRACT}):
-        if node.kind is CONTRACT:
-            x = node.inputs[0]
+    for node in topological((store.value for store in region.stores), leaves=PRODUCTS):
+        if node.kind in PRODUCTS:
+            x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
             x = x if fused or x.is_in_memory else _in_its_order(x, partition, materialize)
-            operands = (x, _weight_in_memory(node, partition, materialize))
+            divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
+            operands = (x, _weight_in_memory(node, partition, materialize), *divided)
             memo[id(node)] = mover.builder.like(node, operands)
         elif node.kind.reads_others:
             memo[id(node)] = materialize(node)
@@ -208,7 +210,9 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     last = len(node.shape) - 1
     if partition.device.is_gpu or last < 1:
         return materialize(node)
-    leaves = [leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in (INPUT, CONTRACT)]
+    leaves = [
+        leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in PRODUCTS or leaf.is_in_memory
+    ]
     leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
     strides = [memory.strides for leaf in leaves if (memory := partition.memory.strides(leaf)) is not None]
     strides = [stride for stride in strides if 0 not in stride[-2:]]
@@ -227,11 +231,11 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
             has computed of such a weight is a tensor like any other.
     """
     node = base = product.inputs[1]
-    while base.kind is VIEW and base.attrs[:2] == ("slice", 0):
+    while base.kind is VIEW and (base.attrs[:2] == ("slice", len(base.shape) - 2) or base.attrs.kind == "reshape"):
         base = base.inputs[0]
     if base.kind is DEQUANTIZE or node.is_in_memory:
         return node
-    if any(child.kind is DEQUANTIZE for child in topological([node], leaves={CONTRACT})):
+    if any(child.kind is DEQUANTIZE for child in topological([node], leaves=PRODUCTS)):
         where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
             "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "

@@ -79,7 +79,7 @@ def codes_of(device: Device) -> tuple[str, ...]:
 def _scores(values: Sequence[Node]) -> frozenset[int]:
     """Returns the ids of products whose exponentials are multiplied again: attention computes these itself."""
     products = [node for node in topological(values) if node.kind is CONTRACT and exponential_behind(node.inputs[0])]
-    return frozenset(id(score) for node in products for score in nearest(node.inputs[0], CONTRACT, lambda _: True))
+    return frozenset(id(score) for node in products for score in nearest(node.inputs[0], [CONTRACT], lambda _: True))
 
 
 class _Rewriter(Rewriter):

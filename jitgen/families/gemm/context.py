@@ -35,11 +35,14 @@ class GemmOperand(PrintedOperand):
 
     Attributes:
         unit: how many elements one access may move.
-        source: in a batch in CUDA C++, the parameter that the variable ``pointer`` or ``offset`` begins as.
+        source: in a batch or of groups in CUDA C++, the parameter that the variable ``pointer`` or ``offset`` begins
+            as.
+        grouping: as of the layout.
     """
 
     unit: int
     source: str
+    grouping: str
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -47,9 +50,24 @@ class GemmOperand(PrintedOperand):
         return self.strides[:2]
 
     @property
+    def begins(self) -> str:
+        """Returns how many elements, in an expression, the operand begins behind its first one in a group that begins
+        at row, or at k, ``begin``; empty for none."""
+        along = {"offsets": 0, "ids": 0, "lengths": 1}.get(self.grouping)
+        walked = ("x", "weight") if self.grouping == "lengths" else ("x", "load", "store", "iota")
+        if along is None or self.role not in walked or self.own[along] == "0":
+            return ""
+        return "begin" if self.own[along] == "1" else f"begin * {self.own[along]}"
+
+    @property
     def batch_strides(self) -> tuple[str, ...]:
         """Returns the strides from one matrix to the next."""
         return self.strides[2:]
+
+    @property
+    def is_moved(self) -> bool:
+        """Returns whether it begins elsewhere in another matrix of a batch, or in another group."""
+        return bool(self.batch_strides or self.begins)
 
     def position(self, row: str, column: str) -> str:
         """Prints the operand's offset at two indices, in elements."""
@@ -127,10 +145,29 @@ class GemmContext(KernelContext):
     Attributes:
         regions: its regions.
         batch: the parameters with the sizes of its batch.
+        grouping, group_slots: as of the layouts.
     """
 
     regions: tuple[GemmRegion, ...]
     batch: tuple[str, ...]
+    grouping: str
+    group_slots: int
+
+    @property
+    def groups(self) -> GemmOperand | None:
+        """Returns the operand that divides rows, or K, among groups."""
+        return next((operand for operand in self.regions[0].operands if operand.role == "groups"), None)
+
+    @property
+    def group_steps(self) -> list[tuple[GemmOperand, str]]:
+        """Returns the operands that begin elsewhere in each group, and how many elements behind their first one: in the
+        group that begins at ``begin``, of the matrix ``group``."""
+        operands = [operand for region in self.regions for operand in region.operands]
+        steps = [
+            (o, " + ".join(filter(None, [o.begins, *(f"group * {step}" for step in o.batch_strides)])))
+            for o in operands
+        ]
+        return [(operand, step) for operand, step in steps if step]
 
     def indices(self, matrix: str) -> list[tuple[str, str]]:
         """Returns (name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
@@ -140,7 +177,7 @@ class GemmContext(KernelContext):
     def batch_steps(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Returns pointers and first values of iotas that differ between the matrices of a batch, with their batch
         strides."""
-        operands = (operand for region in self.regions for operand in region.operands)
+        operands = (operand for region in self.regions for operand in region.operands if not self.grouping)
         return tuple((str(o.pointer or o.offset), o.batch_strides) for o in operands if o.batch_strides)
 
 
@@ -159,7 +196,11 @@ def context(
     operands = [operand for region in regions for operand in region.operands]
     titles = [region.title for region in regions]
     batch = tuple(declared.name(f"b{dim}") for dim in range(layouts[0].batch))
-    return GemmContext(**context_attributes(kernel, declared, operands, dialect, titles), regions=regions, batch=batch)
+    attributes = context_attributes(kernel, declared, operands, dialect, titles)
+    first = layouts[0]
+    return GemmContext(
+        **attributes, regions=regions, batch=batch, grouping=first.grouping, group_slots=first.group_slots
+    )
 
 
 render = renderer("gemm", "jitgen.families.gemm", parameters, context, "products", several=True)
@@ -215,8 +256,8 @@ class _Region:
         declared = self.parameters.regions[self.number].operands[index]
         source, value = declared.pointer or declared.offset, text.values.get(index, "")
         attributes = printed_attributes(declared, self.layout.operands[index], value, self.dialect)
-        operand = GemmOperand(**attributes, unit=self.layout.units[index], source=source)
-        if not operand.batch_strides or self.dialect.name != "cuda":
+        operand = GemmOperand(**attributes, unit=self.layout.units[index], source=source, grouping=self.layout.grouping)
+        if not operand.is_moved or self.dialect.name != "cuda":
             return operand
         moved = local(source)
         return replace(operand, pointer=moved) if operand.pointer else replace(operand, offset=moved)

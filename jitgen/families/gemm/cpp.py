@@ -63,13 +63,28 @@ def build(
         "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if copies or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
         "invariant": "jitgen::gemm::Invariant<" if schedule.invariant else "",
-        "matrices": " * ".join(products.batch),
+        "grouping": products.grouping,
+        "groups": _groups(products),
+        "matrices": " * ".join(products.batch) if not products.grouping else "",
         "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
         "batch_steps": [
             (name, " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(strides)))
             for name, strides in products.batch_steps
         ],
     }, {"flags": FLAGS}
+
+
+def _groups(products: GemmContext) -> dict[str, Any] | None:
+    """Describes what divides rows, or K, among groups; None where nothing does."""
+    operand = products.groups
+    if operand is None:
+        return None
+    of_lengths = products.grouping == "lengths"
+    return {
+        "read": f"{operand.pointer}, {operand.own[1]}, {products.batch[0] if of_lengths else 'group_count'}",
+        "divided": "k" if of_lengths else "m",
+        "steps": [(str(o.pointer or o.offset), step) for o, step in products.group_steps],
+    }
 
 
 def _in_pairs(product: ContractionContext) -> bool:

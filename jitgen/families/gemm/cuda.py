@@ -17,7 +17,7 @@ from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import members, place, reads, vector
-from jitgen.families.gemm.layout import GemmLayout
+from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     BlockSchedule,
@@ -72,12 +72,13 @@ def build(
         region["config_of"] = configs.index(config)  # regions share a struct where they can
     mainloop = _MAINLOOPS[schedule.path]
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
+    grouped = first.contraction.groups is not None
     return {
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
         "length": "params.k / 2" if isinstance(schedule, MmaBytes) else "params.k",
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
-        "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
+        "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
         if schedule.cluster_k_splits > 1
@@ -90,17 +91,38 @@ def build(
         "x": _activation(first, schedule.path),
         "matrices": " * ".join(f"int64_t({size})" for size in products.batch),
         "matrix_lines": _matrix_lines(products),
+        "grouping": products.grouping,
+        "ends": _ends(products),
+        "groups": " * ".join(products.batch),
+        "group_lines": _group_lines(products),
+        "tile": "int(found.tile)" if products.grouping in BY_ROWS else "block % m_blocks",
     }, {}
 
 
 def _matrix_lines(products: GemmContext) -> list[str]:
     """Writes the statements that locate a block's matrices of the batch."""
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
-    for operand in (operand for region in products.regions for operand in region.operands):
+    for operand in (operand for region in products.regions for operand in region.operands if not products.grouping):
         if operand.batch_strides:
             kind, name = place(operand)
             moved = f"{operand.source} + {_steps(operand)}"
             lines.append(f"{kind} const {name} = {moved if operand.pointer else f'Index({moved})'};")
+    return lines
+
+
+def _ends(products: GemmContext) -> str:
+    """Prints the address of what divides rows, or K, among groups, and its stride; empty where nothing does."""
+    groups = products.groups
+    return f"{groups.pointer}, {groups.own[1]}" if groups is not None else ""
+
+
+def _group_lines(products: GemmContext) -> list[str]:
+    """Writes the statements that locate what a block's group reads and writes."""
+    lines = []
+    for operand, step in products.group_steps if products.grouping else ():
+        kind, name = place(operand)
+        moved = f"{operand.source} + {step}"
+        lines.append(f"{kind} const {name} = {moved if operand.pointer else f'Index({moved})'};")
     return lines
 
 
@@ -124,6 +146,8 @@ class _Mainloop:
     headers: tuple[str, ...]
 
 
+GROUPS_HEADER = "jitgen/gemm_groups.cuh"
+"""The header of how a block finds its group."""
 PLANES_HEADER = "jitgen/gemm_planes.cuh"
 """The header of weights whose codes are in bit planes; it follows that of the mainloop."""
 WGMMA_PLANES_HEADER = "jitgen/gemm_wgmma_planes.cuh"

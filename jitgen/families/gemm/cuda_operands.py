@@ -19,14 +19,14 @@ def place(operand: GemmOperand) -> tuple[str, str]:
 
 def members(operands: Iterable[GemmOperand], is_moved: bool = False) -> tuple[list[str], list[str]]:
     """Returns (fields, expressions): the fields of a functor with these operands, and what initialises them: the
-    kernel's parameters and, in a batch, where each operand's matrix begins.
+    kernel's parameters and, in a batch or a group, where each operand's matrix begins.
 
     Args:
         is_moved: whether the functor itself moves to a matrix, and begins at the first one.
     """
     fields, names = ["const Params& params"], ["params"]
     for operand in operands:
-        if operand.batch_strides:
+        if operand.is_moved:
             kind, name = place(operand)
             fields.append(f"{kind} {name}")
             names.append(operand.source if is_moved else name)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jitgen.families.gemm.matrices import batch_rank
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import CONTRACT, VIEW
+from jitgen.ir.nodes import PRODUCTS, VIEW
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, inverse
 
@@ -51,14 +51,14 @@ def without_hidden_products(
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """Returns the node to materialize because of the first hidden product; None if no product is hidden."""
-    order = topological(roots, leaves={CONTRACT})
+    order = topological(roots, leaves=PRODUCTS)
     users: dict[int, list[Node]] = {id(node): [] for node in order}
     for node in order:
-        if node.kind is not CONTRACT:
+        if node.kind not in PRODUCTS:
             for child in node.inputs:
                 users[id(child)].append(node)
     for product in order:
-        if product.kind is CONTRACT and not _is_followed_by_epilogue(product, users, flat):
+        if product.kind in PRODUCTS and not _is_followed_by_epilogue(product, users, flat):
             return _last_value_of_all_paths(product, order, users, {id(root) for root in roots}, flat)
     return None
 

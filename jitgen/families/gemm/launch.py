@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm import wgmma
-from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
+from jitgen.families.gemm.layout import BY_ROWS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     GemmSchedule,
@@ -80,7 +80,8 @@ def launch(
 ) -> LaunchShape:
     """Returns a block or a cluster for each tile of each region; a persistent kernel has at most what is resident at
     once. ``schedule`` is what ``settle`` returned."""
-    sizes, matrices = [(geometry.rows, geometry.columns) for geometry in geometries], geometries[0].matrices
+    sizes = [(_tiled_rows(geometry, schedule), geometry.columns) for geometry in geometries]
+    matrices = geometries[0].matrices
     overlaps, none = attributes_of(device), frozenset[str]()
     if isinstance(schedule, WgmmaLaunch):  # these mainloops number the tiles of all matrices in one sequence
         tiling, splits = schedule.tiling, schedule.splits
@@ -109,6 +110,19 @@ def launch(
     return LaunchShape((tiles, *_grid_of_matrices(matrices)), (threads, 1, 1), attributes=attributes)
 
 
+def _tiled_rows(geometry: GemmGeometry, schedule: GemmSchedule | WgmmaLaunch) -> int:
+    """Returns the rows whose tiles a launch has. Of groups of rows, whose number of tiles only the device knows, these
+    are as many as there may be: whole tiles of all rows, and one that is not whole for each group and for the rows of
+    none."""
+    if geometry.grouping not in BY_ROWS:
+        return geometry.rows
+    tiling = schedule.tiling if isinstance(schedule, WgmmaLaunch) else schedule
+    assert not isinstance(tiling, WgmmaPair)
+    rows, block = geometry.rows, tiling.block_m
+    tiles = rows if geometry.grouping == "ids" else rows // block + min(geometry.group_count + 1, rows)
+    return tiles * block
+
+
 def _persistence(schedule: WgmmaTiling, splits: int) -> Persistence:
     """Makes blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
     return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
@@ -126,6 +140,7 @@ def _flops(body: Body, geometry: GemmGeometry) -> int:
     """Counts the operations of the epilogue, the products and the prologue."""
     total = pointwise_flops(body.instructions, geometry.elements)
     for contraction in body.contractions:
-        total += 2 * geometry.elements * geometry.length
+        matrices = 1 if geometry.grouping == "lengths" else geometry.matrices
+        total += 2 * matrices * geometry.rows * geometry.columns * geometry.length
         total += pointwise_flops(contraction.x, geometry.matrices * geometry.rows * geometry.length)
     return total

@@ -22,11 +22,15 @@ from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.geometry import Geometry, touched_of
 from jitgen.kernel.layout import reaches_wide, unit_of, views_of
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size, power_of_two
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
+BY_ROWS = ("offsets", "ids")
+"""How rows are divided among groups (``Contraction.grouping``)."""
 QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 """Kinds of the operands that make up a quantised weight."""
+WALKED = ("x", "weight", "load", "store", "iota")
+"""Kinds of the operands that are matrices, or batches of them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class GemmLayout:
               ``"strided"``. On a GPU they are strided as well where the other stride is 0, as of an expanded tensor:
               tensor maps describe no such matrix.
             * The components of a quantised weight: ``"whole"``.
+            * ``groups``: ``"column"``, or ``"strided"``.
         units: for each operand, how many elements one access may move: the largest power of two by which its address
             and its other strides are divisible, up to 16 bytes. 1 where no stride is 1.
         columns_unit: the largest power of two, at most 16, that divides N.
@@ -50,6 +55,9 @@ class GemmLayout:
         wide: whether an index can reach 2**31.
         batch: how many dimensions the batch has, after those that all operands of the kernel walk without a gap have
             been merged.
+        grouping: how rows, or K, are divided among groups, as ``Contraction.grouping`` says; empty where they are not.
+        group_slots: the number of groups and one for the rows of none, rounded up to a power of two, where a program
+            on a GPU looks for its own among them.
     """
 
     operands: tuple[str, ...]
@@ -58,25 +66,31 @@ class GemmLayout:
     length_unit: int
     wide: bool
     batch: int = 0
+    grouping: str = ""
+    group_slots: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmGeometry(Geometry):
     """Holds a region's sizes and strides in one call. Strides are (row, column) of what the epilogue accesses, (row, k)
     of the activation, (column, k) of a dense weight and (0, 0) of a quantised weight's components, and then those along
-    the dimensions of the batch.
+    the dimensions of the batch; of the weights of groups of rows, from one group to the next.
 
     Attributes:
         rows: M.
         columns: N.
         length: K.
         batch: the sizes of the batch's dimensions, outermost first.
+        group_count: the number of groups of rows; 0 where these are not grouped.
+        grouping: as of the layout.
     """
 
     rows: int
     columns: int
     length: int
     batch: tuple[int, ...]
+    group_count: int = 0
+    grouping: str = ""
 
     @property
     def matrices(self) -> int:
@@ -124,20 +138,39 @@ def parameters(kernel: Kernel, layouts: Sequence[GemmLayout], device: Device) ->
     * ``s<region>_<operand>_<dim>``: a stride that the operand's kind does not fix. Dim 0 is the row, or the column of a
       dense weight; dim 1 is the column, or K.
     * ``b<region>_<operand>_<dim>``: the stride along dimension ``dim`` of the batch.
+    * ``g<region>_<operand>``: of the weights of groups of rows, the stride from one group to the next.
+
+    With groups of rows the kernel also has their number, ``group_count``.
     """
     batch = layouts[0].batch
     whole = [Integer("m", "rows"), Integer("k", "length"), *(Integer(f"b{d}", "batch", dim=d) for d in range(batch))]
+    if layouts[0].grouping in BY_ROWS:
+        whole.append(Integer("group_count", "group_count"))
     regions = []
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operands = []
         for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
             number = f"{region}_{index}"
-            steps = [f"b{number}_{dim}" for dim in range(batch if kind != "whole" else 0)]
-            operands.append(declared(operand, index, [*_STRIDES[kind], *steps], number))
+            if _has_groups(operand, layout.grouping):
+                strides = [*(_STRIDES[kind] or ("0", "0")), f"g{number}"]
+            else:
+                steps = [f"b{number}_{dim}" for dim in range(batch if _is_batched(operand, layout.grouping) else 0)]
+                strides = [*_STRIDES[kind], *steps]
+            operands.append(declared(operand, index, strides, number))
         axes = (*whole, Integer(f"n{region}", "columns", region=region))
         regions.append(RegionParameters(axes, tuple(operands)))
         whole = []
     return KernelParameters(tuple(regions), any(layout.wide for layout in layouts))
+
+
+def _has_groups(operand: Operand, grouping: str) -> bool:
+    """Returns whether ``operand`` is a weight, or a tensor of one, with a matrix for each group of rows."""
+    return grouping in BY_ROWS and operand.kind in ("weight", *QUANTIZED_COMPONENTS)
+
+
+def _is_batched(operand: Operand, grouping: str) -> bool:
+    """Returns whether ``operand`` has a matrix for each of a batch."""
+    return operand.kind in WALKED and not (grouping == "lengths" and operand.kind in ("x", "weight"))
 
 
 _Batch = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
@@ -150,26 +183,42 @@ def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> 
     first = kernel.bodies[0]
     sizes = tuple(symbols.evaluate(size, call.environment) for size in first.shape[:-2])
     counts = [len(body.operands) for body in kernel.bodies]
-    if math.prod(sizes) == 1:
+    grouping = first.contractions[0].grouping
+    if grouping in BY_ROWS:
+        pairs = [zip(body.operands, of_body, strict=True) for body, of_body in zip(kernel.bodies, views, strict=True)]
+        return [((), tuple(itertools.starmap(_group_steps, pair))) for pair in pairs]
+    if math.prod(sizes) == 1 and not grouping:
         return [((), ((),) * count) for count in counts]
     strides = [
-        (0,) * len(sizes) if operand.kind in QUANTIZED_COMPONENTS else view.strides[: len(sizes)]
+        view.strides[: len(sizes)] if _is_batched(operand, grouping) else (0,) * len(sizes)
         for body, region in zip(kernel.bodies, views, strict=True)
         for operand, view in zip(body.operands, region, strict=True)
     ]
-    merged, merged_strides = collapse(sizes, strides, first.stores[0])
+    if grouping:
+        merged, merged_strides = sizes, tuple(strides)
+    else:
+        merged, merged_strides = collapse(sizes, strides, first.stores[0])
     ends = list(itertools.accumulate(counts, initial=0))
     return [(merged, merged_strides[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def _group_steps(operand: Operand, view: Strided) -> tuple[int, ...]:
+    """Returns the stride of ``operand`` from one group of rows to the next; none where it has no matrix for each."""
+    return view.strides[:1] if operand.kind in ("weight", *QUANTIZED_COMPONENTS) else ()
 
 
 def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Call) -> tuple[GemmLayout, GemmGeometry]:
     rows, columns = (symbols.evaluate(size, call.environment) for size in body.shape[-2:])
     sizes, along_batch = batch
+    product = body.contractions[0]
+    groups = views[product.weight[0]].sizes[0] if product.grouping in BY_ROWS else 0
     geometry = GemmGeometry(
         rows=rows,
         columns=columns,
         length=symbols.evaluate(body.contractions[0].length, call.environment),
         batch=sizes,
+        group_count=groups,
+        grouping=product.grouping,
         strides=tuple(
             ((0, 0) if operand.kind in QUANTIZED_COMPONENTS else (view.strides[-2], view.strides[-1])) + steps
             for operand, view, steps in zip(body.operands, views, along_batch, strict=True)
@@ -183,15 +232,22 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
         repeated = call.is_gpu and _repeats_rows(operand, view)
         role = "load" if operand.kind == "x" and index not in activations else operand.kind
         kinds.append("strided" if repeated else _kind(role, *strides[:2]))
-        units.append(_unit(operand, view.offset, strides, call.buffers) if call.is_gpu and not repeated else 1)
-    walked = (zip(view.sizes, view.strides, strict=True) for view in views)
+        is_aligned = call.is_gpu and not repeated and not _begins_anywhere(operand, strides, product.grouping)
+        units.append(_unit(operand, view.offset, strides, call.buffers) if is_aligned else 1)
+    # Kernels count the elements of one group's matrix, and add those of the groups before to a pointer.
+    skipped = [_has_groups(operand, product.grouping) for operand in body.operands]
+    walked = (
+        zip(view.sizes[skip:], view.strides[skip:], strict=True) for view, skip in zip(views, skipped, strict=True)
+    )
     layout = GemmLayout(
         operands=tuple(kinds),
         units=tuple(units),
         columns_unit=_divisor(columns, 16) if call.is_gpu else 1,
-        length_unit=_divisor(geometry.length, 128) if call.is_gpu else 1,
+        length_unit=_divisor(geometry.length, 128) if call.is_gpu and product.grouping != "lengths" else 1,
         wide=reaches_wide(walked) or rows * columns >= INDEX_LIMIT,
         batch=len(sizes),
+        grouping=product.grouping,
+        group_slots=power_of_two(groups + 1) if call.is_gpu and product.grouping == "offsets" else 0,
     )
     return layout, geometry
 
@@ -211,10 +267,20 @@ def _repeats_rows(operand: Operand, view: Strided) -> bool:
     return operand.kind in ("x", "weight") and any(size > 1 and not stride for size, stride in matrix)
 
 
+def _begins_anywhere(operand: Operand, strides: Sequence[int], grouping: str) -> bool:
+    """Returns whether the groups of ``operand`` begin at any of its elements that are next to each other in memory."""
+    outer, inner, *_ = strides
+    if grouping in BY_ROWS:
+        return operand.kind in WALKED and operand.kind != "weight" and outer == 1 and inner != 1
+    return grouping == "lengths" and operand.kind in ("x", "weight") and inner == 1
+
+
 def _kind(role: str, outer: int, inner: int) -> str:
     """Returns the kind of an operand with these strides; see ``GemmLayout.operands``."""
     if role in QUANTIZED_COMPONENTS:
         return "whole"
+    if role == "groups":
+        return "column" if inner == 1 else "strided"
     if role in ("x", "weight"):
         return "k" if inner == 1 else "outer" if outer == 1 else "strided"
     if role == "iota":

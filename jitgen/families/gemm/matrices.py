@@ -13,19 +13,20 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CONTRACT, VIEW
+from jitgen.ir.nodes import PRODUCTS, VIEW
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def batch_rank(product: Node) -> int:
-    """Returns how many batch axes a product has."""
-    return len(equation_axes(product.attrs.equation).batch)
+    """Returns how many axes the result of a product has before its rows: those of a batch, or that of groups of K."""
+    named = equation_axes(product.attrs.equation)
+    return len(product.shape) - len(named.rows) - len(named.columns)
 
 
 def products_of(root: Node) -> list[Node]:
     """Returns the products from which ``root`` is computed by pointwise operations alone."""
-    return list(at_own_coordinates(root, CONTRACT))
+    return list(at_own_coordinates(root, *PRODUCTS))
 
 
 def flattened(result: int, node: Node, mover: Mover) -> Store:
@@ -79,4 +80,4 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
 def _view_of_product(root: Node) -> Node | None:
     """Returns the first view of a product that is reached from ``root`` through pointwise nodes."""
     views = at_own_coordinates(root, VIEW)
-    return next((view for view in views if view.under_views.kind is CONTRACT), None)
+    return next((view for view in views if view.under_views.kind in PRODUCTS), None)

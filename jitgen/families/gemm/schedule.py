@@ -16,13 +16,13 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Question, SizeBuckets
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
+from jitgen.families.gemm.layout import BY_ROWS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import GemmSchedule, TritonMainloop
+from jitgen.families.gemm.matrices import batch_rank
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
-from jitgen.ir.equations import axes
 from jitgen.ir.graph import Graph, topological
-from jitgen.ir.nodes import CONTRACT
+from jitgen.ir.nodes import GROUPED, PRODUCTS
 from jitgen.ir.program import Decision, Kernel
 from jitgen.spec import Target
 
@@ -71,6 +71,12 @@ class Problem:
     fewest_rows: int = 1
 
     @property
+    def grouping(self) -> str:
+        """Returns how rows, or K, are divided among groups (``Contraction.grouping``); ``rows`` and ``fewest_rows`` are
+        then those of an average group."""
+        return self.contractions[0].grouping
+
+    @property
     def contractions(self) -> tuple[Contraction, ...]:
         """Returns the contractions of one region."""
         return self.bodies[0].contractions
@@ -113,17 +119,22 @@ def problem(
     kernel: Kernel, layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], device: Device
 ) -> Problem:
     """Describes the problem that the schedule of ``kernel`` is chosen for."""
-    matrices = device.rows(geometries[0].matrices) if geometries[0].matrices > 1 else 1
+    first = geometries[0]
+    matrices = device.rows(first.matrices) if first.matrices > 1 else 1
+    rows = first.rows
+    if first.grouping in BY_ROWS:
+        rows = 1 if first.grouping == "ids" else -(-first.rows // max(first.group_count, 1))
+        matrices = min(first.group_count, first.rows)
     return Problem(
-        rows=bucket(device.rows(geometries[0].rows)),
+        rows=bucket(device.rows(rows)),
         columns=tuple(geometry.columns for geometry in geometries),
-        length=geometries[0].length,
+        length=first.length,
         bodies=kernel.bodies,
         layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
         device=device,
         matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
-        fewest_rows=1 if device.batch_invariant else fewest_rows(geometries[0].rows),
+        fewest_rows=1 if device.batch_invariant or first.grouping else fewest_rows(rows),
     )
 
 
@@ -153,17 +164,21 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
     """
     first, layout = problem.contractions[0], problem.layouts[0]
     split = {"k_splits": first.k_splits} if first.k_splits > 1 else {}
-    return split | {
-        "rows": problem.rows,
-        "columns": list(problem.columns),
-        "length": problem.length,
-        "matrices": problem.matrices,
-        "dtype": problem.dtype,
-        "weight": first.format or layout.operands[first.weight[0]],
-        "group_size": first.group_size,
-        "contractions": len(problem.contractions),
-        "wide": problem.wide,
-    }
+    return (
+        split
+        | {
+            "rows": problem.rows,
+            "columns": list(problem.columns),
+            "length": problem.length,
+            "matrices": problem.matrices,
+            "dtype": problem.dtype,
+            "weight": first.format or layout.operands[first.weight[0]],
+            "group_size": first.group_size,
+            "contractions": len(problem.contractions),
+            "wide": problem.wide,
+        }
+        | ({"grouping": problem.grouping} if problem.grouping else {})
+    )
 
 
 def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
@@ -201,9 +216,13 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     and N and K: the second operand is then no weight of a fixed size."""
     buckets_ = []
     for product in topological(graph.results):
-        if product.kind is CONTRACT:
-            batch = len(axes(product.attrs.equation).batch)
-            buckets_.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
+        if product.kind in PRODUCTS:
+            batch = batch_rank(product)
+            rows = symbols.product(product.shape[batch:-1])
+            if product.kind is GROUPED and len(product.inputs[1].shape) == 3:
+                groups = product.inputs[1].shape[0]
+                rows = symbols.floordiv(symbols.add(rows, symbols.sub(groups, 1)), groups or 1)  # type: ignore[assignment]
+            buckets_.append(SizeBuckets(rows, ROW_BUCKETS, node=product))
             if batch:
                 matrices = symbols.product(product.shape[:batch])
                 buckets_.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else (), node=product))

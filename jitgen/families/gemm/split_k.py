@@ -68,8 +68,10 @@ class Partials:
 def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """Returns ``kernel`` as two kernels if its tiles are too few for the device at the sizes of this call; else
     None."""
-    if device.dialect not in DIALECTS_WITH_SPLIT_K or any(len(body.shape) > 2 for body in kernel.bodies):
-        return None  # a batch of products has enough tiles
+    if device.dialect not in DIALECTS_WITH_SPLIT_K or any(
+        len(body.shape) > 2 or body.is_grouped for body in kernel.bodies
+    ):
+        return None  # a batch of products has enough tiles, and so have groups
     sizes = [tuple(symbols.evaluate(size, call.environment) for size in body.shape) for body in kernel.bodies]
     length = symbols.evaluate(kernel.bodies[0].contractions[0].length, call.environment)
     if not may_split_k(sizes[0][0], [columns for _, columns in sizes], length, device):

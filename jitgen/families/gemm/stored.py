@@ -31,7 +31,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import walked
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, inverse
@@ -60,7 +60,7 @@ class Owner:
 
 def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Makes ``values`` read temporaries where another kernel would compute a product again."""
-    if CONTRACT not in kinds_of(values):
+    if PRODUCTS.isdisjoint(kinds_of(values)):
         return values
     index = Index(values)
     owners = _owners(index)
@@ -126,7 +126,7 @@ def _owners(index: Index) -> dict[Node, Owner]:
         before = [owners[child] for child in node.inputs if child in owners]
         latest = max(before, key=lambda owner: (owner.depth, owner.number), default=None)
         depth = 1 if latest is None else 1 + latest.depth
-        if node.kind is CONTRACT:
+        if node.kind in PRODUCTS:
             key = node if node in fused else _group(node)
             owner = groups[key] = groups.get(key) or Owner(number, depth)
             owner.depth = max(depth, owner.depth)
@@ -150,9 +150,9 @@ def passes(node: Node) -> bool:
 
 def _group(product: Node) -> object:
     """Returns what the products that one region computes have in common."""
-    x, weight = product.inputs
+    x, weight, *groups = product.inputs
     base = weight.under_views
-    return x, product.shape, product.attrs, base.attrs if base.kind is DEQUANTIZE else None
+    return x, *groups, product.shape, product.attrs, base.attrs if base.kind is DEQUANTIZE else None
 
 
 def _fused_products(index: Index) -> set[Node]:
@@ -202,7 +202,7 @@ def _stored(
     results = [_without_views(node, own) for node in owner.nodes if node in roots]
     for node in owner.nodes:
         for user in index.users[node]:
-            if user not in own and user.kind is CONTRACT:
+            if user not in own and user.kind in PRODUCTS:
                 whole.append(node)
             elif user not in own:
                 free.setdefault(node, set()).add(owners[user])
@@ -252,7 +252,7 @@ def _cheapest(
     """
     own = set(owner.nodes)
     order, common = _on_the_way(owner, index, own, leaving)
-    products = [node for node in order if node.kind is CONTRACT]
+    products = [node for node in order if node.kind in PRODUCTS]
     readers = dict.fromkeys(reader for several in leaving.values() for reader in several)
 
     def cost(stored: Sequence[Node]) -> Effort:
@@ -293,7 +293,7 @@ def _on_the_way(
             stack.extend(node.inputs)
     order = [node for node in owner.nodes if node in needed]
     position = {node: number for number, node in enumerate(order)}
-    last_start = max(position[node] for node in order if node.kind is CONTRACT)
+    last_start = max(position[node] for node in order if node.kind in PRODUCTS)
     first_end = min(position[node] for node in leaving)
     reach, common = 0, list[Node]()  # the position up to which values are read of nodes before the one at hand
     for number, node in enumerate(order):
@@ -323,6 +323,6 @@ def _work(
             moved += item_size(node.dtype)
         elif node.kind.is_pointwise:
             operations += OPS[node.op].flops if node.op in OPS else 0
-        elif node.kind not in (VIEW, CONTRACT) and not node.kind.is_number:
+        elif node.kind is not VIEW and node.kind not in PRODUCTS and not node.kind.is_number:
             moved += item_size(node.dtype)
     return moved, operations

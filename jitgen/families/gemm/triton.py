@@ -27,7 +27,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import GemmContext, GemmOperand, GemmRegion
-from jitgen.families.gemm.layout import GemmLayout
+from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.families.gemm.triton_products import Form, form_of, lines_of, load, offset, operand_of, sums_type
 from jitgen.ir.program import Kernel
@@ -40,12 +40,13 @@ def build(
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     form = form_of(schedule, layouts)
-    regions = [_region(region, form, schedule) for region in products.regions]
+    regions = [_region(region, form, schedule, products) for region in products.regions]
     context = {
         "parameters": products.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": regions,
         "tiles": [f"tiles{index}" for index in range(len(regions))],
+        "tiles_i": _tiles_of_rows(products, schedule),
         "matrices": " * ".join(products.batch),
         "matrix_lines": _matrix_lines(products),
     }
@@ -59,7 +60,45 @@ def _matrix_lines(products: GemmContext) -> list[str]:
     lines = [f"{name} = {expression.replace(' / ', ' // ')}" for name, expression in products.indices("matrix")]
     for name, strides in products.batch_steps:
         lines.append(f"{name} += {' + '.join(f'z{dim} * {stride}' for dim, stride in enumerate(strides))}")
+    if products.grouping == "lengths":
+        assert products.groups is not None
+        lines += [
+            "group = matrix",
+            f"begin, end = range_of_group({products.groups.pointer}, {products.groups.own[1]}, group, k)",
+            "k = end - begin",
+            *_group_steps(products.group_steps),
+        ]
     return lines
+
+
+def _tiles_of_rows(products: GemmContext, schedule: TritonSchedule) -> str:
+    """Prints the number of a launch's tiles along the rows; of groups of rows, as many as there may be."""
+    if products.grouping == "ids":
+        return "m"
+    if products.grouping == "offsets":
+        return f"m // {schedule.block_m} + tl.minimum(group_count + 1, m)"
+    return f"(m + {schedule.block_m - 1}) // {schedule.block_m}"
+
+
+def _group_steps(steps: Sequence[tuple[GemmOperand, str]]) -> list[str]:
+    """Writes the statements that move pointers, and first values of iotas, to a group."""
+    return [f"{operand.pointer or operand.offset} += {step}" for operand, step in steps]
+
+
+def _group_lines(products: GemmContext, region: GemmRegion, schedule: TritonSchedule) -> list[str]:
+    """Writes the statements that find the group of a program's tile of rows, where these are grouped: it begins at
+    ``row``, and ``m`` becomes the end of the group's rows. K is 0 where the tile has no rows, or those of no group."""
+    if products.grouping not in BY_ROWS or products.groups is None:
+        return []
+    own = next(operand for operand in region.operands if operand.role == "groups")
+    read = f"{own.pointer}, {own.own[1]}, group_count, m, tile_i"
+    if products.grouping == "ids":
+        located = f"group_of_id({read})"
+    else:
+        located = f"group_of_tile({read}, {products.group_slots}, {schedule.block_m})"
+    weights = [(operand, f"group * {step}") for operand in region.operands for step in operand.batch_strides]
+    lines = [f"group, row, m = {located}", "k = tl.where(group < 0, 0, k)", "group = tl.maximum(group, 0).to(tl.int64)"]
+    return [*lines, *_group_steps(weights)]
 
 
 def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, int]:
@@ -78,7 +117,7 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
 # ----------------------------------------------------------------------------------------------------------- regions
 
 
-def _region(region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[str, Any]:
+def _region(region: GemmRegion, form: Form, schedule: TritonSchedule, products: GemmContext) -> dict[str, Any]:
     contractions = [(product, lines_of(product, region, form, schedule)) for product in region.contractions]
     all_lines = [lines for _, lines in contractions]
     shape = (schedule.block_m, schedule.block_n) if form.name == "tokens" else (schedule.block_n, schedule.block_m)
@@ -86,11 +125,12 @@ def _region(region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[st
         "index": region.index,
         "title": region.title,
         "columns": region.columns,
-        "parameters": [*(["part"] if form.k_splits > 1 else []), *_parameters(region)],
+        "parameters": [*(["part"] if form.k_splits > 1 else []), *_parameters(region, products.grouping)],
         "before": [f"tiles{index}" for index in range(region.index)],
         "axes": form.axes,
         "shape": (form.slices, *shape) if form.sliced else shape,
-        "tile_lines": [*_tile_lines(schedule), *_range_lines(form)],
+        "tile_lines": [*_tile_lines(schedule), *_range_lines(form), *_group_lines(products, region, schedule)],
+        "row": "row" if products.grouping in BY_ROWS else f"tile_i * {schedule.block_m}",
         "k_range": f"first, last, {form.step}" if form.k_splits > 1 else f"0, k, {form.step}",
         "index_lines": [
             *_index_lines(region, form, schedule),
@@ -116,12 +156,14 @@ def _region(region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[st
     }
 
 
-def _parameters(region: GemmRegion) -> list[str]:
+def _parameters(region: GemmRegion, grouping: str) -> list[str]:
     """Returns the kernel's parameters that a region uses."""
+    of_rows = grouping in BY_ROWS
     names = [operand.pointer for operand in region.operands if operand.pointer]
-    names += ["m", "k", region.columns]
+    names += ["m", "k", *(["group_count"] if of_rows else []), region.columns]
     for operand in region.operands:
-        names += [name for name in (operand.offset, *operand.own) if name and not name.isdigit()]
+        steps = operand.strides if of_rows else operand.own
+        names += [name for name in (operand.offset, *steps) if name and not name.isdigit()]
     return [*names, *(name for name, _ in region.scalars)]
 
 

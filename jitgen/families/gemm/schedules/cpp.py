@@ -42,9 +42,13 @@ def candidates(problem: Problem) -> list[CppSchedule]:
         return [kind(TILE_ROWS, fewest_rows=1, invariant=True)]
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)
     fewest = 1 + max((most for most in SMALL_TILES if most < rows), default=0)
+    if problem.grouping:  # a group may have any number of rows; there is one row for each id
+        rows, fewest = max(rows, SMALL_TILES[problem.grouping != "ids"]), 1
     tiles = CppTiles(rows, fewest_rows=fewest)
     if not problem.quantized:
         return [tiles]
+    if problem.grouping:
+        return [CppDecoded(TILE_ROWS, fewest_rows=1)] if problem.rows >= decoded_from(level) else [tiles]
     return [tiles, CppDecoded(TILE_ROWS, fewest_rows=decoded_from(level))]
 
 

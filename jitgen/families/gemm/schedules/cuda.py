@@ -85,6 +85,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """Lists the schedules for ``problem``, of every mainloop that computes it and is not certainly slower than
     another."""
     blocks: Sequence[BlockSchedule]
+    if problem.grouping == "offsets":  # the tiles of groups with fewer rows have room for some more
+        problem = replace(problem, rows=max(problem.rows, MMA_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if problem.dtype in BYTES and multiplies_bytes(problem.dtype, problem.target):
         few = byte_rows(problem)
@@ -212,7 +214,13 @@ def _takes_wgmma(problem: Problem) -> bool:
     describe."""
     if not problem.device.has_tensor_maps:
         return False
-    if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
+    if (
+        problem.grouping
+        or problem.target.arch != "sm_90a"
+        or problem.rows <= MMA_ROWS
+        or problem.length < CHUNK
+        or not _mappable(problem)
+    ):
         return False
     if problem.dtype not in (*HALVES, *BYTES):
         return False

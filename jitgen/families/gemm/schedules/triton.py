@@ -27,6 +27,8 @@ from jitgen.quant import formats
 
 DECODE_ROWS = 16
 """Rows of x up to which weights are read once and there is little else to do (fitted on an H200)."""
+LEAST_GROUP_ROWS = 8
+"""Rows of the least tile of groups of rows: an average group has fewer, another one more."""
 WIDE = 8192
 """Columns from which on even larger tiles are enough to occupy the device (fitted on an H200)."""
 MOST_K_SPLITS = 8
@@ -39,6 +41,8 @@ MOST_SUMS = 32
 
 def candidates(problem: Problem) -> list[TritonSchedule]:
     """Lists the schedules of ``triton_tiles``, or one by the rules below."""
+    if problem.grouping == "offsets":  # the tiles of groups with fewer rows have room for some more
+        problem = replace(problem, rows=max(problem.rows, LEAST_GROUP_ROWS))
     if _has_model(problem):
         return list(_modelled(problem))
     tile: TritonSchedule
@@ -72,7 +76,9 @@ def cost(problem: Problem, candidate: TritonSchedule) -> float:
 
 def _has_model(problem: Problem) -> bool:
     """Returns whether ``triton_tiles`` has candidates for ``problem``."""
-    if problem.dtype not in ("float16", "bfloat16") or len(problem.contractions) > 1 or problem.matrices > 1:
+    if problem.dtype not in ("float16", "bfloat16") or len(problem.contractions) > 1:
+        return False
+    if problem.matrices > 1 or problem.grouping:
         return False
     return not problem.quantized or not _is_heavy(problem)
 

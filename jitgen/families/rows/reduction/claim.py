@@ -77,7 +77,7 @@ def merge(left: Region, right: Region) -> Region | None:
 def _as_rows(store: Store, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
     """Returns the rows over which the value of ``store`` can be computed, and its store in their iteration space."""
     # No other reduction stands between it and the value.
-    outermost = next(nearest(store.value, REDUCE, lambda between: not between.kind.reads_elsewhere), None)
+    outermost = next(nearest(store.value, [REDUCE], lambda between: not between.kind.reads_elsewhere), None)
     if outermost is None:
         return None, None
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs.dims)

@@ -48,7 +48,7 @@ def _inner_dims(node: Node) -> tuple[int, ...]:
     if node.kind is not REDUCE or node.attrs.kind not in KINDS:
         return ()
     (operand,) = node.inputs
-    needed = list(nearest(operand, REDUCE, lambda between: between.kind.is_pointwise or _is_spread(between)))
+    needed = list(nearest(operand, [REDUCE], lambda between: between.kind.is_pointwise or _is_spread(between)))
     dims = {reduction.attrs.dims for reduction in needed}
     if len(dims) != 1 or any(reduction.inputs[0].shape != operand.shape for reduction in needed):
         return ()

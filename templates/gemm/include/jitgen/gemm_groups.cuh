@@ -1,0 +1,76 @@
+// How a block of a grouped product finds its group: by offsets, the ends of the groups, or by the ids of rows. Offsets
+// that descend or exceed the rows are cut to these, so nothing is read or written outside.
+#pragma once
+
+#include "jitgen/dependent_launch.cuh"
+
+namespace jitgen {
+
+struct GroupRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// A tile of rows. `group` is -1 for rows of no group, `tile` counts the tiles of its group, and is -1 for no tile.
+struct GroupTile {
+  int group;
+  int begin;  // of the group's rows
+  int end;
+  int tile;
+};
+
+JITGEN_DEVICE int64_t cut_to(int64_t value, int64_t least, int64_t most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+// Where group number `group` begins and ends within `total`; one behind the last has the rest.
+template <class Integer>
+JITGEN_DEVICE GroupRange range_of_group(const Integer* ends, int64_t stride, int64_t groups, int64_t total, int64_t group) {
+  const int64_t begin = group == 0 ? 0 : cut_to(int64_t(ends[(group - 1) * stride]), 0, total);
+  return {begin, group == groups ? total : cut_to(int64_t(ends[group * stride]), begin, total)};
+}
+
+// The tiles that a launch has for `groups` groups: those of whole blocks, and one more for each group and for the rows of
+// none.
+template <int block>
+JITGEN_DEVICE int most_tiles(int groups, int rows) {
+  return rows / block + (groups < rows ? groups + 1 : rows);
+}
+
+// The group of tile number `tile`, where each group has tiles of `block` rows of its own. Each warp looks for it among 32
+// groups at a time.
+template <int block, class Integer>
+JITGEN_DEVICE GroupTile group_of_tile(const Integer* ends, int64_t stride, int groups, int rows, int tile) {
+  const int lane = threadIdx.x % 32;
+  for (int first = 0; first <= groups; first += 32) {
+    const int group = first + lane;
+    const GroupRange range =
+        group <= groups ? range_of_group(ends, stride, groups, rows, group) : GroupRange{rows, rows};
+    const uint32_t own = uint32_t(range.end - range.begin + block - 1) / block;
+    uint32_t upto = own;  // tiles of the groups from the first of these 32 on
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step, 32);
+      if (lane >= step) upto += before;
+    }
+    const unsigned behind = __ballot_sync(0xffffffffu, upto > uint32_t(tile));
+    if (behind != 0) {
+      const int at = __ffs(int(behind)) - 1;
+      const int begin = int(__shfl_sync(0xffffffffu, uint32_t(range.begin), at));
+      const int end = int(__shfl_sync(0xffffffffu, uint32_t(range.end), at));
+      const int before = int(__shfl_sync(0xffffffffu, upto - own, at));
+      return {first + at < groups ? first + at : -1, begin, end, tile - before};
+    }
+    tile -= int(__shfl_sync(0xffffffffu, upto, 31));
+  }
+  return {-1, 0, 0, -1};
+}
+
+// Row number `row` alone, of the group that its id says.
+template <class Integer>
+JITGEN_DEVICE GroupTile group_of_id(const Integer* ids, int64_t stride, int groups, int row) {
+  const int64_t group = int64_t(ids[row * stride]);
+  return {group >= 0 && group < groups ? int(group) : -1, row, row + 1, 0};
+}
+
+}  // namespace jitgen

@@ -1,0 +1,61 @@
+"""Grouped products beside float64 torch: references, and the inputs that kernels of every dialect are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+OFFSETS = {
+    "ragged": (3, 3, 7, 30, 30),
+    "one group": (0, 0, 30, 30, 30),
+    "rows of none": (0, 5, 6, 6, 19),
+    "no rows": (0, 0, 0, 0, 0),
+}
+"""Ends of 5 groups of 30 rows."""
+ROWS, LENGTH, COLUMNS, GROUPS = 30, 96, 64, 5
+
+
+def offsets(name: str, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(OFFSETS[name], dtype=dtype)
+
+
+def rows_of_groups(x: torch.Tensor, weight: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+    """Rows of groups times the group's matrix (N, K) of ``weight``; rows behind the last group are 0."""
+    begins = [0, *ends[:-1]]
+    products = [x[b:e].double() @ w.double().T for b, e, w in zip(begins, ends, weight, strict=True)]
+    rest = x.new_zeros(x.shape[0] - ends[-1], weight.shape[1], dtype=torch.float64)
+    return torch.cat([*products, rest])
+
+
+def lengths_of_groups(x: torch.Tensor, weight: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+    """A matrix for each range of columns of ``x`` (M, K) and of rows of ``weight`` (K, N)."""
+    begins = [0, *ends[:-1]]
+    return torch.stack([x[:, b:e].double() @ weight[b:e].double() for b, e in zip(begins, ends, strict=True)])
+
+
+def product(x: Any, weight: Any, ends: Any) -> Any:
+    return torch._grouped_mm(x, weight.transpose(-2, -1), ends)
+
+
+def gated(x: Any, weight: Any, ends: Any, scales: Any) -> Any:
+    gate, up = torch._grouped_mm(x, weight.transpose(-2, -1), ends).chunk(2, -1)
+    return F.silu(gate) * up * scales[:, None]
+
+
+def of_lengths(x: Any, weight: Any, ends: Any) -> Any:
+    return torch._grouped_mm(x, weight, ends)
+
+
+def failure(found: torch.Tensor, wanted: torch.Tensor, what: str) -> str | None:
+    """What is wrong with ``found``, in words; None where nothing is."""
+    if found.shape != wanted.shape:
+        return f"{what}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
+    if not found.isfinite().all():
+        return f"{what}: not finite"
+    unit = {torch.float64: 1e-13, torch.float32: 1e-5}.get(found.dtype, 8e-3)
+    error = (found.double() - wanted).abs().max().item() if found.numel() else 0.0
+    most = unit * max(wanted.abs().max().item() if wanted.numel() else 0.0, 1.0)
+    return None if error <= most else f"{what}: off by {error}"

@@ -1,0 +1,168 @@
+"""Grouped products, of which mixtures of experts are made, against float64 torch in every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import jitgen
+from jitgen.errors import TraceError
+from tests import triton_grouped
+from tests.cuda_on_host import run as run_cuda
+from tests.grouped import (
+    COLUMNS,
+    GROUPS,
+    LENGTH,
+    OFFSETS,
+    ROWS,
+    failure,
+    gated,
+    lengths_of_groups,
+    of_lengths,
+    offsets,
+    product,
+    rows_of_groups,
+)
+from tests.interpreter import Interpreter
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_grouped") as process:
+        yield process
+
+
+@pytest.mark.parametrize("check", triton_grouped.CHECKS)
+def test_in_triton(check: str, interpreter: Interpreter) -> None:
+    assert interpreter[check] == []
+
+
+@pytest.mark.quick(where=lambda dtype, format: format is None)
+@pytest.mark.parametrize(
+    ("dtype", "format"),
+    [
+        (torch.float32, None),
+        (torch.float64, None),
+        (torch.bfloat16, "int4"),
+        (torch.float32, "int8"),
+        (torch.bfloat16, "mxfp4"),
+    ],
+    ids=str,
+)
+def test_rows_of_groups(dtype: torch.dtype, format: str | None) -> None:
+    run = jitgen.jit(product)
+    x, dense = torch.randn(ROWS, LENGTH, dtype=dtype), torch.randn(GROUPS, COLUMNS, LENGTH, dtype=dtype)
+    weight = jitgen.quantize(dense, format, group_size=32 if format == "int4" else None) if format else dense
+    exact = weight.dequantize(torch.float64) if format else dense
+    for name, ends in OFFSETS.items():
+        assert not failure(run(x, weight, offsets(name)), rows_of_groups(x, exact, ends), name)
+    many = x.repeat(20, 1)
+    ends = [20 * end for end in OFFSETS["ragged"]]
+    assert not failure(run(many, weight, torch.tensor(ends)), rows_of_groups(many, exact, ends), "many rows")
+
+
+def test_layouts_of_operands() -> None:
+    run = jitgen.jit(torch._grouped_mm)
+    x, weight = torch.randn(ROWS, 33), torch.randn(GROUPS, 33, 47)
+    wanted = rows_of_groups(x, weight.mT, OFFSETS["ragged"])
+    for left in (x, x.T.contiguous().T):
+        for right in (weight, weight.mT.contiguous().mT):
+            assert not failure(run(left, right, offsets("ragged")), wanted, "strides")
+    batch, columns = torch.randn(GROUPS, 20, 33), torch.randn(33, ROWS)
+    wanted = rows_of_groups(columns.T, batch, OFFSETS["ragged"]).T
+    assert not failure(run(batch, columns, offsets("ragged")), wanted, "groups of columns")
+    other = torch.randn(GROUPS, 33, 7)
+    assert not failure(run(batch, other), batch.double() @ other.double(), "a batch")
+
+
+def test_epilogue_is_in_the_kernel() -> None:
+    run = jitgen.jit(gated)
+    x, weight, scales = torch.randn(ROWS, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH), torch.rand(ROWS)
+    quantized = jitgen.quantize(weight, "int4", group_size=32)
+    for given, exact in ((weight, weight), (quantized, quantized.dequantize(torch.float64))):
+        gate, up = rows_of_groups(x, exact, OFFSETS["rows of none"]).chunk(2, -1)
+        wanted = F.silu(gate) * up * scales.double()[:, None]
+        assert not failure(run(x, given, offsets("rows of none"), scales), wanted, "gated")
+        assert len(run.lower(x, given, offsets("ragged"), scales).kernels) == 1
+
+
+def test_lengths_of_groups() -> None:
+    run = jitgen.jit(of_lengths)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weight = torch.randn(20, ROWS, dtype=dtype), torch.randn(ROWS, 24, dtype=dtype)
+        for name, ends in OFFSETS.items():
+            assert not failure(run(x, weight, offsets(name)), lengths_of_groups(x, weight, ends), name)
+
+
+def test_bits_are_the_same_for_every_number_of_threads() -> None:
+    run, threads = jitgen.jit(product), torch.get_num_threads()
+    x, weight = torch.randn(ROWS, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
+    results = []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results += [run(x, weight, offsets("ragged")) for _ in range(3)]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("ends", [(9, 3, 30, 30, 30), (-1, 3, 7, 30, 30), (3, 3, 7, 30, 31)])
+def test_bad_offsets_are_an_error(ends: tuple[int, ...]) -> None:
+    x, weight = torch.randn(ROWS, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
+    with pytest.raises(IndexError, match=r"offsets of groups.*test_grouped|grouped"):
+        jitgen.jit(product)(x, weight, torch.tensor(ends))
+
+
+def test_refusals_say_what_does_not_fit() -> None:
+    run = jitgen.jit(torch._grouped_mm)
+    x, weight = torch.randn(ROWS, LENGTH), torch.randn(GROUPS, LENGTH, COLUMNS)
+    for arguments, words in (
+        ((x, weight), "offs"),
+        ((x, weight, offsets("ragged")[:4]), "number of groups"),
+        ((x[:, 1:], weight, offsets("ragged")), "K is"),
+        ((x, weight, offsets("ragged").float()), "offs is"),
+        ((x, weight.double(), offsets("ragged")), "one dtype"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            run(*arguments)
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_in_cuda(format: str | None) -> None:
+    """The kernels of a GPU without tensor cores, run on the CPU."""
+    x, dense = torch.randn(5 * ROWS, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
+    weight = jitgen.quantize(dense, format, group_size=32) if format else dense
+    exact = weight.dequantize(torch.float64) if format else dense
+    for name in ("ragged", "rows of none"):
+        ends = 5 * offsets(name)
+        (found,) = run_cuda(product, x, weight, ends)
+        assert not failure(found, rows_of_groups(x, exact, ends.tolist()), name)
+
+
+def test_gradients() -> None:
+    run, scales = jitgen.jit(gated), torch.rand(ROWS)
+    x, weight = torch.randn(ROWS, 16, requires_grad=True), torch.randn(GROUPS, 24, 16, requires_grad=True)
+    ends = offsets("rows of none")
+    result = run(x, weight, ends, scales)
+    given = torch.randn_like(result)
+    found = torch.autograd.grad(result, (x, weight), given)
+    left, right = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
+    gate, up = rows_of_groups(left, right, OFFSETS["rows of none"]).chunk(2, -1)
+    wanted = torch.autograd.grad(F.silu(gate) * up * scales.double()[:, None], (left, right), given.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert not failure(one, other, "gradient")
+
+
+def test_gradients_of_lengths() -> None:
+    x, weight = torch.randn(20, ROWS, requires_grad=True), torch.randn(ROWS, 24, requires_grad=True)
+    result = jitgen.jit(of_lengths)(x, weight, offsets("ragged"))
+    given = torch.randn_like(result)
+    found = torch.autograd.grad(result, (x, weight), given)
+    left, right = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
+    wanted = torch.autograd.grad(lengths_of_groups(left, right, OFFSETS["ragged"]), (left, right), given.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert not failure(one, other, "gradient")
