@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jitgen.events import CompileEvent, on_compile
     from jitgen.export.package import package
     from jitgen.huggingface.quantizer import JitgenConfig
+    from jitgen.models.compile import compile, decompile
     from jitgen.quant.io import save_quantized
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
@@ -64,6 +65,8 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "__version__",
+    "compile",
+    "decompile",
     "freeze",
     "jit",
     "load_quantized",
@@ -89,6 +92,7 @@ _MODULES = {
     "jitgen.export.package": ("package",),
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.huggingface.quantizer": ("JitgenConfig",),
+    "jitgen.models.compile": ("compile", "decompile"),
     "jitgen.quant.io": ("save_quantized",),
     "jitgen.quant.modules": ("quantize_",),
     "jitgen.quant.qtensor": ("QTensor",),

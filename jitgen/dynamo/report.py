@@ -17,6 +17,7 @@ from jitgen.balance import Balance
 from jitgen.call.specialization import Specialization
 from jitgen.dynamo import backend
 from jitgen.dynamo.flops import flops
+from jitgen.models.compile import UnitForward, forwards
 from jitgen.pipeline import BuiltKernel
 
 
@@ -93,6 +94,23 @@ class ProgramReport:
 
 
 @dataclass(frozen=True)
+class UnitReport:
+    """Describes one module of a model that ``jitgen.compile`` has compiled, which is traced as a whole.
+
+    Attributes:
+        path: of the module in its model.
+        module: its class.
+        reason: why its last call ran in torch; None where generated kernels ran it.
+        divided: whether its own modules are units, since it cannot be one; ``reason`` says why.
+    """
+
+    path: str
+    module: str
+    reason: str | None
+    divided: bool
+
+
+@dataclass(frozen=True)
 class Report:
     """Reports what became of a model; ``str`` of it is a summary.
 
@@ -103,6 +121,7 @@ class Report:
         kernels: that its calls and their backwards have launched so far, each once, by the order of the programs.
         programs: what a call of each program amounts to, beside the least that it needs.
         explanations: of these kernels, in words: how many each program has and why, what each reads and writes.
+        units: the modules of a model that ``jitgen.compile`` has compiled.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
     """
 
@@ -113,6 +132,7 @@ class Report:
     kernels: tuple[KernelReport, ...] = ()
     explanations: tuple[str, ...] = ()
     programs: tuple[ProgramReport, ...] = ()
+    units: tuple[UnitReport, ...] = ()
 
     @property
     def balance(self) -> Balance:
@@ -140,13 +160,19 @@ class Report:
         return _share(self.seconds_in_kernels, self.seconds_in_kernels + self.seconds_in_torch)
 
     def __str__(self) -> str:
-        if not self.graphs:
+        if not self.graphs and not self.units:
             return "no graph of it was compiled with backend='jitgen' and is still known to Dynamo"
-        inside = sum(node.reason is None for node in self.nodes)
-        lines = [
-            f"{self.graphs} graphs, {len(self.nodes)} nodes: {inside} in generated kernels ({self.share_of_nodes:.0%})",
-            f"floating-point operations in generated kernels: {self.share_of_flops:.1%}",
-        ]
+        lines = []
+        if self.units:
+            called = [unit for unit in self.units if not unit.divided]
+            inside = sum(unit.reason is None for unit in called)
+            lines.append(f"{len(called)} modules are compiled as a whole: {inside} in generated kernels")
+        if self.graphs:
+            inside, share = sum(node.reason is None for node in self.nodes), f"{self.share_of_nodes:.0%}"
+            lines += [
+                f"{self.graphs} graphs, {len(self.nodes)} nodes: {inside} in generated kernels ({share})",
+                f"floating-point operations in generated kernels: {self.share_of_flops:.1%}",
+            ]
         if self.share_of_time is not None:
             lines.append(f"time in generated kernels: {self.share_of_time:.1%}")
         lines += [f"balance of {program}" for program in self.programs]
@@ -154,6 +180,11 @@ class Report:
             lines.append(f"balance of all: {self.balance}")
         reasons = Counter((node.function, node.reason) for node in self.nodes if node.reason is not None)
         lines += [f"in torch: {count} x {name}: {reason}" for (name, reason), count in reasons.most_common()]
+        for divided, what in ((True, "divided"), (False, "in torch")):
+            modules = Counter(
+                (unit.module, unit.reason) for unit in self.units if unit.reason and unit.divided is divided
+            )
+            lines += [f"{what}: {count} x {name}: {reason}" for (name, reason), count in modules.most_common()]
         return "\n".join(lines)
 
 
@@ -162,7 +193,8 @@ def _share(share: float, whole: float) -> float:
 
 
 def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
-    """Reports what became of ``subject``, which was compiled with ``torch.compile(..., backend="jitgen")`` and called.
+    """Reports what became of ``subject``, which was compiled with ``jitgen.compile`` or ``torch.compile(...,
+    backend="jitgen")``, and called.
 
     Args:
         subject: the model, compiled or not, a compiled function, or None for all that this process has compiled.
@@ -191,7 +223,8 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         if part.reason not in backend.UNCOUNTED
         for node in part.segment.nodes
     ]
-    programs = list(_programs(graphs))
+    compiled_units = _forwards_of(subject)
+    programs = [*_programs(graphs), *_programs_of_units(compiled_units)]
     kernels = [
         KernelReport(kernel, specialization.name, layers, str(specialization.route.target))
         for specialization, layers in programs
@@ -203,7 +236,31 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         for specialization, layers in programs
         for lowered in specialization.lowered
     ]
-    return Report(len(graphs), tuple(nodes), *seconds, tuple(kernels), tuple(explanations), tuple(balances))
+    units = [UnitReport(unit.path, unit.name, unit.reason, unit.divided) for unit in compiled_units]
+    return Report(
+        len(graphs),
+        tuple(nodes),
+        *seconds,
+        kernels=tuple(kernels),
+        explanations=tuple(explanations),
+        programs=tuple(balances),
+        units=tuple(units),
+    )
+
+
+def _forwards_of(subject: Any) -> list[UnitForward]:
+    return forwards(subject) if subject is None or isinstance(subject, torch.nn.Module) else []
+
+
+def _programs_of_units(units: Sequence[UnitForward]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:
+    """Yields what calls of units have resolved, each once, with the units that it is for."""
+    paths: dict[Any, list[str]] = {}
+    for unit in units:
+        for function in unit.functions:
+            paths.setdefault(function, []).append(unit.path)
+    for function, names in paths.items():
+        for specialization in function.all_specializations:
+            yield specialization, tuple(names)
 
 
 def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:

@@ -80,5 +80,14 @@ def further_input(tensor: torch.Tensor) -> TensorProxy:
         return trace.input(tensor, len(trace.inputs))
 
 
+def effects() -> str | None:
+    """Says what the import in progress has done so far besides computing; None if nothing."""
+    trace = _in_progress.get()
+    assert trace is not None, "no import is in progress"
+    if trace.draws:
+        return "draws random numbers"
+    return "updates a tensor" if trace.new_values.by_input else None
+
+
 def _captures_nothing() -> None:
     """Has no names to be followed."""

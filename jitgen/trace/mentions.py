@@ -318,10 +318,11 @@ def with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
 
 def is_third_party(code: types.CodeType) -> bool:
     """Returns whether the code belongs to an installed package, and is not the user's own."""
-    return code.co_filename.startswith(_INSTALLED)
+    return code.co_filename.startswith(INSTALLED)
 
 
-_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+"""Where installed packages are."""
 
 
 def is_library(module: str | None) -> bool:

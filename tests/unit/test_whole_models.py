@@ -1,0 +1,287 @@
+"""``jitgen.compile``: a model computes what it computes in eager torch, and no call is answered by another's trace."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import jitgen
+from jitgen.models.compile import forwards
+
+SCALE = 2.0
+SEEN: list[Any] = []
+
+
+class Block(nn.Module):
+    def __init__(self, index: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 24)
+        self.down = nn.Linear(24, 16)
+        self.index = index
+        self.kind = "gelu"
+        self.options = {"shift": 0.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.norm(x)) * SCALE + self.options["shift"]
+        y = F.gelu(y) if self.kind == "gelu" else y.tanh()
+        return x + self.down(y)
+
+
+class Third(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu() if self.index % 3 == 2 else super().forward(x) * self.index
+
+
+class Counts(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
+
+
+class Logs(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(x)
+        return super().forward(x)
+
+
+class Refused(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.sum().item() > 1e9 else super().forward(-x)
+
+
+class Net(nn.Module):
+    def __init__(self, block: type[Block] = Block, count: int = 4):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.layers = nn.ModuleList(map(block, range(count)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    SEEN.clear()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", jitgen.FallbackWarning)
+        yield
+
+
+X = torch.linspace(-2, 2, 40).reshape(5, 8)
+
+
+def matches(model: nn.Module, *args: Any) -> torch.Tensor:
+    """Compares a compiled model with itself in eager torch; returns the result."""
+    compiled = model(*args)
+    jitgen.decompile(model)
+    torch.testing.assert_close(compiled, model(*args), atol=1e-5, rtol=1e-5)
+    jitgen.compile(model)
+    return compiled
+
+
+def traces(model: nn.Module) -> int:
+    functions = {function for unit in forwards(model) for function in unit.functions}
+    return sum(len(function.all_specializations) for function in functions)
+
+
+def test_blocks_share_one_trace() -> None:
+    model = Net()
+    assert jitgen.compile(model) is model
+    matches(model, X)
+    model(X)
+    assert traces(model) == 2  # of the blocks and of what embeds
+    model(X.repeat(3, 1))
+    assert traces(model) == 2
+    report = jitgen.report(model)
+    assert "5 modules are compiled as a whole: 5 in generated kernels" in str(report)
+    assert {kernel.program for kernel in report.kernels} == {"Block", "Linear"}
+
+
+def test_numbers_in_which_blocks_differ_are_arguments_or_guards() -> None:
+    model = jitgen.compile(Net(Third, 4))
+    matches(model, X)
+    model(X)
+    assert traces(model) == 3  # index % 3 is 2 in one of four
+
+
+def test_what_changes_is_noticed() -> None:
+    global SCALE
+    model = jitgen.compile(Net())
+    results = [matches(model, X)]
+    changes = (
+        lambda: setattr(model.layers[1], "kind", "tanh"),
+        lambda: model.layers[2].options.update(shift=0.5),
+        lambda: setattr(model.layers[3], "up", nn.Linear(16, 24, bias=False)),
+        lambda: setattr(model.layers[0].norm, "eps", 0.5),
+        lambda: model.layers[0].down.weight.mul_(2),
+        lambda: setattr(model.layers[0], "down", nn.Linear(24, 16)),
+    )
+    for change in changes:
+        model(X)
+        change()
+        results.append(model(X))
+        jitgen.decompile(model)
+        torch.testing.assert_close(results[-1], model(X), atol=1e-5, rtol=1e-5)
+        jitgen.compile(model)
+        assert not torch.allclose(results[-1], results[-2])
+    before, SCALE = SCALE, 3.0
+    try:
+        assert not torch.allclose(matches(model, X), results[-1])
+    finally:
+        SCALE = before
+
+
+def test_hooks_run() -> None:
+    model = jitgen.compile(Net())
+    plain = model(X)
+    model.layers[0].register_forward_hook(lambda module, args, result: result + 1)
+    model.layers[1].up.register_forward_hook(lambda module, args, result: result * 2)
+    hooked = model(X)
+    assert not torch.allclose(plain, hooked)
+    jitgen.decompile(model)
+    torch.testing.assert_close(hooked, model(X), atol=1e-5, rtol=1e-5)
+    jitgen.compile(model)
+    model(X)
+    [divided] = [unit for unit in jitgen.report(model).units if unit.divided]
+    assert divided.path == "layers.1"
+    assert divided.reason == "up has forward hooks"
+
+
+@pytest.mark.parametrize("block", [Counts, Logs, Refused])
+def test_what_no_trace_does_stays_with_torch(block: type[Block]) -> None:
+    model, eager = Net(block, 2), Net(block, 2)
+    eager.load_state_dict(model.state_dict())
+    jitgen.compile(model)
+    with pytest.warns(jitgen.FallbackWarning, match="is not traced as a whole"):
+        result = model(X)
+    seen = len(SEEN)
+    torch.testing.assert_close(result, eager(X), atol=1e-5, rtol=1e-5)
+    if block is Counts:
+        assert [layer.calls for layer in model.layers] == [1, 1]
+    if block is Logs:
+        assert seen == 2
+        assert {*map(type, SEEN)} == {torch.Tensor}
+    report = jitgen.report(model)
+    assert sum(unit.divided for unit in report.units) == 2
+    assert all(unit.reason is None for unit in report.units if not unit.divided)  # the layers of the blocks
+
+
+def test_strict_mode_raises_what_cannot_be_traced() -> None:
+    model = jitgen.compile(Net(Refused, 2))
+    model.embed(X)
+    with jitgen.strict(), pytest.raises(jitgen.TraceError, match="item"):
+        model.layers[0](torch.zeros(5, 16))
+
+
+def test_gradients() -> None:
+    model = Net(Block, 2)
+    eager = copy.deepcopy(model)
+    jitgen.compile(model)
+    with torch.enable_grad():
+        for net in (model, eager):
+            net(X).square().sum().backward()
+    for left, right in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_copies_run_in_eager_torch() -> None:
+    model = jitgen.compile(Net(Block, 2))
+    duplicate = copy.deepcopy(model)
+    assert forwards(duplicate) == []
+    duplicate.layers[0].kind = "tanh"
+    assert not torch.allclose(duplicate(X), model(X))
+    assert len(forwards(jitgen.compile(duplicate))) == 3
+
+
+def test_only_modules_are_compiled() -> None:
+    with pytest.raises(TypeError, match=r"jitgen\.jit"):
+        jitgen.compile(F.gelu)  # type: ignore[type-var]
+
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SMALL |= {"vocab_size": 50, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+
+
+@pytest.mark.parametrize("cache", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_generation(cache: str) -> None:
+    """Left padding, and another batch afterwards; the mistral's window is shorter than what is generated."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MistralConfig(**SMALL, sliding_window=6 if cache == "dynamic" else None)
+    model = transformers.MistralForCausalLM(config).eval()
+    tokens = torch.randint(2, 50, (2, 5))
+    padded = torch.ones_like(tokens)
+    padded[1, :2] = 0
+    options = {"do_sample": False, "max_new_tokens": 5, "cache_implementation": cache, "output_scores": True}
+    options |= {"return_dict_in_generate": True}
+
+    def scores() -> list[torch.Tensor]:
+        both = [model.generate(tokens, attention_mask=padded, **options)]
+        if cache == "dynamic":
+            both.append(model.generate(tokens[:1, 2:], **options))
+        return [score for generated in both for score in generated.scores]
+
+    eager = scores()
+    jitgen.compile(model)
+    torch.testing.assert_close(scores(), eager, atol=1e-5, rtol=1e-5)
+    report = jitgen.report(model)
+    assert all(unit.reason is None for unit in report.units)
+    programs = [program for program in report.programs if program.program == "MistralDecoderLayer"]
+    assert {program.layers for program in programs} == {("model.layers.0", "model.layers.1")}
+
+
+def test_a_cache_is_updated_once_where_the_rest_cannot_be_traced() -> None:
+    """What Python alone updates is updated before that shows."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1.0 if x.isnan().any().item() else 0.5)
+
+    for layer in model.model.layers:
+        layer.mlp = Odd()
+    tokens = torch.randint(2, 50, (2, 5))
+    eager = model(tokens, past_key_values=transformers.DynamicCache(config=model.config), use_cache=True).logits
+    jitgen.compile(model)
+    cache = transformers.DynamicCache(config=model.config)
+    with pytest.warns(jitgen.FallbackWarning):
+        compiled = model(tokens, past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
+    assert cache.get_seq_length() == 5
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_are_computed_again() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).train()
+    tokens = torch.randint(2, 50, (2, 5))
+
+    def gradients() -> list[Any]:
+        model.zero_grad()
+        with torch.enable_grad():
+            model(tokens, labels=tokens, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    eager = gradients()
+    jitgen.compile(model)
+    model.gradient_checkpointing_enable()
+    torch.testing.assert_close(gradients(), eager, atol=1e-5, rtol=1e-4)
+    assert all(unit.reason is None for unit in jitgen.report(model).units)
