@@ -338,6 +338,7 @@ class Rewriter:
 
     def __init__(self, rewrites: Rewrites, mover: Mover):
         self.rewrites, self.mover = rewrites, mover
+        self._images: dict[int, Node] = {}
         self.make, self.like, self.number = mover.builder.make, mover.builder.like, mover.builder.const
 
     def step(self, node: Node, is_new: bool = True) -> Node:
@@ -359,11 +360,10 @@ class Rewriter:
 
     def again(self, root: Node) -> Node:
         """Rewrites ``root`` and all that it is computed from."""
-        return self.images([root])[id(root)]
+        return rewritten(root, self.mover, self.change, self._images)
 
-    def images(self, values: Sequence[Node]) -> dict[int, Node]:
+    def images(self, values: Sequence[Node]) -> Mapping[int, Node]:
         """Maps the ids of ``values``, and of every node behind them, to what takes their place."""
-        images: dict[int, Node] = {}
         for value in values:
-            rewritten(value, self.mover, self.change, images)
-        return images
+            self.again(value)
+        return self._images
