@@ -19,11 +19,18 @@ from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
+from jitgen.ir.analysis import walked
 from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
 from jitgen.ir.symbols import Scalar
+
+MOST_READ_OF_MANY = 32
+"""The most tensors that an expression of more than ``MANY_OPERATIONS`` reads. Compilers take time that grows with the
+square of both, and a loop that is unrolled is equal kernels of some steps each."""
+
+MANY_OPERATIONS = 60
 
 
 class EqualSizes:
@@ -156,14 +163,21 @@ class _Rebuilt:
         return self._narrowed(builder.like(node, children, shape))
 
     def _narrowed(self, node: Node) -> Node:
-        """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
-        reads the most tensors is replaced first."""
-        while node.kind.commutes and len(self._read_by(node)) > MAX_READS:
+        """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors, or fewer where it
+        is long. The operand that reads the most tensors is replaced first."""
+        while node.kind.commutes and self._is_wide(node):
             widest = max(node.inputs, key=lambda child: len(self._read_by(child)))
             temporary = self.temporaries.materialize(widest)
             children = [temporary if child is widest else child for child in node.inputs]
             node = self.mover.builder.like(node, children)
         return node
+
+    def _is_wide(self, node: Node) -> bool:
+        count = len(self._read_by(node))
+        if count <= MOST_READ_OF_MANY:
+            return False
+        computed = walked([node], lambda node: () if node.kind.read_whole else node.inputs)
+        return count > MAX_READS or sum(node.kind.is_pointwise for node in computed) > MANY_OPERATIONS
 
     def _read_by(self, root: Node) -> frozenset[Node]:
         """Returns the tensors, or views of them, that one element of ``root`` is computed from."""

@@ -219,10 +219,21 @@ class Steps:
         for family in dict.fromkeys(families.values()):
             released = Counter(later for step in ready if families[step] != family for later in following[step])
             behind = (later for later, count in released.items() if count == blocked[later])
-            if any(self.waiting[later][0].family == family for later in behind):
+            if any(self.waiting[later][0].family == family for later in behind) and not self._share(families, family):
                 early.add(family)
         left = [step for step in ready if families[step] not in early]
         return left or list(ready)
+
+    def _share(self, families: Mapping[Step, str], family: str) -> bool:
+        """Returns whether a step of ``family`` shares a region with one of another family, which is computed at once
+        then: a state of a loop that is unrolled, and what is read of the states before it."""
+        own: list[Region] = []
+        others: list[Region] = []
+        for step in families:
+            regions = self.waiting[step]
+            if len(regions) == len(self.together.get(step, [step])) == 1:
+                (own if families[step] == family else others).extend(regions)
+        return any(may_merge(region, other) for region in own for other in others)
 
     def _compute_values(self) -> None:
         """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""
@@ -300,6 +311,12 @@ class Steps:
 def _inputs_of(regions: Sequence[Region]) -> set[Node]:
     nodes = topological(node for region in regions for store in region.stores for node in store.sources)
     return {node for node in nodes if node.kind is INPUT}
+
+
+def may_merge(left: Region, right: Region) -> bool:
+    """Returns whether one region may compute what these two do."""
+    both = _merged(left, right)
+    return both is not None and _is_moderate(both)
 
 
 def _merged(left: Region, right: Region) -> Region | None:

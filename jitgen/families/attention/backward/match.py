@@ -13,7 +13,7 @@ dO. In F an exponential of a T is what makes it worth computing again (Dao, "Fla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,7 @@ def _is_function(node: Node) -> bool:
     return False
 
 
-def oriented(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
+def oriented(values: Sequence[Node], mover: Mover) -> Mapping[int, Node]:
     """Orients products: maps the ids of ``values``, and of all that they are computed from, to products with the
     function at the left, and no view between the function and the products from which it is computed."""
     return _Orient(values, mover).images(values)

@@ -7,7 +7,7 @@ graph without a product of exponentials stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jitgen.families.attention.forward.reading import is_widening
 from jitgen.families.attention.rule.heads import same_sizes
@@ -43,7 +43,7 @@ LN2 = math.log(2)
 """What turns powers of two into exponentials."""
 
 
-def respelt(values: Sequence[Node], mover: Mover) -> dict[int, Node]:
+def respelt(values: Sequence[Node], mover: Mover) -> Mapping[int, Node]:
     """Rewrites attention in ``values`` to the spelling that ``match.py`` knows; returns the values, and all that they
     are computed from, by the ids of what they were."""
     return Rewriter(SPELLINGS, mover).images(values)
