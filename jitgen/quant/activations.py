@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jitgen.errors import FormatError, UnsupportedError
+from jitgen.errors import FormatError
 from jitgen.quant.formats import Float, Format, Integer, find
 
 MOST_COLUMNS = 2**16
@@ -175,19 +175,9 @@ def linear(
 
 
 def multiplies_codes(activation: str, format: str, layout: str) -> bool:
-    """Returns whether kernels that read ``layout`` multiply codes by codes. Those of a CPU do so with int8, and with
-    int8, int4 and uint4 weights; otherwise they decode the activation's codes again, to float32.
-
-    Raises:
-        UnsupportedError: kernels that read ``layout`` have no product of such codes and this weight.
-    """
+    """Returns whether kernels that read ``layout`` multiply codes by the codes of a weight of ``format`` as they decode
+    these. Those of a CPU do so with int8, and with int8, int4 and uint4 weights."""
     kind = ACTIVATIONS[activation]
-    if layout == "mma":
-        raise UnsupportedError(
-            f"a product of quantised activations ({activation!r}) and {format} has no kernel in CUDA C++ so far: take "
-            "a weight of 8 bits with a scale for each row, backend='triton', or weight.with_activation(None), for "
-            "kernels that leave activations as they are"
-        )
-    if layout == "cpu":
-        return kind.is_integer and not kind.block and find(format).stored.tiled
-    return not kind.block
+    if kind.block or layout == "mma":
+        return False
+    return layout != "cpu" or (kind.is_integer and find(format).stored.tiled)

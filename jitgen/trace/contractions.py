@@ -107,8 +107,11 @@ def by_codes(trace: Trace, product: Node) -> Node:
         scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
     elif quantized.multiplies_codes(weight):
         scaled = pointwise(trace, "mul", sums(codes, weight), scales)
-    else:
-        scaled = sums(quantized.values(codes, scales, weight), weight)
+    elif quantized.has_blocks(weight):  # decoded to the activation's dtype: 16 bits have no product of code and scale
+        scaled = sums(trace.cast(quantized.values(codes, scales, weight), x.dtype), weight)
+    else:  # 16 bits have all codes
+        decoded = trace.cast(codes, quantized.decoded_dtype(x.dtype))
+        scaled = pointwise(trace, "mul", sums(decoded, weight), scales)
     return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 
 

@@ -93,13 +93,18 @@ class QuantizedWeights:
         return None if token is None else token.activation
 
     def multiplies_codes(self, weight: Node) -> bool:
-        """Returns whether kernels multiply codes of activations by codes of ``weight``, or decode them before.
-
-        Raises:
-            UnsupportedError: kernels of this backend quantise no activations.
-        """
+        """Returns whether kernels multiply codes of activations by codes of ``weight``, or decode them before."""
         token = self._tokens[id(weight.under_views)]
         return activations.multiplies_codes(token.activation, token.format, self.layout)
+
+    def decoded_dtype(self, dtype: str) -> str:
+        """Returns the dtype in which codes of an activation of ``dtype`` are multiplied where kernels do not multiply
+        codes. 16 bits have them all, and the tensor cores multiply such; a CPU is faster with 32."""
+        return dtype if self.layout != "cpu" and dtype in ("float16", "bfloat16") else "float32"
+
+    def has_blocks(self, weight: Node) -> bool:
+        """Returns whether blocks of an activation's columns have scales of their own in products with ``weight``."""
+        return activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation].block is not None
 
     def codes(self, x: Node, weight: Node) -> tuple[Node, Node]:
         """Quantises ``x`` (..., K) as products with ``weight`` do, once for all of them that read it: returns its

@@ -16,7 +16,7 @@ from torch import nn
 import jitgen
 from jitgen.codegen import environment
 from jitgen.compilers import host
-from jitgen.errors import FormatError, UnsupportedError
+from jitgen.errors import FormatError
 from jitgen.quant import activations
 from jitgen.runtime import cpu
 from jitgen.spec import KernelSource, Target, runs_here
@@ -264,11 +264,22 @@ def test_what_has_no_kernel_is_refused() -> None:
             jitgen.quantize(weight, format, 32, activation=activation)
     with pytest.raises(FormatError, match="without a format"):
         jitgen.TensorSpec((32, 64), torch.float32, activation="int8")
-    spec = jitgen.TensorSpec((48, 64), torch.bfloat16, format="int4", group_size=32, activation="int8")
-    with pytest.raises(UnsupportedError, match="no kernel in CUDA"):
-        jitgen.jit(lambda x, w: F.linear(x, w)).lower(
-            jitgen.TensorSpec(("M", 64), torch.bfloat16), spec, target="sm_90a", backend="cuda"
-        )
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "kind", "says"),
+    [
+        ("int8", None, "int8", "products of int8 codes summed in int32"),
+        ("fp8_e4m3.tensor", None, "fp8_e4m3", "products of float8_e4m3fn codes summed in float32"),
+        ("int4", 32, "int8", "temporary bfloat16[s0_0, 128]"),
+        ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128", "temporary bfloat16[s0_0, 128]"),
+    ],
+)
+def test_what_cuda_multiplies_is_said(format: str, group: int | None, kind: str, says: str) -> None:
+    """Codes where its mainloops have them, and otherwise what they are in 16 bits."""
+    spec = jitgen.TensorSpec((48, 128), torch.bfloat16, format=format, group_size=group, activation=kind)
+    x = jitgen.TensorSpec(("M", 128), torch.bfloat16)
+    assert says in jitgen.jit(lambda x, w: F.linear(x, w)).lower(x, spec, target="sm_90a", backend="cuda").explain()
 
 
 # ------------------------------------------------------------------------ sums of four bytes, on any processor
