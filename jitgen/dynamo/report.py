@@ -17,7 +17,7 @@ from jitgen.balance import Balance
 from jitgen.call.specialization import Specialization
 from jitgen.dynamo import backend
 from jitgen.dynamo.flops import flops
-from jitgen.models.compile import UnitForward, forwards
+from jitgen.models.compile import UnitForward, forwards, graph_of
 from jitgen.pipeline import BuiltKernel
 
 
@@ -122,6 +122,7 @@ class Report:
         programs: what a call of each program amounts to, beside the least that it needs.
         explanations: of these kernels, in words: how many each program has and why, what each reads and writes.
         units: the modules of a model that ``jitgen.compile`` has compiled.
+        cuda_graph: what became of its calls that were to be captured; None if none were.
         seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
     """
 
@@ -133,6 +134,7 @@ class Report:
     explanations: tuple[str, ...] = ()
     programs: tuple[ProgramReport, ...] = ()
     units: tuple[UnitReport, ...] = ()
+    cuda_graph: str | None = None
 
     @property
     def balance(self) -> Balance:
@@ -167,6 +169,8 @@ class Report:
             called = [unit for unit in self.units if not unit.divided]
             inside = sum(unit.reason is None for unit in called)
             lines.append(f"{len(called)} modules are compiled as a whole: {inside} in generated kernels")
+        if self.cuda_graph is not None:
+            lines.append(self.cuda_graph)
         if self.graphs:
             inside, share = sum(node.reason is None for node in self.nodes), f"{self.share_of_nodes:.0%}"
             lines += [
@@ -245,7 +249,16 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         explanations=tuple(explanations),
         programs=tuple(balances),
         units=tuple(units),
+        cuda_graph=_captured(subject),
     )
+
+
+def _captured(subject: Any) -> str | None:
+    graphs = graph_of(subject) if isinstance(subject, torch.nn.Module) else None
+    if graphs is None:
+        return None
+    last = f"; the last call was none: {graphs.reason}" if graphs.reason else ""
+    return f"{graphs.captured} forms of calls are CUDA graphs{last}"
 
 
 def _forwards_of(subject: Any) -> list[UnitForward]:

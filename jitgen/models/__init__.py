@@ -8,6 +8,7 @@
     call -> leaves, structure      of its arguments                                            structure.py
     Kind, Route                    modules of one structure share traces, programs, kernels    kinds.py
     caches of transformers         layers that a trace updates, and calls between two programs  caches.py
+    GraphForward                   calls of the whole model as CUDA graphs                    graphs.py
     UnitForward, compile           what runs in place of a module's forward                    compile.py
 
 The Python code of a unit runs once for each kind of unit and of call; ``docs/whole-models.md`` says what is compared at

@@ -104,3 +104,17 @@ def traced_layer(facts: tuple[Any, ...], tensors: Any) -> Any:
     vars(layer).update(zip(TENSORS, tensors, strict=True), is_initialized=True)
     vars(layer).update(zip(_READ, read, strict=True))
     return layer
+
+
+def preallocated(cache: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a cache.
+
+    Raises:
+        UnsupportedError: Python does more at an update than to update them.
+    """
+    layers = [layer_of(cache, index) for index in range(len(cache.layers))]
+    if not layers or None in layers:
+        raise UnsupportedError(f"its {type(cache).__name__} has layers that only Python updates")
+    if not all(layer.is_initialized for layer in layers):
+        raise UnsupportedError("its cache has no tensors yet")
+    return [tensor for layer in layers for tensor in inputs_of(layer)[0]]

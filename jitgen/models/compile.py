@@ -11,6 +11,7 @@ from torch import nn
 
 from jitgen import console, settings
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.models.graphs import GraphForward
 from jitgen.models.kinds import Interrupted, Kind, Route, TracedFunction
 from jitgen.models.state import State, Varying, varying_numbers
 from jitgen.models.structure import Flattened
@@ -132,7 +133,7 @@ class UnitForward:
 
     def _noted(self, error: JitgenError, route: Route | None) -> str:
         """Notes why a call runs in torch; calls like it do as well, unless the reason lies in their tensors alone."""
-        if settings.is_strict():
+        if settings.is_strict() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             raise error
         reason = str(error).strip().splitlines()[0].removeprefix(f"{self.name}: ")
         if route is not None and not isinstance(error, SharedMemoryError):
@@ -158,7 +159,7 @@ def _forward_of(module: nn.Module) -> Any:
     return type(module).forward.__get__(module)
 
 
-def compile(model: Model) -> Model:
+def compile(model: Model, *, cuda_graph: bool = False) -> Model:
     """Makes a model run generated kernels, without Dynamo; returns the same object, with all its methods.
 
     The blocks of its lists (``nn.ModuleList``) are traced once for each kind, and what is around them too; Python runs
@@ -167,6 +168,8 @@ def compile(model: Model) -> Model:
 
     Args:
         model: any module; it is changed in place. ``decompile`` undoes it.
+        cuda_graph: whether calls that repeat, such as the steps of decoding with a ``StaticCache``, are captured as
+            CUDA graphs (``graphs.py``). Where one cannot be, the report says why.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -181,6 +184,12 @@ def compile(model: Model) -> Model:
     varying = {group: varying_numbers(alike) for group, alike in groups.items()}
     for path, unit in chosen:
         install(unit, path, varying[path.rpartition(".")[0], type(unit)], shared)
+    generation: Any = getattr(model, "generation_config", None)
+    if hasattr(generation, "disable_compile"):
+        generation.disable_compile = True  # else generate() has torch.compile compile the steps of a static cache
+    inner = vars(model).get("forward", type(model).forward.__get__(model))
+    if cuda_graph and not isinstance(inner, GraphForward):
+        vars(model)["forward"] = GraphForward(model, inner)
     return model
 
 
@@ -194,9 +203,20 @@ def install(module: nn.Module, path: str, varying: Varying, shared: dict[Any, Ki
 
 def decompile(model: Model) -> Model:
     """Undoes ``compile``: the modules of ``model`` run their own forward again."""
+    graphs = vars(model).get("forward")
+    if isinstance(graphs, GraphForward):
+        del vars(model)["forward"]
+        if isinstance(graphs.inner, UnitForward):
+            vars(model)["forward"] = graphs.inner
     for unit in forwards(model):
         unit.remove()
     return model
+
+
+def graph_of(model: nn.Module) -> GraphForward | None:
+    """Returns what captures the calls of ``model``; None if nothing does."""
+    graphs = vars(model).get("forward")
+    return graphs if isinstance(graphs, GraphForward) else None
 
 
 _installed: weakref.WeakSet[UnitForward] = weakref.WeakSet()
@@ -206,4 +226,6 @@ def forwards(model: nn.Module | None = None) -> list[UnitForward]:
     """Lists what runs in place of the forward of units of ``model``, or of all models."""
     if model is None:
         return sorted(_installed, key=lambda made: made.path)
-    return [made for module in model.modules() if isinstance(made := vars(module).get("forward"), UnitForward)]
+    modules = [vars(module).get("forward") for module in model.modules()]
+    inner = [made.inner if isinstance(made, GraphForward) else made for made in modules]
+    return [made for made in inner if isinstance(made, UnitForward)]

@@ -204,7 +204,7 @@ class State:
         facts = [
             (name, self._attribute(attributes, name, value, path))
             for name, value in attributes.items()
-            if name not in _OF_TORCH and (path or name != "forward")
+            if name not in _OF_TORCH and name != "forward"
         ]
         self._dicts.append(attributes)
         tensors = []
@@ -323,7 +323,9 @@ class State:
         if isinstance(value, FunctionType):
             return "function", self._of_function(value)
         attributes = getattr(value, "__dict__", None)
-        if isinstance(value, (type, enum.Enum)) or not isinstance(attributes, dict) or id(value) in self._seen:
+        if isinstance(value, (type, enum.Enum, ModuleType)) or not isinstance(attributes, dict):
+            return "is", id(value)
+        if id(value) in self._seen or kind.__module__.partition(".")[0] == "torch":
             return "is", id(value)
         if depth == 0 or len(self._seen) > MOST_OBJECTS:
             self._refuse(f"{path} leads to more objects than are compared")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
+from jitgen.models import graphs
 from jitgen.models.compile import forwards
 
 SCALE = 2.0
@@ -285,3 +286,53 @@ def test_checkpointed_layers_are_computed_again() -> None:
     model.gradient_checkpointing_enable()
     torch.testing.assert_close(gradients(), eager, atol=1e-5, rtol=1e-4)
     assert all(unit.reason is None for unit in jitgen.report(model).units)
+
+
+def replayed(function: Any) -> Any:
+    """Captures as a CUDA graph would: a replay runs nothing but what ``function`` computed, of the same tensors."""
+    before = torch.get_rng_state()
+    result = function()
+    torch.set_rng_state(before)
+
+    def replay() -> None:
+        for kept, now in zip(
+            torch.utils._pytree.tree_leaves(result), torch.utils._pytree.tree_leaves(function()), strict=True
+        ):
+            if isinstance(kept, torch.Tensor):
+                kept.copy_(now)
+
+    return replay, result
+
+
+def test_calls_are_captured_where_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "DEVICE", "cpu")
+    monkeypatch.setattr(graphs, "capture", replayed)
+    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
+    eager = copy.deepcopy(jitgen.decompile(model))
+    jitgen.compile(model, cuda_graph=True)
+    kept = []
+    for index in range(5):
+        x = X + index
+        kept.append((model(x), eager(x)))
+    for left, right in kept:  # no result is overwritten by a later call
+        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+    assert str(jitgen.report(model)).splitlines()[1] == "1 forms of calls are CUDA graphs"
+    model.layers[0].kind = eager.layers[0].kind = "tanh"
+    torch.testing.assert_close(model(X), eager(X), atol=1e-5, rtol=1e-5)
+    assert "the last call was none: call 1 of its form runs as ever" in str(jitgen.report(model))
+    with torch.enable_grad():
+        model(X)
+    assert "the last call was none: gradients are enabled" in str(jitgen.report(model))
+    jitgen.decompile(model)
+    assert "forward" not in vars(model)
+
+
+def test_a_capture_that_fails_is_a_call_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "DEVICE", "cpu")
+    monkeypatch.setattr(graphs, "capture", lambda function: 1 / 0)
+    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
+    results = [model(X), model(X)]
+    with pytest.warns(jitgen.FallbackWarning, match="calls of Net are not captured: division by zero"):
+        results.append(model(X))
+    assert torch.equal(results[0], results[2])
+    assert "0 forms of calls are CUDA graphs; the last call was none: division by zero" in str(jitgen.report(model))

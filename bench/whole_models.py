@@ -1,0 +1,256 @@
+"""Times whole decoders of named sizes with random weights: the first tokens of a process, and steps of decoding.
+
+    python -m bench.whole_models first  --sizes llama-3-8b --route jitgen.compile --json first.json
+    python -m bench.whole_models decode --sizes llama-3-8b --batches 1 2 8 --routes jitgen.compile --json decode.json
+
+``first`` runs in a process of its own for each figure: the seconds, after the weights are there, until the first token
+of a prompt and until the second, and of both how many went into tracing, planning, kernels (compiled or fetched from
+the store) and launchers. ``decode`` has the routes in one process, on the same weights: milliseconds of a step in a
+CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, and that over the time. Errors are
+those of logits against eager torch of the same dtype, relative in norm. Routes are ``eager``, ``inductor``, ``jitgen``
+(torch.compile's backend) and ``jitgen.compile``, which comes last, as it changes the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 8}
+    | {"num_key_value_heads": 4, "vocab_size": 1000},
+    "llama-3-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+}
+TOKENS = {"tiny": 16, "llama-3-8b": 512}
+"""Tokens of a prompt."""
+LENGTH = 1024
+"""Tokens for which a cache has room."""
+
+
+def model_of(sizes: str, device: str, dtype: torch.dtype) -> Any:
+    """Makes a decoder with random weights, directly on the device."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**SIZES[sizes], max_position_embeddings=8192, rope_theta=500000.0, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def compiled(model: Any, route: str, cuda_graph: bool = False) -> Any:
+    import jitgen
+
+    if route == "jitgen.compile":
+        return jitgen.compile(model, cuda_graph=cuda_graph)
+    if route == "eager":
+        return model
+    return torch.compile(model, backend=route, dynamic=False)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def stages(seconds: dict[str, float]) -> Iterator[None]:
+    """Adds up the seconds of jitgen's stages within this context."""
+    from jitgen.call.resolver import Resolver
+    from jitgen.call.specialization import Specialization
+
+    places = {"tracing": (Resolver, "_trace"), "planning": (Specialization, "lower")}
+    places |= {"kernels": (Specialization, "built"), "launchers": (Specialization, "bind")}
+    originals = {name: getattr(*place) for name, place in places.items()}
+
+    def timed(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return originals[name](*args, **kwargs)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+        return call
+
+    for name, place in places.items():
+        setattr(*place, timed(name))
+    try:
+        yield
+    finally:
+        for name, place in places.items():
+            setattr(*place, originals[name])
+
+
+def cache_of(model: Any) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=LENGTH)
+
+
+def first(sizes: str, route: str, device: str, dtype: torch.dtype, batch: int) -> dict[str, Any]:
+    """Measures the first tokens of this process."""
+    model = model_of(sizes, device, dtype)
+    tokens = torch.randint(0, SIZES[sizes]["vocab_size"], (batch, TOKENS[sizes]), device=device)
+    (tokens.float() @ tokens.float().T).sum().item()  # the device and its libraries are awake
+    synchronize(device)
+    figures: dict[str, Any] = {"route": route, "sizes": sizes, "batch": batch}
+    start = time.perf_counter()
+    run, cache = compiled(model, route), cache_of(model)
+    figures["compile() s"] = time.perf_counter() - start
+    for name in ("first token", "second token", "third token", "fourth token"):
+        spent: dict[str, float] = {}
+        start, busy = time.perf_counter(), time.process_time()
+        with torch.no_grad(), stages(spent):
+            tokens = run(tokens, past_key_values=cache).logits[:, -1:].argmax(-1)
+            tokens[0, 0].item()
+        taken = {"s": time.perf_counter() - start, "processor s": time.process_time() - busy} | spent
+        figures[name] = {stage: round(value, 3) for stage, value in taken.items()}
+    return figures
+
+
+def graph_of(step: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def milliseconds(graph: torch.cuda.CUDAGraph, steps: int = 60) -> float:
+    """Measures the median of five runs of ``steps`` replays."""
+    runs = []
+    for _ in range(5):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(steps):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        runs.append(start.elapsed_time(end) / steps)
+    return sorted(runs)[2]
+
+
+def bytes_of(model: Any, batch: int, length: int) -> int:
+    """Returns what a step has to read: all weights but the embedding, and the keys and values so far."""
+    tensors = [tensor for name, tensor in model.named_parameters() if "embed_tokens" not in name]
+    config = model.config
+    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * length * batch * 2
+    return sum(tensor.nbytes for tensor in tensors) + keys
+
+
+def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, torch.Tensor]) -> dict[str, Any]:
+    """Measures steps of one route and batch; ``expected`` gets the logits of the first route, eager torch."""
+    torch._dynamo.reset()
+    tokens = torch.randint(0, 1000, (batch, 512), device="cuda", generator=torch.Generator("cuda").manual_seed(batch))
+    start = time.perf_counter()
+    run, cache = compiled(model, route), cache_of(model)
+    with torch.no_grad():
+        model(tokens, past_key_values=cache)  # the prefill is not measured here
+        current = tokens[:, :1].clone()
+        logits = run(current, past_key_values=cache).logits[:, -1].float()
+
+        def step() -> None:
+            current.copy_(run(current, past_key_values=cache).logits[:, -1:].argmax(-1))
+
+        step()
+        torch.cuda.synchronize()
+        ready = time.perf_counter() - start
+        taken = milliseconds(graph_of(step))
+    reference = expected.setdefault(batch, logits)
+    size = bytes_of(model, batch, cache.get_seq_length())
+    return {
+        "route": route,
+        "batch": batch,
+        "ms": round(taken, 4),
+        "ready s": round(ready, 2),
+        "GB": round(size / 1e9, 3),
+        "TB/s": round(size / taken / 1e9, 3),
+        "error": float((logits - reference).norm() / reference.norm()),
+        "same argmax": bool((logits.argmax(-1) == reference.argmax(-1)).all()),
+    }
+
+
+def captured(model: Any, batch: int) -> dict[str, Any]:
+    """Measures the loop that a user writes, with the graphs that ``jitgen.compile`` captures."""
+    import jitgen
+
+    jitgen.compile(model, cuda_graph=True)
+    cache = cache_of(model)
+    with torch.no_grad():
+        tokens = (
+            model(torch.randint(0, 1000, (batch, 64), device="cuda"), past_key_values=cache).logits[:, -1:].argmax(-1)
+        )
+        for count in (8, 64):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                tokens = model(tokens, past_key_values=cache).logits[:, -1:].argmax(-1)
+            torch.cuda.synchronize()
+            taken = (time.perf_counter() - start) / count
+    return {"route": "jitgen.compile(cuda_graph=True)", "batch": batch, "loop ms": round(taken * 1e3, 3)} | {
+        "report": str(jitgen.report(model)).splitlines()[:2]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("first", "decode"))
+    parser.add_argument("--sizes", default="llama-3-8b", choices=SIZES)
+    parser.add_argument("--route", default="jitgen.compile")
+    parser.add_argument("--routes", nargs="+", default=["eager", "jitgen.compile"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[2])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantize", help="a format, for the layers of the model but not the head")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64
+    dtype = getattr(torch, options.dtype)
+    rows: list[dict[str, Any]] = []
+
+    def say(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.json:
+            device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+            options.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
+
+    if options.what == "first":
+        say(first(options.sizes, options.route, options.device, dtype, options.batches[0]))
+        return
+    model = model_of(options.sizes, "cuda", dtype)
+    expected: dict[int, torch.Tensor] = {}
+    if options.quantize:
+        import jitgen
+
+        jitgen.quantize_(model.model, options.quantize, group_size=128)
+    for route in options.routes:
+        for batch in options.batches:
+            try:
+                say(
+                    decode(model, options.sizes, route, batch, expected)
+                    | {"weights": options.quantize or options.dtype}
+                )
+            except Exception as error:
+                say({"route": route, "batch": batch, "failed": f"{type(error).__name__}: {error}"[:600]})
+    if "jitgen.compile" in options.routes:
+        say(captured(model, options.batches[0]))
+        import jitgen
+
+        say({"report": str(jitgen.report(model))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Captures calls of a whole model as CUDA graphs: ``jitgen.compile(model, cuda_graph=True)``.
+
+A call of a model launches hundreds of kernels, and Python makes each launch. A CUDA graph makes all of them at once,
+but runs no Python; so a graph stands for a call only where nothing that Python would do differs: the same structure and
+layouts of arguments, the same cache with all its layers preallocated, and the model as it was (``State.is_current``,
+the addresses of its tensors). Such a call, as a step of decoding is, runs as ever twice; the third is captured, and
+later ones copy their arguments and replay it.
+
+Neighbour: ``compile.py`` puts a ``GraphForward`` in place of the model's forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from jitgen import console
+from jitgen.errors import FallbackWarning, UnsupportedError
+from jitgen.models import caches
+from jitgen.models.state import State
+from jitgen.models.structure import Flattened, rebuilt
+from jitgen.trace import autocast
+from jitgen.trace.guards import tracing
+
+DEVICE = "cuda"
+"""The type of device whose calls are captured."""
+RUNS_BEFORE = 2
+"""Calls of one form that run as ever before one is captured: the first compiles, the second binds what it needs."""
+MOST_FORMS = 32
+"""Forms of calls with one cache, such as batches of several sizes; with more, none are captured."""
+
+
+@dataclass
+class Form:
+    """Holds calls that one graph stands for.
+
+    Attributes:
+        inputs: the leaves of their arguments, which the graph reads.
+        runs: how many calls have run as ever.
+        replay: launches the graph; None before it is captured.
+        result: what the call that was captured returned, which each replay overwrites.
+        reason: why calls are not captured.
+    """
+
+    inputs: list[Any]
+    runs: int = 0
+    replay: Callable[[], None] | None = None
+    result: Any = None
+    reason: str | None = None
+
+
+@dataclass
+class Forms:
+    """Holds the forms of calls with one cache."""
+
+    by_key: dict[Any, Form] = field(default_factory=dict)
+
+
+class GraphForward:
+    """Runs in place of the ``forward`` of a whole model.
+
+    Attributes:
+        inner: what runs otherwise: the model's own forward, or that of its only unit.
+        reason: why the last call was no replay of a graph; None if it was.
+        captured: how many graphs were captured.
+    """
+
+    def __init__(self, model: nn.Module, inner: Callable[..., Any]):
+        self._model = model
+        self.inner = inner
+        self.reason: str | None = "not called yet"
+        self.captured = 0
+        self._state: State | None = None
+        self._addresses: list[int] = []
+        self._without_cache = Forms()
+        self._with_cache: weakref.WeakKeyDictionary[Any, Forms] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, type(model).forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or tracing.get() is not None:
+            return self.inner(*args, **kwargs)
+        try:
+            flat = Flattened(args, kwargs)
+            tensors = _checked(self._model, flat)
+        except UnsupportedError as error:
+            self.reason = str(error)
+            return self.inner(*args, **kwargs)
+        if not self._is_current():
+            self._renew()
+        form = self._form(flat, tensors)
+        if form.reason is None and form.replay is None and form.runs >= RUNS_BEFORE:
+            self._capture(form, flat)
+        if form.replay is None:
+            form.runs += 1
+            self.reason = form.reason or f"call {form.runs} of its form runs as ever"
+            return self.inner(*args, **kwargs)
+        self.reason = None
+        for kept, leaf in zip(form.inputs, flat.leaves, strict=True):
+            if isinstance(kept, torch.Tensor):
+                kept.copy_(leaf)
+        form.replay()
+        return pytree.tree_map_only(torch.Tensor, torch.clone, form.result)
+
+    def _is_current(self) -> bool:
+        state = self._state
+        return state is not None and state.is_current() and _addresses(state) == self._addresses
+
+    def _renew(self) -> None:
+        """Forgets all graphs, since the model has changed."""
+        self._state = State(self._model)
+        self._addresses = _addresses(self._state)
+        self._without_cache = Forms()
+        self._with_cache.clear()
+
+    def _form(self, flat: Flattened, tensors: list[torch.Tensor]) -> Form:
+        """Returns the form of a call.
+
+        Args:
+            tensors: of its cache.
+        """
+        forms = self._without_cache if flat.cache is None else self._with_cache.setdefault(flat.cache, Forms())
+        key = (
+            flat.key,
+            tuple(map(_facts, flat.leaves)),
+            tuple(tensor.data_ptr() for tensor in tensors),
+            torch.is_inference_mode_enabled(),
+            autocast.settings(),
+        )
+        form = forms.by_key.get(key)
+        if form is None:
+            if len(forms.by_key) >= MOST_FORMS:
+                return Form([], reason=f"more than {MOST_FORMS} forms of calls")
+            form = forms.by_key[key] = Form([])
+        return form
+
+    def _capture(self, form: Form, flat: Flattened) -> None:
+        """Captures a call; it is not made."""
+        copies = {id(leaf): leaf.clone() for leaf in flat.leaves if isinstance(leaf, torch.Tensor)}
+        form.inputs = [copies.get(id(leaf), leaf) for leaf in flat.leaves]
+        cache = flat.cache
+        args, kwargs = (rebuilt(key, form.inputs, cache) for key in flat.key)
+        try:
+            form.replay, form.result = capture(lambda: self.inner(*args, **kwargs))
+            self.captured += 1
+        except Exception as error:
+            form.reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            form.inputs = []
+            console.warn(f"calls of {type(self._model).__name__} are not captured: {form.reason}", FallbackWarning)
+
+
+def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Captures what ``function`` launches; returns what launches it again, and what the function has returned."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph.replay, result
+
+
+def _addresses(state: State) -> list[int]:
+    return [tensor.data_ptr() for tensor in state.tensors()]
+
+
+def _facts(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, tuple(leaf.shape), tuple(leaf.stride()), leaf.device, leaf.data_ptr() % 16
+    return type(leaf), leaf
+
+
+def _checked(model: nn.Module, flat: Flattened) -> list[torch.Tensor]:
+    """Returns the tensors of a call's cache.
+
+    Raises:
+        UnsupportedError: a graph cannot stand for such calls.
+    """
+    tensors = [leaf for leaf in flat.leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors or any(tensor.device.type != DEVICE for tensor in tensors):
+        raise UnsupportedError("its arguments are not on a GPU")
+    if torch.is_grad_enabled():
+        raise UnsupportedError("gradients are enabled")
+    if model.training:
+        raise UnsupportedError("the model is in training mode")
+    return [] if flat.cache is None else caches.preallocated(flat.cache)
