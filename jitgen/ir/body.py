@@ -93,6 +93,10 @@ class Instruction:
 MOST_WITHIN_ONE = 4
 """The most operations within one torch function between its argument and what sees how that is rounded."""
 
+BLOCK = 128
+"""The elements along K, and of a weight its rows, that share a scale where codes have scales of blocks."""
+BLOCKS = "blocks"
+"""The layout of a ``dequantize`` node of dense codes (rows, K) and such scales, of x and of weights."""
 _TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups")
 WHOLE = (*_TENSORS_OF_PRODUCTS, "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for
@@ -159,6 +163,9 @@ class Contraction:
         window: of a convolution, whose activation are images and whose weight filters.
         groups: the operand that divides rows, or K, among groups; None where nothing is grouped.
         grouping: what it divides, and how: ``"offsets"`` or ``"ids"`` of rows, or ``"lengths"``, offsets of K.
+        blocks: of codes with scales of blocks of ``BLOCK`` elements along K, which of the operands have such:
+            ``"x"``, ``"weight"`` or both. Their scales follow the codes among the operands of ``weight``, those of the
+            weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK).
     """
 
     x: tuple[Instruction, ...]
@@ -174,6 +181,7 @@ class Contraction:
     window: Window | None = None
     groups: int | None = None
     grouping: str = ""
+    blocks: tuple[str, ...] = ()
 
     @property
     def activation(self) -> int | None:
@@ -344,6 +352,8 @@ class BodyBuilder:
         x, weight, *divided = node.inputs
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
+        if BLOCKS in (getattr(x.attrs, "layout", None), getattr(weight.attrs, "layout", None)):
+            return self._product_of_blocks(inner, node)
         inner.value(x)
         nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
         if nested:
@@ -368,6 +378,15 @@ class BodyBuilder:
         as_row = (("unsqueeze", 0), (1, *groups.shape))
         grouping = "lengths" if node.attrs.equation == LENGTHS_OF_GROUPS else node.attrs.by
         return replace(product, groups=self._operand("groups", groups, (as_row,)), grouping=grouping)
+
+    def _product_of_blocks(self, inner: BodyBuilder, node: Node) -> Contraction:
+        """Makes the product of codes of which one operand or both have scales of blocks."""
+        (x, *scales_of_x), (codes, *scales) = (one.inputs if one.kind is DEQUANTIZE else (one,) for one in node.inputs)
+        inner.value(x)
+        blocks = (*(("weight",) if scales else ()), *(("x",) if scales_of_x else ()))
+        operands = tuple(self._operand("weight", one) for one in (codes, *scales, *scales_of_x))
+        precision = node.attrs.precision
+        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, blocks=blocks)
 
     def _convolution(self, node: Node, dtype: str) -> int:
         """Makes the convolution that ``node`` is; images are the operand ``"x"``, filters ``"weight"``."""

@@ -176,7 +176,8 @@ def linear(
 
 def multiplies_codes(activation: str, format: str, layout: str) -> bool:
     """Returns whether kernels that read ``layout`` multiply codes by the codes of a weight of ``format`` as they decode
-    these. Those of a CPU do so with int8, and with int8, int4 and uint4 weights."""
+    these. Those of a CPU do so with int8, and with int8, int4 and uint4 weights; in CUDA C++ the layout ``mma8`` is for
+    that."""
     kind = ACTIVATIONS[activation]
     if kind.block or layout == "mma":
         return False

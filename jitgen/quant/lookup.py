@@ -21,6 +21,10 @@ OUT_OF_RANGE = 1 << 40
 """A row that no weight has: a kernel on a CPU raises IndexError for it, as it does for every gather."""
 
 
+PLAIN = ("rows", "blocks")
+"""Layouts whose codes are in row-major order."""
+
+
 def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
     """Returns the rows that ``index`` (int32 or int64, any shape) numbers, ``[*index.shape, K]`` of the weight's dtype.
 
@@ -30,7 +34,7 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
         UnsupportedError: the weight is transposed, or of three dimensions, or has its columns in another order.
     """
     format = find(token.format)
-    if token.transposed or token.experts is not None or format.ordered or token.layout not in (*ADDRESSES, "rows"):
+    if token.transposed or token.experts is not None or format.ordered or token.layout not in (*ADDRESSES, *PLAIN):
         raise UnsupportedError(
             f"an embedding of a weight of {format.name} in the layout {token.layout!r} that is transposed, of three "
             "dimensions or has its columns in another order; dequantise it"
@@ -49,9 +53,11 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
         tensor = named[name]
         if token.layout == "rows":
             return tensor[row, group]
+        if token.layout == "blocks":
+            return tensor[row // (format.scale_rows or sizes.rows), group]
         return tensor[row >> 4, row & 15, group] if token.layout == "interleaved" else tensor[row >> 4, group, inner]
 
-    if token.layout == "rows":
+    if token.layout in PLAIN:
         values = named["codes"][row, column].to(compute)
     else:
         code = ADDRESSES[token.layout](format, named["codes"], sizes.padded_columns, row, column)
@@ -66,7 +72,7 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
 
 def _row_in_block(layout: str, row: Tensor) -> Tensor:
     """Returns the index of a row's scales among those of its block of 16."""
-    return ((row & 7) << 1) + (row >> 3 & 1) if layout == "mma" else row & 15
+    return ((row & 7) << 1) + (row >> 3 & 1) if layout in ("mma", "mma8") else row & 15
 
 
 # ------------------------------------------------------------------------------------------------------------ addresses
@@ -150,9 +156,18 @@ def _interleaved(format: Format, codes: Tensor, columns: int, row: Tensor, colum
     return _fields(format, read)
 
 
+def _mma8(format: Format, codes: Tensor, columns: int, row: Tensor, column: Tensor) -> Tensor:
+    if not format.tiled or format.bits != 4:
+        return _mma(format, codes, columns, row, column)
+    within = column % 16  # column 4t + 2j + q is where "mma" has 8q + 2t + j
+    stored = (within & 1) * 8 + (within >> 2) * 2 + (within >> 1 & 1)
+    return _mma(format, codes, columns, row, column - within + stored)
+
+
 ADDRESSES: dict[str, Callable[[Format, Tensor, int, Tensor, Tensor], Tensor]] = {
     "cpu": _cpu,
     "mma": _mma,
+    "mma8": _mma8,
     "interleaved": _interleaved,
 }
 """By layout, the function that reads the codes at ``row`` and ``column``, which broadcast; the weight has so many

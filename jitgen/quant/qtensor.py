@@ -290,7 +290,7 @@ class QTensor(torch.Tensor):
         token = self.token.replace(experts=None, weight_shape=(rows, self.token.weight_shape[1]))
         format = find(token.format)
         if rows % BLOCK_ROWS == 0 and format.scale_rows == 1:
-            per_row = 1 if token.layout in ("portable", "rows") else BLOCK_ROWS
+            per_row = 1 if token.layout in ("portable", "rows", "blocks") else BLOCK_ROWS
             first, last = index * rows // per_row, (index + 1) * rows // per_row
             shared = ("tensor_scale", *format.extra_names) if token.layout == "portable" else format.extra_names
             parts = zip(format.tensor_names, self.tensors, strict=True)

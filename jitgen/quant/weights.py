@@ -32,6 +32,8 @@ LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
 """The layout that the kernels of each backend read."""
 ROWS_BESIDE = ("interleaved", "mma")
 """Layouts of backends that read the layout ``rows`` too, of weights whose products multiply codes by codes."""
+CODE_COLUMNS = 16
+"""K is a multiple of this many columns in the layout ``mma8``."""
 MOST_CODES = (2**31 - 1) // 127**2
 """The largest K of which sums of products of int8 codes are int32."""
 
@@ -117,18 +119,26 @@ def _check_experts(token: Token) -> None:
 
 def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
     """Returns the layout in which kernels read ``weight``: ``layout``, their backend's own, or ``rows`` where they
-    multiply 8-bit codes by the activation's and scale sums of whole rows."""
-    if weight.activation is None or layout not in ROWS_BESIDE or weight.group_size is not None:
+    multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA it may be ``mma8``, of 4-bit codes
+    that meet int8 activations, or ``blocks``, where weights and activations have scales of blocks."""
+    if weight.activation is None or layout not in ROWS_BESIDE:
         return layout
     from jitgen.quant.activations import ACTIVATIONS
     from jitgen.quant.formats import find
 
     kind, format = ACTIVATIONS[weight.activation], find(weight.format)  # type: ignore[arg-type]
     token: Any = weight.token if is_quantized(weight) else weight
-    fits = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale == "float32"
+    if len(token.shape) != 2:
+        return layout
     columns = getattr(token, "weight_shape", token.shape)[-1]
-    fits = fits and len(token.shape) == 2 and columns <= MOST_CODES
-    return "rows" if fits and kind.block is None else layout
+    if layout == "mma" and kind.is_integer and kind.block is None and format.stored.tiled and format.bits == 4:
+        return "mma8" if columns % CODE_COLUMNS == 0 else layout
+    of_codes = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale == "float32"
+    if layout == "mma" and of_codes and kind.block and format.scale_rows == weight.group_size == kind.block:
+        return "blocks"
+    if weight.group_size is not None:
+        return layout
+    return "rows" if of_codes and kind.block is None and columns <= MOST_CODES else layout
 
 
 def dense(

@@ -107,8 +107,11 @@ def by_codes(trace: Trace, product: Node) -> Node:
         scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
     elif quantized.multiplies_codes(weight):
         scaled = pointwise(trace, "mul", sums(codes, weight), scales)
-    elif quantized.has_blocks(weight):  # decoded to the activation's dtype: 16 bits have no product of code and scale
-        scaled = sums(trace.cast(quantized.values(codes, scales, weight), x.dtype), weight)
+    elif quantized.has_blocks(weight):
+        # Decoded to the activation's dtype, as 16 bits have no product of code and scale. Where the weight has blocks
+        # too, the gemm family makes products of codes of it.
+        values = quantized.values(codes, scales, weight)
+        scaled = sums(values if weight.under_views.attrs.layout == "blocks" else trace.cast(values, x.dtype), weight)
     else:  # 16 bits have all codes
         decoded = trace.cast(codes, quantized.decoded_dtype(x.dtype))
         scaled = pointwise(trace, "mul", sums(decoded, weight), scales)

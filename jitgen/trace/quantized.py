@@ -95,6 +95,8 @@ class QuantizedWeights:
     def multiplies_codes(self, weight: Node) -> bool:
         """Returns whether kernels multiply codes of activations by codes of ``weight``, or decode them before."""
         token = self._tokens[id(weight.under_views)]
+        if token.layout == "mma8":  # the CUDA dialect's layout of weights that do
+            return True
         return activations.multiplies_codes(token.activation, token.format, self.layout)
 
     def decoded_dtype(self, dtype: str) -> str:

@@ -140,3 +140,109 @@ def test_operands_along_their_rows(dtype: torch.dtype) -> None:
     close(run(lambda x, w: x.T.float() @ w.float(), x, w), expected, FLOAT_ERROR)
     wide = x.T.contiguous()
     close(run(lambda x, w: x.float() @ w.float(), wide, w), expected, FLOAT_ERROR)
+
+
+def by_blocks(q: torch.Tensor, s: torch.Tensor | None, p: torch.Tensor, t: torch.Tensor | None) -> torch.Tensor:
+    x, w = q.float(), p.float()
+    if s is not None:
+        x = (x.unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
+    if t is not None:
+        w = (w.view(p.shape[0] // 128, 128, p.shape[1] // 128, 128) * t[:, None, :, None]).view(p.shape)
+    return x @ w.T
+
+
+@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
+@pytest.mark.parametrize("scaled", ["both", "x", "weight"])
+def test_scales_of_blocks(scaled: str, dtype: torch.dtype) -> None:
+    for m, n, k in ((1, 128, 128), (9, 384, 1152), (100, 256, 16512), (777, 640, 2176), (1500, 2176, 384)):
+        x, w = codes(m, k, dtype=dtype), codes(n, k, dtype=dtype)
+        s = torch.rand(m, k // 128, device="cuda") + 0.1 if scaled != "weight" else None
+        t = torch.rand(n // 128, k // 128, device="cuda") + 0.1 if scaled != "x" else None
+        arguments = [one for one in (x, s, w, t) if one is not None]
+
+        def function(*given: torch.Tensor) -> torch.Tensor:
+            rest = list(given)
+            q = rest.pop(0)
+            first = rest.pop(0) if scaled != "weight" else None
+            p = rest.pop(0)
+            return by_blocks(q, first, p, rest.pop(0) if scaled != "x" else None)
+
+        wide = x.double() if s is None else x.double() * s.double().repeat_interleave(128, 1)
+        weight = (
+            w.double() if t is None else w.double() * t.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        )
+        found = run(function, *arguments, says="for each block of 128 of K")
+        close(found, wide @ weight.T, FLOAT_ERROR if dtype == E4M3 else 2.0**-20)
+
+
+def test_activations_are_quantised_by_block() -> None:
+    x, w = torch.randn(3, 333, 1152, dtype=torch.bfloat16, device="cuda"), codes(640, 1152, dtype=E4M3)
+    t, bias = torch.rand(5, 9, device="cuda") + 0.1, torch.randn(640, device="cuda")
+
+    def layer(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        blocks = x.float().unflatten(-1, (-1, 128))
+        s = blocks.abs().amax(-1, keepdim=True) / 448
+        q = (blocks / s).to(E4M3).flatten(-2)
+        return (by_blocks(q, s.squeeze(-1), w, t) + bias).to(torch.bfloat16)
+
+    close(run(layer, x, w, t, bias, says="for each block of 128 of K"), layer(x, w, t, bias).double(), 2.0**-8)
+
+
+@pytest.mark.parametrize(
+    ("format", "group"), [("int4", 128), ("int4", 64), ("int4", 32), ("int4", None), ("uint4", 128)]
+)
+def test_int8_activations_of_4_bit_weights(format: str, group: int | None) -> None:
+    for m, n, k in (
+        (1, 48, 128),
+        (16, 80, 4096),
+        (33, 272, 1152),
+        (100, 520, 448),
+        (300, 1000, 528),
+        (1500, 2064, 2176),
+    ):
+        x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
+        weight = jitgen.quantize(dense, format, group, activation="int8")
+        bias = torch.randn(n, dtype=torch.bfloat16, device="cuda")
+        step = x.float().abs().amax(-1, keepdim=True) / 127
+        codes_of_x = (x.float() / step).round().double() * step.double()
+        expected = codes_of_x @ weight.dequantize(torch.float64).T + bias.double()
+        close(run(lambda x, w, b: F.linear(x, w, b), x, weight, bias, says="times codes of int8"), expected, 2.0**-8)
+
+
+def test_swiglu_of_4_bit_weights() -> None:
+    x = torch.randn(2, 150, 1152, dtype=torch.bfloat16, device="cuda")
+    weights = [jitgen.quantize(torch.randn(640, 1152, device="cuda"), "int4", 128, activation="int8") for _ in range(2)]
+
+    def swiglu(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, a)) * F.linear(x, b)
+
+    step = x.float().abs().amax(-1, keepdim=True) / 127
+    wide = (x.float() / step).round().double() * step.double()
+    first, second = (wide @ w.dequantize(torch.float64).T for w in weights)
+    close(run(swiglu, x, *weights, says="2 products of one activation"), F.silu(first) * second, 2.0**-6)
+
+
+@pytest.mark.parametrize("sizes", [(1, 128, 256), (70, 576, 1152), (900, 2176, 512)], ids=str)
+def test_weights_and_activations_in_blocks(sizes: tuple[int, int, int]) -> None:
+    """As DeepSeek-V3 has them; 576 rows are four blocks and a half."""
+    m, n, k = sizes
+    x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
+    weight = jitgen.quantize(dense, "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
+    wide = x.float().unflatten(-1, (-1, 128))
+    step = wide.abs().amax(-1, keepdim=True) / 448
+    expected = ((wide / step).to(E4M3).double() * step.double()).flatten(-2) @ weight.dequantize(torch.float64).T
+    # A code on the edge between two may be the other one: kernels multiply by the reciprocal of a scale.
+    close(run(lambda x, w: F.linear(x, w), x, weight, says="for each block of 128 of K"), expected, 2.0**-7)
+
+
+def test_scaled_mm_takes_scales_of_blocks() -> None:
+    x, w = codes(300, 1152, dtype=E4M3), codes(640, 1152, dtype=E4M3)
+    s, t = torch.rand(9, 300, device="cuda").t() + 0.1, torch.rand(5, 9, device="cuda") + 0.1
+
+    def function(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, w.t(), s, t.t(), out_dtype=torch.bfloat16)
+
+    expected = (x.double() * s.double().repeat_interleave(128, 1)) @ (
+        w.double() * t.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    ).T
+    close(run(function, x, w, s, t, says="for each block of 128 of K"), expected, 2.0**-8)

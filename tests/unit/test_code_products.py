@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.errors import JitgenError
+from jitgen.quant import formats, layouts
+from jitgen.quant.layouts import portable
 
 SIZES = [(1, 1, 1), (1, 300, 33), (3, 64, 17), (20, 257, 40)]
 """M, K and N."""
@@ -202,7 +204,7 @@ def test_scaled_mm(dtype: torch.dtype, rowwise: bool) -> None:
 def test_scaled_mm_refuses_other_scales() -> None:
     a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(16, 32).to(torch.float8_e4m3fn)
     function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t, out_dtype=torch.bfloat16))
-    with pytest.raises(JitgenError, match="write blocks as a formula"):
+    with pytest.raises(JitgenError, match="write other blocks as a formula"):
         function(a, b, torch.rand(4, 2), torch.rand(2, 16))
     with pytest.raises(JitgenError, match="takes two matrices of float8"):
         function(a.float(), b.float(), torch.tensor(1.0), torch.tensor(1.0))
@@ -233,3 +235,92 @@ def test_one_scale_of_a_16_bit_operand(dtype: torch.dtype) -> None:
     for function in (number, tensor):
         wanted = function(a, b)  # codes times powers of two: sums are exact in float32, and rounded once
         assert torch.equal(jitgen.jit(function)(a, b), wanted)
+
+
+def blocks_of_both(q: torch.Tensor, s: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    x = (q.float().unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
+    w = p.float().view(p.shape[0] // 128, 128, p.shape[1] // 128, 128) * t[:, None, :, None]
+    return (x @ w.view(p.shape).T).to(torch.bfloat16)
+
+
+def specs_of_blocks(dtype: torch.dtype, *lead: int) -> list[jitgen.TensorSpec]:
+    shapes = ((*lead, 1152), dtype), ((*lead, 9), torch.float32), ((640, 1152), dtype), ((5, 9), torch.float32)
+    return [jitgen.TensorSpec(shape, kind) for shape, kind in shapes]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT8, torch.int8], ids=str)
+@pytest.mark.parametrize("lead", [(500,), (3, 500), (1,)], ids=str)
+def test_scales_of_blocks_are_one_kernel(lead: tuple[int, ...], dtype: torch.dtype) -> None:
+    low = jitgen.jit(blocks_of_both).lower(*specs_of_blocks(dtype, *lead), target="sm_90a", backend="cuda")
+    assert len(low.kernels) == 1, low.explain()
+    assert "for each block of 128 of K, and these, times scales of the weight and of x, in float32" in low.explain()
+
+
+def test_scales_of_blocks_stay_a_formula_elsewhere() -> None:
+    function, specs = jitgen.jit(blocks_of_both), specs_of_blocks(FLOAT8, 500)
+    for target, backend in (("sm_89", "cuda"), ("x86-64-v3", "cpp")):
+        assert "for each block" not in function.lower(*specs, target=target, backend=backend).explain()
+    q, p = (torch.randn(shape).to(FLOAT8) for shape in ((3, 256), (128, 256)))
+    s, t = torch.rand(3, 2), torch.rand(1, 2)
+    torch.testing.assert_close(function(q, s, p, t), blocks_of_both(q, s, p, t), rtol=2e-2, atol=1e-2)
+
+
+def test_scales_that_differ_within_blocks_stay() -> None:
+    specs = [jitgen.TensorSpec(shape, FLOAT8) for shape in ((64, 256), (128, 256))] + [
+        jitgen.TensorSpec((64, 4), torch.float32)
+    ]
+
+    def halves(q: torch.Tensor, p: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return (q.float().unflatten(-1, (-1, 64)) * s.unsqueeze(-1)).flatten(-2) @ p.float().T
+
+    assert REWRITE not in jitgen.jit(halves).lower(*specs, target="sm_90a", backend="cuda").explain()
+
+
+def test_scaled_mm_with_scales_of_blocks() -> None:
+    a, b, s, t = torch.randn(5, 256).to(FLOAT8), torch.randn(384, 256).to(FLOAT8), torch.rand(5, 2), torch.rand(3, 2)
+    function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t.T, out_dtype=torch.bfloat16))
+    wide = a.double() * s.double().repeat_interleave(128, 1)
+    weight = b.double() * t.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    torch.testing.assert_close(function(a, b, s, t).double(), wide @ weight.T, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "columns", "target", "path"),
+    [
+        ("int4", 128, 1152, "sm_90a", "wgmma_quantized"),
+        ("uint4", 32, 1152, "sm_90a", "wgmma_quantized"),
+        ("int4", 128, 1152, "sm_80", None),
+        ("int4", 64, 1152, "sm_89", None),
+    ],
+)
+def test_low_bit_weights_meet_codes(format: str, group: int, columns: int, target: str, path: str | None) -> None:
+    """Elsewhere the activation's codes become bfloat16, which ``explain`` says."""
+    x = jitgen.TensorSpec((500, columns), torch.bfloat16)
+    w = jitgen.TensorSpec((640, columns), torch.bfloat16, format=format, group_size=group, activation="int8")
+    low = jitgen.jit(lambda x, w: F.linear(x, w)).lower(x, w, target=target, backend="cuda")
+    assert ("codes of an activation become bfloat16" in low.explain()) == (path is None)
+    if path is not None:
+        assert len(low.kernels) == 2
+        assert low.lowered.schedules[-1].path == path
+        assert "times codes of int8" in low.explain()
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "name"),
+    [("int4", 128, "mma8"), ("uint4", 32, "mma8"), ("int4", None, "mma8"), ("fp8_e4m3.rows128", 128, "blocks")],
+)
+def test_layouts_of_codes_lose_nothing(format: str, group: int | None, name: str) -> None:
+    weight = jitgen.quantize(torch.randn(200, 384), format, group)
+    layout, row = layouts.find(name), formats.find(format)
+    packed = layout.pack(row, group, (200, 384), weight.tensors)
+    back = layout.unpack(row, group, (200, 384), packed)
+    assert all(torch.equal(a, b) for a, b in zip(back, weight.tensors, strict=True))
+    if name == "mma8":  # the nibbles of a word are the bytes of two rows of a fragment
+        codes = portable.unpack_codes(row, weight.tensors[0]).int()
+        words = packed[0].view(torch.int32)
+        for lane, step in ((0, 0), (13, 3), (31, 2)):
+            word, (row_of_lane, t) = int(words[1, 2, lane, step]) & 0xFFFFFFFF, divmod(lane, 4)
+            for half in range(2):
+                nibbles = [(word >> 4 * half + 8 * byte & 15) - (8 if row.signed else 0) for byte in range(4)]
+                first = 2 * 64 + 16 * step + 4 * t
+                assert nibbles == codes[16 + row_of_lane + 8 * half, first : first + 4].tolist()

@@ -271,8 +271,10 @@ def test_what_has_no_kernel_is_refused() -> None:
     [
         ("int8", None, "int8", "products of int8 codes summed in int32"),
         ("fp8_e4m3.tensor", None, "fp8_e4m3", "products of float8_e4m3fn codes summed in float32"),
-        ("int4", 32, "int8", "temporary bfloat16[s0_0, 128]"),
-        ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128", "temporary bfloat16[s0_0, 128]"),
+        ("int4", 32, "int8", "int4 with groups of 32, times codes of int8"),
+        ("int8", 32, "int8", "temporary bfloat16[s0_0, 128]"),
+        ("int4", 32, "fp8_e4m3.block128", "temporary bfloat16[s0_0, 128]"),
+        ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128", "for each block of 128 of K"),
     ],
 )
 def test_what_cuda_multiplies_is_said(format: str, group: int | None, kind: str, says: str) -> None:

@@ -25,7 +25,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
-from jitgen.ir.body import Body, Contraction
+from jitgen.ir.body import BLOCKS, Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
@@ -105,6 +105,8 @@ def joins(bodies: Sequence[Body], body: Body) -> bool:
 
 def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
     """Returns what two contractions must have in common to be computed in one kernel."""
+    if contraction.blocks:
+        return (object(),)  # a kernel has the scales of one product
     x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
     kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
     groups = None if contraction.groups is None else body.operands[contraction.groups]
@@ -158,6 +160,8 @@ def _kind(product: Node) -> tuple[Any, ...]:
     """Returns what the products of one region have in common."""
     x, weight, *groups = product.inputs
     base = weight.under_views
+    if in_blocks(x) or in_blocks(weight):
+        return (product,)  # a region has the scales of one product
     return x, *groups, base.attrs if base.kind is DEQUANTIZE else weight.dtype, product.attrs
 
 
@@ -172,6 +176,11 @@ def _with_operands_in_memory(
     mover, memo = partition.mover, dict[int, Node]()
     for node in topological((store.value for store in region.stores), leaves=PRODUCTS):
         if node.kind in PRODUCTS:
+            if any(in_blocks(operand) for operand in node.inputs):
+                memo[id(node)] = mover.builder.like(
+                    node, [_codes_in_memory(one, mover, materialize) for one in node.inputs]
+                )
+                continue
             x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
@@ -187,6 +196,18 @@ def _with_operands_in_memory(
             memo[id(node)] = node if same else mover.builder.like(node, children)
     stores = tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores)
     return replace(region, stores=stores)
+
+
+def in_blocks(operand: Node) -> bool:
+    """Returns whether ``operand`` of a product are codes with scales of blocks."""
+    return operand.kind is DEQUANTIZE and operand.attrs.layout == BLOCKS
+
+
+def _codes_in_memory(operand: Node, mover: Mover, materialize: Materialize) -> Node:
+    """Makes codes, and their scales, tensors."""
+    if not in_blocks(operand):
+        return operand if operand.is_in_memory else materialize(operand)
+    return mover.builder.like(operand, [one if one.is_in_memory else materialize(one) for one in operand.inputs])
 
 
 def _prologue(product: Node, results: set[int]) -> Prologue | None:

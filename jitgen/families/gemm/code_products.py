@@ -23,13 +23,16 @@ from dataclasses import dataclass, replace
 
 from jitgen.device import Device
 from jitgen.families.family import Partition
+from jitgen.families.gemm.block_products import multiplies_blocks, product_of_blocks, scales_of_blocks
+from jitgen.families.gemm.low_bit_products import products_of_low_bits
 from jitgen.families.gemm.mainloops import multiplies_bytes
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
+from jitgen.ir.body import BLOCKS
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import CAST, CONTRACT
+from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
@@ -52,16 +55,18 @@ class Operand:
     Attributes:
         codes: of a dtype of ``codes_of``.
         scale, zero: of the codes' shape, but the same along K; None for 1 and 0.
+        blocks: scales of blocks (``block_products.py``); None for 1.
     """
 
     codes: Node
     scale: Node | None = None
     zero: Node | None = None
+    blocks: Node | None = None
 
 
 def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
-    device = partition.device
+    values, device = products_of_low_bits(values, partition), partition.device
     codes = codes_of(device)
     if not codes or CONTRACT not in kinds_of(values):
         return values
@@ -90,6 +95,7 @@ class _Rewriter(Rewriter):
         self.scores, self.codes = scores, codes_of(device)
         # Triton's mainloops decode 8-bit floats to float16 as they read them, where the target has no instruction.
         self.multiplies_float8 = device.dialect == "triton" or multiplies_bytes(FLOAT8[0], device.target)
+        self.multiplies_blocks = multiplies_blocks(device)
 
     def change(self, node: Node, rebuilt: Node) -> Node:
         return rebuilt if id(node) in self.scores else super().change(node, rebuilt)
@@ -97,7 +103,7 @@ class _Rewriter(Rewriter):
 
 def _product_of_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
     """Returns ``node`` as a product of codes; None if its operands are not computed from any, or are codes already."""
-    left, right = _operand(x, rewriter), _operand(weight, rewriter)
+    left, right = _operand(x, rewriter), _operand(weight, rewriter, is_weight=True)
     if left is None or right is None or not {x.dtype, weight.dtype}.isdisjoint(rewriter.codes):
         return None
     if left.codes.dtype in FLOAT8 and not rewriter.multiplies_float8:
@@ -108,7 +114,9 @@ def _product_of_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) ->
 def _product_of_numbers(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
     """Returns ``node``, whose operands are computed from 8-bit floats, as a product of bfloat16 numbers."""
     left, right = _operand(x, rewriter), _operand(weight, rewriter)
-    if left is None or right is None or not {left.codes.dtype, right.codes.dtype} <= {*FLOAT8}:
+    if left is None or right is None or left.blocks or right.blocks:
+        return None
+    if not {left.codes.dtype, right.codes.dtype} <= {*FLOAT8}:
         return None
     if left.codes is x or (x.dtype, weight.dtype, node.dtype) == ("bfloat16", "bfloat16", "float32"):
         return None
@@ -133,7 +141,14 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
     if sums is None or mover.decide(symbols.compare("eq", length, 0)):
         return None
     attrs = node.attrs.equation, sums, "ieee"
-    codes = rewriter.make("contract", (left.codes, right.codes), sums, node.shape, attrs, node.location)
+    codes: Node | None
+    if left.blocks is None and right.blocks is None:
+        codes = rewriter.make("contract", (left.codes, right.codes), sums, node.shape, attrs, node.location)
+    else:
+        has_zeros = left.zero is not None or right.zero is not None
+        codes = None if has_zeros or wide != "float32" else product_of_blocks(node, left, right, mover)
+    if codes is None:
+        return None
     terms = _Terms(rewriter, node, wide)
     total = terms.cast(codes)
     for one, other, place, others_place in (
@@ -181,9 +196,12 @@ _REWRITES = Rewrites(
 # ------------------------------------------------------------------------------------------------------------ operands
 
 
-def _operand(root: Node, rewriter: _Rewriter) -> Operand | None:
+def _operand(root: Node, rewriter: _Rewriter, is_weight: bool = False) -> Operand | None:
     """Describes ``root``, an operand of a product; None if it is not computed from codes in this manner."""
     node, last = root, (len(root.shape) - 1,)
+    if node.kind is DEQUANTIZE and node.attrs.layout == BLOCKS and rewriter.multiplies_blocks:
+        return Operand(node.inputs[0], blocks=node.inputs[1])
+    blocks: Node | None = None
     scale: Node | None = None
     zero: Node | None = None
     while node.dtype not in rewriter.codes:
@@ -193,10 +211,18 @@ def _operand(root: Node, rewriter: _Rewriter) -> Operand | None:
         if node.op not in ("mul", "div", "sub") or zero is not None:
             return None
         value, other = node.inputs
-        if node.op == "mul" and not varies(value, last):
+        if node.op == "mul" and (not varies(value, last) or _is_of_codes(other, rewriter)):
             value, other = other, value
-        if varies(other, last) or value.kind.is_number:
+        if value.kind.is_number:
             return None
+        if varies(other, last):
+            if not rewriter.multiplies_blocks or node.op != "mul" or blocks is not None:
+                return None
+            blocks = scales_of_blocks(other, rewriter.mover, is_weight)
+            if blocks is None:
+                return None
+            node = value
+            continue
         other = one_of(other, last, rewriter.mover)
         if node.op == "sub":
             zero = other
@@ -205,7 +231,14 @@ def _operand(root: Node, rewriter: _Rewriter) -> Operand | None:
         else:
             scale = _combined(scale, node.op, other, node, rewriter)
         node = value
-    return None if zero is not None and node.dtype in FLOAT8 else Operand(node, scale, zero)
+    return None if zero is not None and node.dtype in FLOAT8 else Operand(node, scale, zero, blocks)
+
+
+def _is_of_codes(node: Node, rewriter: _Rewriter) -> bool:
+    """Returns whether ``node`` is a cast of codes."""
+    while node.kind is CAST and node.dtype not in rewriter.codes:
+        node = node.inputs[0]
+    return node.dtype in rewriter.codes
 
 
 def _combined(scale: Node | None, op: str, factor: Node, node: Node, rewriter: Rewriter) -> Node:

@@ -152,6 +152,8 @@ PLANES_HEADER = "jitgen/gemm_planes.cuh"
 """The header of weights whose codes are in bit planes; it follows that of the mainloop."""
 WGMMA_PLANES_HEADER = "jitgen/gemm_wgmma_planes.cuh"
 """The same for the wgmma mainloop."""
+WGMMA_CODES_HEADER = "jitgen/gemm_wgmma_codes.cuh"
+"""The header of 4-bit codes that meet an activation of codes."""
 WGMMA_BYTES_HEADER = "jitgen/wgmma_bytes.cuh"
 """The header of wgmma for operands of one byte."""
 
@@ -258,6 +260,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             f"jitgen/gemm_{schedule.path}.cuh",
             *((WGMMA_PLANES_HEADER,) if planes else ()),
             *((WGMMA_BYTES_HEADER,) if of_bytes else ()),
+            *((WGMMA_CODES_HEADER,) if quantised and item_size(first.x.dtype) == 1 else ()),
         ),
         "prologue": None,
         "tilings": [
@@ -270,7 +273,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             for number, tiling in enumerate(schedule.tilings)
         ],
         "types": [] if quantised else [("Element", _bytes(first) if of_bytes else first.x.storage)],
-        "weight_type": _quantised(first, first.x.storage) if quantised else "",
+        "weight_type": _quantised(first, _times_codes(first)) if quantised else "",
         "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
         "function": f"gemm_{schedule.path}",
@@ -278,6 +281,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "alike": True,
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "batch": _batch(products),
+        "block_scales": _block_scales(first),
     }, {}
 
 
@@ -285,6 +289,26 @@ def _bytes(product: ContractionContext, name: str = "Bytes") -> str:
     """Returns the Element of a product whose operands are of one byte."""
     assert product.x is not None
     return f"jitgen::{name}<{product.x.storage}, {product.weight[0].storage}>"
+
+
+def _times_codes(product: ContractionContext) -> str:
+    """Returns the Element of a quantised weight's product: the type of x, or a pair of codes."""
+    assert product.x is not None
+    storage = product.x.storage
+    return storage if item_size(product.x.dtype) > 1 else f"jitgen::Bytes<{storage}, {storage}>"
+
+
+def _block_scales(product: ContractionContext) -> str:
+    """Prints the mainloop's last arguments, one product and its ``BlockScales``; empty without scales of blocks."""
+    blocks = product.contraction.blocks
+    if not blocks:
+        return ""
+    of_both = dict(zip(blocks, product.weight[1:], strict=True))
+    values = []
+    for name in ("x", "weight"):
+        values += [str(of_both[name].pointer), *of_both[name].own] if name in of_both else ["nullptr", "0", "0"]
+    flags = _list("x" in of_both, "weight" in of_both)
+    return f", jitgen::OneMatrix(), jitgen::BlockScales<{flags}>{{{', '.join(values)}}}"
 
 
 def _batch(products: GemmContext) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import BYTES, BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
-from jitgen.ir.body import Body, Contraction, accumulator_dtype
+from jitgen.ir.body import BLOCK, Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in
 
@@ -54,6 +54,8 @@ def _weight(contraction: Contraction) -> str:
         return "dense"
     if format is None:
         sums = accumulator_dtype(contraction.dtype)
-        return f"dense, products of {contraction.dtype} codes summed in {sums}"
+        scaled = " and ".join(f"of {'x' if name == 'x' else 'the weight'}" for name in contraction.blocks)
+        blocks = f" for each block of {BLOCK} of K, and these, times scales {scaled}, in float32" if scaled else ""
+        return f"dense, products of {contraction.dtype} codes summed in {sums}{blocks}"
     codes = f", times codes of {contraction.dtype}" if contraction.dtype in BYTES else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

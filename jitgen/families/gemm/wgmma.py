@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
 from jitgen.families.gemm.wgmma_tiles import Weights, estimate
@@ -44,7 +45,7 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     scales = tiles * (depth // in_one_group) * 16
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
     zero_bytes = scales * format.zero_dtype.itemsize if format.zero_point else 0
-    stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
+    stage = (schedule.block_m * item_size(first.dtype) + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
     few = warpgroups * schedule.resident <= 2
     tokens = 16 if schedule.block_m % 32 else (64 if few and schedule.block_m % 64 == 0 else 32) // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
@@ -59,14 +60,16 @@ def weights_of(
     first, sizes = contractions[0], (tuple(columns), length, len(contractions), chip)
     if first.format is None:
         item = item_size(first.dtype)
-        promoted = item == 1 and accumulator_dtype(first.dtype) in FLOATS
-        return Weights(*sizes, 8 * item, transposed=transposed, item=item, promoted=promoted)
+        promoted = item == 1 and (accumulator_dtype(first.dtype) in FLOATS or bool(first.blocks))
+        return Weights(
+            *sizes, 8 * item, transposed=transposed, item=item, promoted=promoted, in_blocks=bool(first.blocks)
+        )
     format = formats.find(first.format)
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
         few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
     light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
-    return Weights(*sizes, format.bits, light)
+    return Weights(*sizes, format.bits, light, item=item_size(first.dtype))
 
 
 def entry_suffix(number: int) -> str:
@@ -109,7 +112,7 @@ def tensor_maps(
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)
-    depth = CHUNK if isinstance(schedule, WgmmaQuantized) else schedule.block_k
+    depth = CHUNK_BYTES // item_size(body.operands[index].dtype)
     return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, depth))
 
 

@@ -40,7 +40,7 @@ What the models say of one multiprocessor:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.schedule.chips import Chip
 
@@ -110,6 +110,9 @@ QUANTIZED = TileFit(
     more_exchanges=0.47,
 )
 DECODE = WarpgroupFit(fixed=74.6, block=77.8, more_blocks=37.7)
+CODE_DECODE, CODE_SUM = 30.0, 3.0
+"""Cycles of a warpgroup for 64 rows of a chunk where x is int8: of decoding them to int8, and of adding one sum of each
+thread to those of the groups before (an estimate)."""
 LEAST_PRODUCT = 16.5
 """Cycles that a wgmma of 64 rows of codes takes at least, however few rows x has."""
 DENSE = TileFit(
@@ -130,9 +133,15 @@ DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
 HALF_LINES = 1.29
 """The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
-PROMOTED_SUM = 1.0
+BYTES = replace(DENSE, l2_bytes=37.5, wait=68, fixed=0.86, epilogue=2.88, warpgroup_epilogue=1.78)
+"""Of operands of one byte, fitted to 700 timings of 51 products on an H100 (``bench/gemm_timings.py --kinds float8 int8
+--seed 91001 --shapes 24`` and listed sizes). The L2 cache delivers fewer bytes in a cycle there than on an H200."""
+BYTES_PINGPONG = replace(DENSE_PINGPONG, l2_bytes=45.7, product=1.71)
+BYTES_MISSING = 40.4
+"""``DENSE_MISSING_BYTES`` of operands of one byte."""
+PROMOTED_SUM = 1.34
 """Cycles that a warpgroup takes to add one sum of each thread to the sums of earlier stages (8-bit floats)."""
-PROMOTED_WAIT = 60
+PROMOTED_WAIT = 195
 """Cycles for which a warpgroup has no wgmma under way then."""
 SUMS_FIXED = 2.0
 """Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them."""

@@ -13,6 +13,11 @@ from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
     AREA,
     BATCHED,
+    BYTES,
+    BYTES_MISSING,
+    BYTES_PINGPONG,
+    CODE_DECODE,
+    CODE_SUM,
     DECODE,
     DENSE,
     DENSE_MISSING_BYTES,
@@ -26,6 +31,7 @@ from jitgen.families.gemm.wgmma_model import (
     SUMS_FIXED,
     Times,
 )
+from jitgen.ir.body import BLOCK
 from jitgen.schedule.chips import Chip
 
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 240)
@@ -60,6 +66,7 @@ class Weights:
         transposed: whether dense weights are contiguous along N, which takes a multiple of 64 columns.
         item: bytes of an element of x.
         promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
+        in_blocks: whether these sums have scales of blocks, of 128 columns.
     """
 
     columns: tuple[int, ...]
@@ -71,6 +78,7 @@ class Weights:
     transposed: bool = False
     item: int = 2
     promoted: bool = False
+    in_blocks: bool = False
 
     @property
     def dense(self) -> bool:
@@ -123,6 +131,10 @@ def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, flo
     return _estimate_dense(tiling, rows, weights)
 
 
+MOST_CODE_SUMS = {(2, 1): 128, (3, 1): 64, (4, 1): 32, (1, 2): 128, (1, 3): 32}
+"""The same where x is int8: a thread has int32 sums of a group beside the float32 ones."""
+
+
 def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
     sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MEDIUM_TOKENS if rows <= MEDIUM_ROWS else MANY_TOKENS
     largest = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
@@ -130,11 +142,17 @@ def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         if tokens > largest:
             continue
         for warpgroups, blocks, resident in SHAPES:
-            if blocks % weights.contractions or blocks * tokens > MOST_SUMS[warpgroups, resident]:
+            most = (MOST_SUMS if weights.item == 2 else MOST_CODE_SUMS)[warpgroups, resident]
+            if blocks % weights.contractions or blocks * tokens > most:
                 continue
             if resident > 1 and blocks > 1 and tokens < 64:
                 continue  # another shape was always faster
-            if not weights.light and (warpgroups > 2 or warpgroups * resident > 2):
+            if not weights.light and weights.item == 2 and (warpgroups > 2 or warpgroups * resident > 2):
+                continue
+            if weights.item == 1:
+                splits = max(weights.chip.resident_clusters)
+                shape = (tokens, warpgroups, blocks, 2, weights.contractions)
+                yield WgmmaQuantized(*shape, stages=8, cluster_k_splits=splits, resident=resident)
                 continue
             span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
             yield WgmmaQuantized(
@@ -148,10 +166,12 @@ def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
 def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights) -> tuple[int, float]:
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
     items = -(-rows // tiles.tokens) * sum(-(-n // tiles.block_n) for n in weights.columns) * tiles.k_splits
-    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
-    together = height * products + tiles.warpgroups * DECODE.blocks(blocks)
-    fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
-    alone = blocks * products + DECODE.blocks(blocks) + DECODE.fixed
+    steps = 2 * weights.item  # wgmmas of a chunk
+    products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
+    decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
+    together = height * products + (tiles.warpgroups * decode if weights.item == 2 else 0)
+    fetched = tiles.tokens * weights.item * CHUNK + height * CHUNK * 8 * weights.bits
+    alone = blocks * products + decode + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int) -> float:
@@ -271,7 +291,10 @@ _BATCHED_BYTES = (
 
 
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
-    fitting = _fitting(_DENSE if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES, rows, weights)
+    table = _DENSE if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
+    fitting = _fitting(table, rows, weights)
+    if weights.in_blocks:
+        fitting = [tiles for tiles in fitting if BLOCK % (tiles.columns // tiles.across) == 0]
     return [_splitting(tiles, weights) for tiles in fitting]
 
 
@@ -303,7 +326,8 @@ def _fits(tiles: WgmmaDense, transposed: bool) -> bool:
 
 
 def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int, float]:
-    fit = DENSE_PINGPONG if tiles.pingpong else DENSE
+    of_bytes = weights.item == 1
+    fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     height, width = tiles.block_m, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.k_splits
@@ -313,7 +337,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     products = height * width / 32 * fit.product
     held = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
-    copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
+    copies = fetched / (fit.l2_bytes if held else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:

@@ -32,8 +32,10 @@ LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
     "cpu": "jitgen.quant.layouts.cpu",
     "mma": "jitgen.quant.layouts.mma",
+    "mma8": "jitgen.quant.layouts.mma8",
     "interleaved": "jitgen.quant.layouts.interleaved",
     "rows": "jitgen.quant.layouts.rows",
+    "blocks": "jitgen.quant.layouts.blocks",
 }
 """Layout name -> the module that defines it."""
 
@@ -60,13 +62,16 @@ def find(name: str) -> Layout:
     if name == "portable":
         return Layout(name, module.pack, module.unpack)
     planes = importlib.import_module("jitgen.quant.layouts.planes")
+    of_planes = "mma" if name == "mma8" else name
 
     def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
         if format.extra_names:
             count = len(format.stored.tensor_names)
             return (*pack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
+        if name == "blocks":
+            return module.pack(format, group_size, shape, tensors)
         if not format.tiled and name != "rows":
-            return planes.pack(name, format, group_size, shape, tensors)
+            return planes.pack(of_planes, format, group_size, shape, tensors)
         if format.scale_rows != 1:
             tensors = planes.one_for_each_row(format, shape, tensors)
         return module.pack(format, group_size, shape, tensors)
@@ -75,8 +80,10 @@ def find(name: str) -> Layout:
         if format.extra_names:
             count = len(format.stored.tensor_names)
             return (*unpack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
+        if name == "blocks":
+            return module.unpack(format, group_size, shape, tensors)
         if not format.tiled and name != "rows":
-            return planes.unpack(name, format, group_size, shape, tensors)
+            return planes.unpack(of_planes, format, group_size, shape, tensors)
         codes, *rest = module.unpack(format, group_size, shape, tensors)
         return (codes, *(planes.shared_rows(format, tensor) for tensor in rest))
 

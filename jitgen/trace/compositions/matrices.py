@@ -12,6 +12,9 @@ from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_one_dtype, require_rank
 from jitgen.trace.table import composition
 
+BLOCK = 128
+"""Elements along K, and columns of the second matrix, that share a scale of ``_scaled_mm`` with scales of blocks."""
+
 
 @composition("kron")
 def kron(input: Tensor, other: Tensor) -> Tensor:
@@ -55,16 +58,23 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiplies float8 matrices with scales of the tensors, or of rows and columns. Products of what the codes are
-    cast to become products of the codes where kernels have such (``families/gemm/code_products.py``)."""
+    """Multiplies float8 matrices with scales of the tensors, of rows and columns, or of blocks. Products of what codes
+    are cast to become products of the codes where kernels have such (``families/gemm/code_products.py``)."""
     if not (_is_float8(input) and _is_float8(mat2)) or input.dim() != 2 or mat2.dim() != 2:
         raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
+    if _are_of_blocks(input, mat2, scale_a, scale_b):
+        rows = (input.float().unflatten(-1, (-1, BLOCK)) * scale_a.unsqueeze(-1)).flatten(-2)
+        weight = mat2.t().float().unflatten(0, (-1, BLOCK)).unflatten(-1, (-1, BLOCK))
+        weight = (weight * scale_b.t()[:, None, :, None]).flatten(2).flatten(0, 1)
+        product = rows @ weight.t()
+        return (product if bias is None else product + bias.float()).to(out_dtype or input.dtype)
     scales = (scale_a, (input.shape[0], 1)), (scale_b, (1, mat2.shape[1]))
     for scale, shape in scales:
         if scale.dtype != torch.float32 or (scale.dim() and scale.shape not in (shape, (1, 1), (1,))):
             raise UnsupportedError(
-                "_scaled_mm takes float32 scales, one for a tensor, or one for each row, (M, 1), and column, (1, N); "
-                "write blocks as a formula"
+                "_scaled_mm takes float32 scales: one for a tensor; one for each row, (M, 1), and column, (1, N); or "
+                f"one for {BLOCK} of K, (M, K / {BLOCK}), and each block of the other, (K / {BLOCK}, N / {BLOCK}); "
+                "write other blocks as a formula"
             )
     product = (input.float() @ mat2.float()) * scale_a * scale_b
     if bias is not None:
@@ -72,6 +82,15 @@ def _scaled_mm(
     if scale_result is not None and _is_float8_dtype(out_dtype or input.dtype):
         product = product * scale_result
     return product.to(out_dtype or input.dtype)
+
+
+def _are_of_blocks(input: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
+    """Returns whether scales are of blocks: of 1 x 128 elements of ``input``, and of 128 x 128 of ``mat2``."""
+    if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32 or scale_a.dim() != 2 or scale_b.dim() != 2:
+        return False
+    steps, columns = scale_b.shape
+    of_blocks = steps * BLOCK == mat2.shape[0] and columns * BLOCK == mat2.shape[1]
+    return bool(of_blocks) and tuple(scale_a.shape) == (input.shape[0], steps)
 
 
 def _is_float8(x: Tensor) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import fields, replace
 from statistics import geometric_mean
 
 from jitgen.device import Device
+from jitgen.errors import UnsupportedError
 from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import (
     BYTES,
@@ -88,7 +89,21 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     if problem.grouping == "offsets":  # the tiles of groups with fewer rows have room for some more
         problem = replace(problem, rows=max(problem.rows, MMA_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
-    if problem.dtype in BYTES and multiplies_bytes(problem.dtype, problem.target):
+    if problem.quantized and problem.dtype in BYTES:
+        if not tensor_maps:
+            raise UnsupportedError(
+                "a product of codes with 4-bit codes has a mainloop of tensor copies alone, which reads an activation "
+                "along K in rows that begin at multiples of 16 bytes"
+            )
+        blocks = []
+    elif problem.contractions[0].blocks:
+        if not tensor_maps:
+            raise UnsupportedError(
+                "a product of codes with scales of blocks reads both along K, in rows that begin at multiples of 16 "
+                "bytes; call .contiguous() or .clone() on codes that lie otherwise"
+            )
+        blocks = []
+    elif problem.dtype in BYTES and multiplies_bytes(problem.dtype, problem.target):
         few = byte_rows(problem)
         blocks = few or [] if tensor_maps else few or [_dense_bytes(problem)]
     elif problem.dtype in BYTES or accumulator_dtype(problem.dtype) not in FLOATS:
@@ -214,16 +229,17 @@ def _takes_wgmma(problem: Problem) -> bool:
     describe."""
     if not problem.device.has_tensor_maps:
         return False
-    if (
-        problem.grouping
-        or problem.target.arch != "sm_90a"
-        or problem.rows <= MMA_ROWS
-        or problem.length < CHUNK
-        or not _mappable(problem)
-    ):
+    in_blocks = bool(problem.contractions[0].blocks)
+    alone = in_blocks or (problem.quantized and problem.dtype in BYTES)  # no other mainloop computes it
+    few = problem.rows <= MMA_ROWS and not alone
+    if problem.grouping or problem.target.arch != "sm_90a" or few or problem.length < CHUNK or not _mappable(problem):
         return False
+    if in_blocks:
+        return 0 not in problem.columns
     if problem.dtype not in (*HALVES, *BYTES):
         return False
+    if problem.quantized and problem.dtype in BYTES:
+        return _multiplies_low_codes(problem)
     streams = problem.quantized or problem.dtype in BYTES  # whether few rows may go to wgmma as well
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not streams):
         return False
@@ -231,6 +247,14 @@ def _takes_wgmma(problem: Problem) -> bool:
     tiled = not problem.quantized or formats.find(problem.contractions[0].format or "").tiled
     group_fits = group is None or group % CHUNK == 0 or group == 32 or (group == 16 and not tiled)
     return len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
+
+
+def _multiplies_low_codes(problem: Problem) -> bool:
+    """Returns whether wgmma multiplies an activation of codes by 4-bit codes of this format and group size."""
+    first = problem.contractions[0]
+    group_fits = first.group_size is None or first.group_size % (CHUNK // 2) == 0
+    whole = len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
+    return problem.target.arch == "sm_90a" and whole and _mappable(problem)
 
 
 def _camping(problem: Problem) -> bool:

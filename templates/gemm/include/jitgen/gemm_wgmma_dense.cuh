@@ -83,6 +83,35 @@ struct MatrixBatch {
   JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
 };
 
+// Scales of blocks of `scale_block` k's, of which one stage has one: of x (rows, K / scale_block), of a weight
+// (N / scale_block, K / scale_block), or of both. The sums of a stage, times its scales, are added up in float32.
+constexpr int scale_block = 128;
+template <bool of_x, bool of_weight>
+struct BlockScales {
+  static constexpr bool any = of_x || of_weight;
+  const float* x;
+  int64_t x_row, x_step;
+  const float* weight;
+  int64_t weight_row, weight_step;
+
+  JITGEN_DEVICE float at(int row, int block, int column_block) const {
+    float scale = 1.0f;
+    if constexpr (of_x) scale = x[row * x_row + block * x_step];
+    if constexpr (of_weight) scale *= weight[column_block * weight_row + block * weight_step];
+    return scale;
+  }
+};
+using NoScales = BlockScales<false, false>;
+
+template <bool floats, class Product>
+struct ScaledSum {
+  using type = Product;
+};
+template <class Product>
+struct ScaledSum<true, Product> {
+  using type = float;
+};
+
 // Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
 // permuted so that neither the accumulators' pairs nor 16-byte reads of neighbouring runs meet in a bank of shared memory.
 template <int chunk>
@@ -130,7 +159,7 @@ struct DenseShape {
   static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
 };
 
-template <class Config, class Epilogue, class Batch>
+template <class Config, class Epilogue, class Batch, class Scales>
 struct DenseKernel {
   using Shape = DenseShape<Config>;
   using Region = DenseRegion<Config::contractions>;
@@ -138,8 +167,14 @@ struct DenseKernel {
   using Ring = StageRing<Config::stages>;
   static constexpr int contractions = Config::contractions;
   static constexpr int blocks = Shape::blocks;
-  using Sum = typename Multiply::Sum;
+  using Product = typename Multiply::Sum;
+  using Sum = typename ScaledSum<Scales::any, Product>::type;
+  using Products = Product[contractions][blocks][Shape::width / 2];
   using Sums = Sum[contractions][blocks][Shape::width / 2];
+  static constexpr bool promoted = Multiply::promoted || Scales::any;
+  static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::width == 0 && contractions == 1 &&
+                                 Config::regions == 1 && !Batch::several),
+                "a stage has one block, and a warpgroup's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
@@ -152,6 +187,7 @@ struct DenseKernel {
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
   const Batch& batch;
+  const Scales& scales;
 
   JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
   JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
@@ -253,7 +289,7 @@ struct DenseKernel {
   }
 
   // Starts the products of a stage. `add`: whether they are added to what `acc` has, else the first of them are not.
-  JITGEN_DEVICE void multiply(Sums& acc, int stage, int down, int across, bool add) const {
+  JITGEN_DEVICE void multiply(Products& acc, int stage, int down, int across, bool add) const {
     const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
     cute::warpgroup_arrive();
 #pragma unroll
@@ -276,22 +312,47 @@ struct DenseKernel {
     cute::warpgroup_commit_batch();
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, int first, int last, bool alone, Ring& ring, bool follows, bool followed) const {
+  // The scales of a stage: of this thread's two rows of each block of 64.
+  struct StageScales {
+    float of_row[blocks][2];
+  };
+  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int down, int across, int chunk) const {
+    StageScales found;
+    if constexpr (Scales::any) {
+      const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
+      const int of_columns = smaller((tile.column + across * Shape::width) / scale_block, last);
+      const int row = tile.row + down * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          found.of_row[b][half] = scales.at(smaller(row + b * 64 + half * 8, rows - 1), chunk, of_columns);
+        }
+      }
+    }
+    return found;
+  }
+
+  JITGEN_DEVICE void consume(Sums& acc, const TilePlace& tile, int first, int last, bool alone, Ring& ring, bool follows,
+                             bool followed) const {
     const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
+    StageScales next = scales_of(tile, down, across, smaller(first, chunks - 1));
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
+      const StageScales now = next;
+      next = scales_of(tile, down, across, smaller(chunk + 1, chunks - 1));
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
-      if constexpr (Multiply::promoted) {
+      if constexpr (promoted) {
         // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32. The
         // tensor cores have the products of the other warpgroup until then.
-        Sums fresh;
+        Products fresh;
         multiply(fresh, stage, down, across, false);
         cute::warpgroup_wait<0>();
         release(stage, alone);
@@ -300,7 +361,13 @@ struct DenseKernel {
 #pragma unroll
           for (int b = 0; b < blocks; ++b) {
 #pragma unroll
-            for (int i = 0; i < Shape::width / 2; ++i) acc[c][b][i] += fresh[c][b][i];
+            for (int i = 0; i < Shape::width / 2; ++i) {
+              if constexpr (Scales::any) {
+                acc[c][b][i] = __fmaf_rn(float(fresh[c][b][i]), now.of_row[b][i % 4 / 2], acc[c][b][i]);
+              } else {
+                acc[c][b][i] += fresh[c][b][i];
+              }
+            }
           }
         }
       } else {
@@ -311,7 +378,7 @@ struct DenseKernel {
       }
       ring.next();
     }
-    if constexpr (!Multiply::promoted) {
+    if constexpr (!promoted) {
       cute::warpgroup_wait<0>();
       if (first < last) release(before, alone);
     }
@@ -460,7 +527,7 @@ struct DenseKernel {
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
-        consume(acc, begin, end, walk.split, ring, follows, followed);
+        consume(acc, tile, begin, end, walk.split, ring, follows, followed);
         if constexpr (Batch::several) {
           finish_tile(epilogue.at(matrix), tile, acc, walk.split);
         } else {
@@ -474,17 +541,17 @@ struct DenseKernel {
   }
 };
 
-template <class Config, class Epilogue, class Batch = OneMatrix>
+template <class Config, class Epilogue, class Batch = OneMatrix, class Scales = NoScales>
 JITGEN_DEVICE void gemm_wgmma_dense(
     const TensorMap& x, int rows, int depth, const DenseRegion<Config::contractions> (&regions)[Config::regions],
-    const Epilogue& epilogue, const Batch& batch = Batch()) {
+    const Epilogue& epilogue, const Batch& batch = Batch(), const Scales& scales = Scales()) {
   using Shape = DenseShape<Config>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   constexpr int band = Shape::rows * Config::multicast;
-  const DenseKernel<Config, Epilogue, Batch> kernel{
+  const DenseKernel<Config, Epilogue, Batch, Scales> kernel{
       x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
-      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
+      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch, scales};
   waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);

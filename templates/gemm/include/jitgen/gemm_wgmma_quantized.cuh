@@ -34,6 +34,7 @@
 //     jitgen::gemm_wgmma_quantized<Config, Weight>(x, M, K, regions, Epilogue{...});
 //   }
 //
+// x may be of int8, with codes of 4 bits and a span of 2 (gemm_wgmma_codes.cuh); then its box has 128 k's.
 // Tensor maps, outermost size first: x[M, K], box [tokens / multicast, 64], 128-byte swizzle; codes as 32-bit words,
 // [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits * span], no swizzle. So x has
 // stride 1 along k, is aligned to 16 bytes, and its row stride is a multiple of 16 bytes. Scales and zero-points are
@@ -50,6 +51,12 @@
 #include "jitgen/gemm_wgmma_stage.cuh"
 
 namespace jitgen {
+
+// A Config whose wgmmas start `steps_` at a time.
+template <class Config, int steps_>
+struct PartOf : Config {
+  static constexpr int steps = steps_;
+};
 
 template <class Config, class Weight, class Epilogue>
 struct QuantizedKernel {
@@ -106,16 +113,16 @@ struct QuantizedKernel {
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
       const int copied = Config::trimmed ? smaller(rows, Config::tokens) : Config::tokens;
-      const int bytes = copied * (128 * span) + Shape::code_bytes;
+      const int bytes = copied * (128 * Shape::boxes) + Shape::code_bytes;
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
         barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
         barrier_arrive_expect(full(stage), bytes);
 #pragma unroll
-        for (int i = 0; i < span; ++i) {
+        for (int i = 0; i < Shape::boxes; ++i) {
           const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);
-          const int column = (chunk * span + i) * 64;
+          const int column = (chunk * Shape::boxes + i) * (128 / Shape::item);
           if constexpr (Config::multicast > 1) {
             constexpr int share = Config::tokens / Config::multicast, all = (1 << Config::multicast) - 1;
             copy_box_multicast(to + rank * share * 128, x, column, tile.row + rank * share, full(stage), all);
@@ -202,6 +209,73 @@ struct QuantizedKernel {
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
     }
     if (first == last) return;
+    if constexpr (Shape::item == 1) {
+      add_codes(acc, first, last, ring);
+    } else {
+      add_floats(acc, first, last, ring);
+    }
+  }
+
+  // Products of codes by codes. The int32 sums of a group are exact; times its scales they are added up in float32.
+  JITGEN_DEVICE void add_codes(Sums& acc, int first, int last, Ring& ring) const {
+    using Part = QuantizedStage<PartOf<Config, 64 * span / parts / Shape::step_k>, Weight>;  // whose `steps` are a part's
+    constexpr int steps = 64 * span / parts / Shape::step_k;
+    const typename Part::Lane lane;
+    typename Part::Fetched fetched;
+    typename Part::Held held;
+    typename Part::Fragments fragments;
+    typename Multiply::Sum sums[blocks][Config::tokens / 2];
+    barrier_wait_in_place(full(ring.stage), ring.phase, "full");
+    Part::fetch(fetched, memory, lane, ring.stage);
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk) {
+      const int stage = ring.stage;
+      const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
+      ring.next();
+      held.take(fetched);
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        Part::dequantise(fragments, held, part);
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            const int step = part * steps + s;
+            const uint64_t at = tokens + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
+            const int adds = Shape::group_scales ? s > 0 : s > 0 || chunk > first;
+            Multiply::registers(sums[b], fragments[s][b], at, adds);
+          }
+        }
+        cute::warpgroup_commit_batch();
+        if (part == parts - 1 && chunk + 1 < last) {
+          barrier_wait_in_place(full(ring.stage), ring.phase, "full");
+          Part::fetch(fetched, memory, lane, ring.stage);
+        }
+        cute::warpgroup_wait<0>();
+        if (part == parts - 1) release(stage);
+        if constexpr (Shape::group_scales) {
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            const float2 scale = held.decode[b][part].scale;
+#pragma unroll
+            for (int i = 0; i < Config::tokens / 2; ++i) {
+              acc[b][i] = __fmaf_rn(float(sums[b][i]), i % 4 < 2 ? scale.x : scale.y, acc[b][i]);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (!Shape::group_scales) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = float(sums[b][i]);
+      }
+    }
+  }
+
+  JITGEN_DEVICE void add_floats(Sums& acc, int first, int last, Ring& ring) const {
     constexpr int groups = 4 * span / Config::steps;  // groups of wgmmas in a stage
     const typename Stage::Lane lane;
     typename Stage::Fetched fetched;

@@ -88,10 +88,11 @@ struct QuantizedStage {
 #pragma unroll
     for (int s = 0; s < Config::steps; ++s) {
       const int step = group * Config::steps + s;
-      const int part = step * 16 / Shape::part;
+      constexpr int in_chunk = 64 / Shape::step_k;
+      const int part = step * Shape::step_k / Shape::part;
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
-        held.decode[b][part].fragment(fragments[s][b], held.codes[b][step / 4], step % 4);
+        held.decode[b][part].fragment(fragments[s][b], held.codes[b][step / in_chunk], step % in_chunk);
       }
     }
   }

@@ -1,0 +1,213 @@
+"""Times products of 8-bit codes on a GPU beside torch's: ``python -m bench.byte_products out.json --seed 5``.
+
+M is drawn from 1 to 8192 on a logarithmic scale and not rounded, N and K are odd multiples of 16 (of 128 where scales
+are of blocks). Peers are ``_int_mm``, which takes 17 rows at least, and ``_scaled_mm`` with scales of rows and columns
+and with those of blocks. Its float8 sums are exact ones unless ``fast`` stands at its name. Times are of CUDA graphs
+that go round copies of the weights, and each result is compared with float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jitgen
+from bench import records
+from bench.measurement import condensed
+from bench.sizes import log_uniform
+from bench.timing import medians
+
+KINDS = ("int8", "rowwise", "blocks", "w4a8")
+CACHED_BYTES = 2**27
+BLOCK = 128
+ROW_RANGES = ((1, 16), (17, 64), (65, 512), (513, 8192))
+
+
+def integers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(x, w.T)
+
+
+def rowwise(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return ((x.float() @ w.float().T) * s * t).to(torch.bfloat16)
+
+
+def blocks(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    wide = (x.float().unflatten(-1, (-1, BLOCK)) * s.unsqueeze(-1)).flatten(-2)
+    weight = w.float().view(w.shape[0] // BLOCK, BLOCK, w.shape[1] // BLOCK, BLOCK) * t[:, None, :, None]
+    return (wide @ weight.view(w.shape).T).to(torch.bfloat16)
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Of int4 weights in groups of 128, with int8 activations that the call quantises."""
+    return torch.nn.functional.linear(x, w)
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"int8": integers, "rowwise": rowwise, "blocks": blocks}
+FUNCTIONS["w4a8"] = linear
+
+
+def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
+    """(M, N, K)."""
+    unit = BLOCK if kind in ("blocks", "w4a8") else 16
+    while True:
+        rows = int(log_uniform(source, 1, 8193))
+        columns, length = (unit * (2 * int(log_uniform(source, 256, 30_000) / (2 * unit)) + 1) for _ in range(2))
+        if columns * length <= 3e8 and rows * columns * length <= 1e12:
+            return rows, columns, length
+
+
+def operands(kind: str, rows: int, columns: int, length: int) -> tuple[torch.Tensor, list[Any], list[Any]]:
+    """x, copies of the weight, and scales."""
+    copies = max(2, min(8, CACHED_BYTES // (columns * length)))
+
+    def codes(count: int) -> torch.Tensor:
+        if kind == "int8":
+            return torch.randint(-127, 128, (count, length), dtype=torch.int8, device="cuda")
+        return torch.randn(count, length, device="cuda").to(torch.float8_e4m3fn)
+
+    scales: list[Any] = []
+    if kind == "w4a8":
+        x = torch.randn(rows, length, dtype=torch.bfloat16, device="cuda")
+        dense = torch.randn(columns, length, dtype=torch.bfloat16, device="cuda")
+        weight = jitgen.quantize(dense, "int4", BLOCK, method="absmax", activation="int8")
+        return x, [weight, *(weight.clone() for _ in range(copies - 1))], scales
+    if kind == "rowwise":
+        scales = [torch.rand(rows, 1, device="cuda") + 0.5, torch.rand(columns, device="cuda") + 0.5]
+    if kind == "blocks":
+        shapes = (rows, length // BLOCK), (columns // BLOCK, length // BLOCK)
+        scales = [torch.rand(shape, device="cuda") + 0.5 for shape in shapes]
+    return codes(rows), [codes(columns) for _ in range(copies)], scales
+
+
+def built(case: tuple[str, int, int, int]) -> str:
+    """Compiles a case's kernel into the store, in a process of its own."""
+    kind, *sizes = case
+    try:
+        x, (weight, *_), scales = operands(kind, *sizes)
+        jitgen.jit(backend="cuda")(FUNCTIONS[kind])(x, weight, *scales)
+    except Exception as error:
+        return f"{case}: {error}"[:400]
+    return ""
+
+
+def exact(kind: str, x: torch.Tensor, w: Any, scales: list[torch.Tensor]) -> torch.Tensor:
+    if kind == "w4a8":
+        step = x.float().abs().amax(-1, keepdim=True) / 127
+        return ((x.float() / step).round().double() * step) @ w.dequantize(torch.float64).T
+    if kind == "blocks":
+        s, t = scales
+        x = x.double() * s.double().repeat_interleave(BLOCK, 1)
+        return x @ (w.double() * t.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)).T
+    product = x.double() @ w.double().T
+    return product * scales[0].double() * scales[1].double() if scales else product
+
+
+def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.Tensor]) -> dict[str, Any]:
+    """Calls of torch's products, by name."""
+    if kind == "int8":
+        padded = x if len(x) > 16 else torch.nn.functional.pad(x, (0, 0, 0, 17 - len(x)))
+        return {"_int_mm": [partial(torch._int_mm, padded, w.T) for w in weights]}
+    if kind == "w4a8":
+        function = jitgen.jit(backend="cuda")(linear)
+        return {"jitgen W4A16": [partial(function, x, w.with_activation(None)) for w in weights]}
+    multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16)
+    if kind == "rowwise":
+        s, t = scales[0], scales[1].view(1, -1)
+        return {
+            name: [partial(multiply, x, w.T, s, t, use_fast_accum=fast) for w in weights]
+            for name, fast in (("_scaled_mm", False), ("_scaled_mm fast", True))
+        }
+    s, t = scales
+    s = s.t().contiguous().t()
+    padded = torch.nn.functional.pad(t, (0, -t.shape[1] % 4))[:, : t.shape[1]]
+    return {"_scaled_mm": [partial(multiply, x, w.T, s, padded.t()) for w in weights]}
+
+
+def measured(kind: str, rows: int, columns: int, length: int) -> dict[str, Any]:
+    x, weights, scales = operands(kind, rows, columns, length)
+    function = jitgen.jit(backend="cuda")(FUNCTIONS[kind])
+    found, wanted = function(x, weights[0], *scales).double(), exact(kind, x, weights[0], scales)
+    error = ((found - wanted).norm() / wanted.norm()).item()
+    subjects: dict[str, Any] = {"jitgen": [partial(function, x, w, *scales) for w in weights]}
+    notes = ""
+    for name, calls in peers_of(kind, x, weights, scales).items():
+        try:
+            result = calls[0]()[:rows].double()
+            off = ((result - wanted).norm() / wanted.norm()).item()
+            notes += "" if off < 0.02 else f"{name} is off by {off:.2g}; "
+            subjects[name] = calls
+        except Exception as error_of_peer:
+            notes += f"{name}: {error_of_peer}"[:200]
+    times = {name: round(seconds * 1e6, 3) for name, seconds in medians(subjects, "cuda", 0.01).items()}
+    low = function.lower(x, weights[0], *scales).lowered
+    schedule = low.schedules[-1]
+    return {
+        "kind": kind,
+        "rows": rows,
+        "columns": columns,
+        "length": length,
+        "microseconds": times,
+        "error": float(f"{error:.3g}"),
+        "schedule": str(schedule)[:160],
+        "notes": notes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--shapes", type=int, default=30, help="of each kind")
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--sizes", nargs="*", default=[], help="rows x columns x length, besides random ones")
+    parser.add_argument("--seconds", type=float, default=60, help="after which no further case is begun")
+    options = parser.parse_args()
+    source = random.Random(options.seed)
+    cases = [(kind, *drawn(source, kind)) for _ in range(options.shapes) for kind in options.kinds]
+    cases += [(kind, *map(int, size.split("x"))) for size in options.sizes for kind in options.kinds]
+    started = time.time()
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        for failed in filter(None, pool.map(built, cases)):
+            print("FAILED", failed, flush=True)
+    print(f"{len(cases)} cases built after {time.time() - started:.1f} s", flush=True)
+    results: list[dict[str, Any]] = []
+    started = time.time()
+    for case in cases:
+        if time.time() - started > options.seconds:
+            break
+        results.append(measured(*case))
+        print(*case, results[-1]["microseconds"], results[-1]["error"], results[-1]["notes"], flush=True)
+        torch.cuda.empty_cache()
+    card, versions = torch.cuda.get_device_name(), {"torch": torch.__version__, "cuda": torch.version.cuda}
+    about = f"python -m bench.byte_products --seed {options.seed} --shapes {options.shapes}"
+    records.write(options.output, {"about": about, "card": card, "versions": versions, "products": results})
+    summarise(results)
+
+
+def summarise(results: list[dict[str, Any]]) -> None:
+    """Prints each peer's time as a multiple of jitgen's, by kind and rows."""
+    for kind in KINDS:
+        for peer in ("_int_mm", "_scaled_mm", "_scaled_mm fast", "jitgen W4A16"):
+            for low, high in (*ROW_RANGES, (1, 8192)):
+                ratios = [
+                    each["microseconds"][peer] / each["microseconds"]["jitgen"]
+                    for each in results
+                    if each["kind"] == kind and low <= each["rows"] <= high and peer in each["microseconds"]
+                ]
+                if ratios:
+                    print(f"{kind} beside {peer}, {low}-{high} rows: {condensed(ratios)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Makes products of codes of what are products of codes times scales of blocks: of ``BLOCK`` elements along K, and of a
+weight of as many rows too, as DeepSeek-V3 quantises both operands.
+
+In ``((q * s) @ (p * t).T)`` the scales differ along K, so that they do not leave the sum. The product becomes one of
+``dequantize`` nodes in the layout ``BLOCKS``; its mainloop adds the sums of each block, times the scales of both, up in
+float32. Scales of rows and columns may follow. The wgmma mainloop has this (``gemm_wgmma_dense.cuh``), and nothing
+else: elsewhere the formula stays as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jitgen.device import Device
+from jitgen.ir import symbols
+from jitgen.ir.analysis import one_of, varies
+from jitgen.ir.body import BLOCK, BLOCKS
+from jitgen.ir.equations import axes, equation
+from jitgen.ir.graph import Node
+from jitgen.ir.symbols import Size
+
+if TYPE_CHECKING:
+    from jitgen.families.gemm.code_products import Operand
+    from jitgen.ir.views import Mover
+
+FORMATS = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "int8": "int8"}
+"""The format of codes, by dtype."""
+
+
+def multiplies_blocks(device: Device) -> bool:
+    """Returns whether ``device`` has a mainloop of products with scales of blocks."""
+    return device.dialect == "cuda" and device.target.arch == "sm_90a" and device.has_tensor_maps
+
+
+def scales_of_blocks(scale: Node, mover: Mover, is_weight: bool) -> Node | None:
+    """Returns ``scale``, of the shape of an operand's codes, as one number for each block: (rows, K / BLOCK), or of a
+    weight (rows / BLOCK, K / BLOCK); None if it differs within blocks, or the operand has no whole number of them."""
+    *lead, length = scale.shape
+    if scale.dtype != "float32" or not _divides(length, mover):
+        return None
+    steps: Any = symbols.floordiv(length, BLOCK)
+    if not is_weight:
+        one = _one_for_each(scale, (*lead, steps, BLOCK), (len(lead) + 1,), (*lead, steps), mover)
+        return None if one is None else mover.move(one, ("reshape",), (symbols.product(lead), steps))
+    if len(lead) != 1 or not _divides(lead[0], mover):
+        return None
+    rows, shape = lead[0], (symbols.floordiv(lead[0], BLOCK), steps)
+    whole = _one_for_each(scale, (shape[0], BLOCK, steps, BLOCK), (1, 3), shape, mover)
+    if whole is not None:
+        return whole
+    one = _one_for_each(scale, (rows, steps, BLOCK), (2,), (rows, steps), mover)
+    return None if one is None else _one_for_each(one, (shape[0], BLOCK, steps), (1,), shape, mover)
+
+
+def _divides(size: Size, mover: Mover) -> bool:
+    return mover.decide(symbols.compare("eq", symbols.mod(size, BLOCK), 0))
+
+
+def _one_for_each(
+    scale: Node, blocked: tuple[Any, ...], dims: tuple[int, ...], shape: tuple[Any, ...], mover: Mover
+) -> Node | None:
+    """Returns one number for each block, in ``shape``, of ``scale`` as it is ``blocked``; None if it differs along
+    ``dims``."""
+    whole = mover.move(scale, ("reshape",), blocked)
+    return None if varies(whole, dims) else mover.move(one_of(whole, dims, mover), ("reshape",), shape)
+
+
+def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -> Node | None:
+    """Returns the product of the codes of ``node``'s operands with their scales of blocks, float32 of its shape."""
+    if axes(node.attrs.equation).batch or not {left.codes.dtype, right.codes.dtype} <= FORMATS.keys():
+        return None
+    make, rows, length = mover.builder.make, symbols.product(left.codes.shape[:-1]), left.codes.shape[-1]
+    x = mover.move(left.codes, ("reshape",), (rows, length)) if len(left.codes.shape) > 2 else left.codes
+    pairs = ((x, left.blocks, ""), (right.codes, right.blocks, ".rows128"))
+    operands = [
+        make("dequantize", (codes, scales), "float32", codes.shape, (FORMATS[codes.dtype] + rows_, BLOCK, BLOCKS))
+        if scales is not None
+        else codes
+        for codes, scales, rows_ in pairs
+    ]
+    shape = (rows, right.codes.shape[0])
+    product = make("contract", operands, "float32", shape, (equation(0, 1), "float32", "ieee"), node.location)
+    return product if shape == node.shape else make("view", (product,), "float32", node.shape, ("reshape",))
