@@ -38,13 +38,7 @@ class Label:
 
     @staticmethod
     def read(source: Source, prefix: str) -> Label:
-        groups = source.config.get("config_groups")
-        described = (
-            [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
-        )
-        named = [group for group in described if any(_names(target, prefix) for target in _targets(group))]
-        # Where no group names the module, one that names its class has it, and classes are not in files.
-        stated = [group.get("weights") for group in named or described]
+        stated = [group.get("weights") for group in groups_of(source, prefix)]
         weights = [weight for weight in stated if isinstance(weight, Mapping)]
 
         def told(fact: str, *kinds: type) -> frozenset[Any]:
@@ -81,6 +75,17 @@ class Label:
             self.require(name, "strategy", {"group", "tensor_group", "tensor", "block"}, actual)
         if scales.numel() != 1:
             self.require(name, "strategy", {"group", "tensor_group", "channel", "block"}, actual)
+
+
+def groups_of(source: Source, prefix: str) -> list[Mapping[str, Any]]:
+    """Lists the ``config_groups`` that the module called ``prefix`` may belong to."""
+    groups = source.config.get("config_groups")
+    described = (
+        [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    )
+    named = [group for group in described if any(_names(target, prefix) for target in _targets(group))]
+    # Where no group names the module, one that names its class has it, and classes are not in files.
+    return named or described
 
 
 def _targets(group: Mapping[str, Any]) -> list[str]:

@@ -10,20 +10,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from jitgen import progress
 from jitgen.checkpoints import files, native
+from jitgen.checkpoints.activations import CHECKPOINT, Loaded, applied
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
 from jitgen.checkpoints.weight import GO_BY_TENSORS
 from jitgen.errors import FallbackWarning, FormatError, UnsupportedError
+from jitgen.quant.activations import ACTIVATIONS
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 
+Named = TypeVar("Named")
 CODES = (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
 """The dtypes of a matrix called ``weight`` that holds codes."""
 
@@ -38,13 +41,15 @@ def load_quantized(
     rename: Callable[[str], str] | Mapping[str, str] | None = None,
     strict: bool = True,
     pickle: bool = False,
-) -> dict[str, torch.Tensor]:
+    activation: str | None = CHECKPOINT,
+) -> Loaded:
     """Reads a checkpoint whose weights are quantised, by jitgen or another program.
 
     Which one is seen by its tensors: GPTQ, AWQ, HQQ, bitsandbytes, compressed-tensors, ModelOpt, Quark, torchao, GGUF,
     8-bit weights beside their scales (docs/checkpoints.md has the table). Weights become ``QTensor``s of the format
     whose numbers are those of the checkpoint; other tensors stay as they are. Files are mapped and converted one weight
-    at a time. Scales of activations are left out: activations stay floats.
+    at a time. Activations are quantised as the checkpoint says, where there is such a kind (``quant/activations.py``);
+    ``report`` of the result says which.
 
     Args:
         checkpoint: a file (safetensors, GGUF), an ``index.json``, a directory with any of them, or a state dict.
@@ -60,9 +65,11 @@ def load_quantized(
             an error, and whether a weight is that jitgen does not read: without ``strict`` it is left out, and a
             ``FallbackWarning`` names it.
         pickle: whether pickle files may be read, with ``torch.load(weights_only=True)``.
+        activation: how products quantise what they multiply with the weights: ``"checkpoint"`` as it says, a kind for
+            all of them, such as ``"int8"``, or None to leave activations as they are.
 
     Returns:
-        the tensors by name: ``QTensor``s, and plain tensors.
+        the tensors by name, ``QTensor``s and plain tensors: a dict with a ``report``.
 
     Raises:
         FormatError: the checkpoint is damaged, truncated or labelled as something else, or does not fit ``model``. The
@@ -74,12 +81,12 @@ def load_quantized(
         source = replace(source, config=_quantization(config))
     if dtype is not None:
         source = replace(source, dtype=dtype)
-    state = _read(source, torch.device(device), strict)
+    state, notes = _read(source, torch.device(device), strict, activation)
     if rename is not None:
-        state = _renamed(state, rename)
+        state, notes = _renamed(state, rename), _renamed(notes, rename)
     if model is not None:
         fill(model, state, strict)
-    return state
+    return Loaded(state, notes)
 
 
 def _quantization(config: Any) -> Mapping[str, Any]:
@@ -123,20 +130,31 @@ def _check_unclaimed(source: Source, name: str) -> None:
         raise FormatError(f"{source.origin}: {source.described(name)} is codes, and no scales belong to it")
 
 
-def _read(source: Source, device: torch.device, strict: bool) -> dict[str, torch.Tensor]:
+def _read(
+    source: Source, device: torch.device, strict: bool, activation: str | None
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Reads every tensor; returns also a note on its activations for weights that have such."""
+    if activation not in (None, CHECKPOINT, *ACTIVATIONS):
+        kinds = ", ".join(map(repr, (CHECKPOINT, *ACTIVATIONS)))
+        raise FormatError(f"unknown activation {activation!r}; expected None, or {kinds}")
     with _refusing(f"{source.origin}: its tensors, config or metadata do not fit one another"):
         claimed, aliases = claims(source), native.aliases(source)
     taken = {name for _, claim in claimed for name in claim.uses}
     plain = [name for name in source if name not in taken]
     state: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
+    notes: dict[str, str] = {}
     total = len(claimed) + len(plain)
     with progress.line(f"reading {source.origin}") as say:
         for _, claim in claimed:
             if claim.name in state or claim.name in plain:
                 raise FormatError(f"{source.origin}: {claim.name} is in it twice")
             try:
-                state[claim.name] = _converted(source, claim).to(device)
+                value = _converted(source, claim)
+                if isinstance(value, QTensor):
+                    value, note = applied(source, claim.name, value, activation)
+                    notes |= {claim.name: note} if note is not None else {}
+                state[claim.name] = value.to(device)
             except UnsupportedError as error:
                 if strict:
                     raise
@@ -156,7 +174,7 @@ def _read(source: Source, device: torch.device, strict: bool) -> dict[str, torch
         if same not in state:
             raise FormatError(f"{source.origin}: {name} is said to be {same}, which is not there")
         state[name] = state[same]
-    return state
+    return state, notes
 
 
 def _converted(source: Source, claim: Claim) -> QTensor | torch.Tensor:
@@ -174,10 +192,8 @@ def _refusing(problem: str) -> Iterator[None]:
         raise FormatError(f"{problem}: {error}") from error
 
 
-def _renamed(
-    state: dict[str, torch.Tensor], rename: Callable[[str], str] | Mapping[str, str]
-) -> dict[str, torch.Tensor]:
-    renamed: dict[str, torch.Tensor] = {}
+def _renamed(state: dict[str, Named], rename: Callable[[str], str] | Mapping[str, str]) -> dict[str, Named]:
+    renamed: dict[str, Named] = {}
     for name, tensor in state.items():
         new = rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
         if new in renamed:

@@ -4,7 +4,7 @@ the fp8 of ModelOpt, Quark, FBGEMM and DeepSeek.
 Sources: compressed-tensors' ``compressors/naive_quantized`` and ``quantization/lifecycle/forward.py``; transformers'
 ``integrations/finegrained_fp8.py`` for ``weight_scale_inv``, which multiplies in spite of its name. ``weight [N, K]``
 is float8 or int8, ``weight_scale`` has one number, ``[N]`` or ``[N, 1]``, ``[N, groups]``, or one for each block of 128
-x 128. Scales of activations (``input_scale``) are left out: activations stay floats here.
+x 128. ``activations.py`` reads the scales of activations (``input_scale``).
 
 Numbers: ``code * scale`` (``(code - zero) * scale`` of integers with zero-points) rounded to the model's dtype, which
 is what the libraries compute: equal to the bit.

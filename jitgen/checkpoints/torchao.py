@@ -25,6 +25,7 @@ from jitgen.checkpoints.scaled import FLOATS, shared
 from jitgen.checkpoints.source import Claim, Reader, Source, Tensors
 from jitgen.checkpoints.weight import assembled, nibbles
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.formats import find as format_of
 from jitgen.quant.qtensor import QTensor
 from jitgen.spec import DTYPES
 
@@ -98,9 +99,22 @@ def _convert(name: str, kind: str, facts: Facts) -> QTensor:
     if facts.get("act_pre_scale") is not None:
         raise UnsupportedError(f"{name}: torchao's act_pre_scale multiplies activations, which a weight cannot")
     try:
-        return _KINDS[kind](name, facts)
+        return _with_activation(_KINDS[kind](name, facts), facts)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(f"{name}: its tensors are not those of torchao's {kind}: {error!r}") from None
+
+
+def _with_activation(weight: QTensor, facts: Facts) -> QTensor:
+    """Has products quantise activations as ``Float8DynamicActivation...`` and the like of torchao do: row by row, where
+    torchao has a scale of the tensor or, of int8, zero-points too. What no kind of activations is for stays floats."""
+    told = facts.get("act_quant_kwargs") or facts.get("activation_quantization")
+    if told is None or format_of(weight.format).code == format_of("nvfp4").code:
+        return weight
+    kind = "fp8_e4m3" if format_of(weight.format).row.startswith("fp8") or "loat8" in repr(told) else "int8"
+    try:
+        return weight.with_activation(kind)
+    except FormatError:
+        return weight
 
 
 def _int4(name: str, facts: Facts) -> QTensor:

@@ -125,7 +125,8 @@ def scales_of(x: torch.Tensor, kind: Activation) -> torch.Tensor:
         largest = wide.unflatten(-1, (-1, kind.block)).amax(-1)
     else:
         largest = wide.amax(-1, keepdim=True)
-    return (largest / kind.largest).clamp(min=SMALLEST_SCALE)
+    # A product, since torch's quotients by a number are rounded otherwise on a GPU than on a CPU.
+    return (largest * (1 / kind.largest)).clamp(min=SMALLEST_SCALE)
 
 
 def codes_of(x: torch.Tensor, scales: torch.Tensor, kind: Activation, static: bool = False) -> torch.Tensor:

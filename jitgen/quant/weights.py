@@ -133,7 +133,7 @@ def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
     columns = getattr(token, "weight_shape", token.shape)[-1]
     if layout == "mma" and kind.is_integer and kind.block is None and format.stored.tiled and format.bits == 4:
         return "mma8" if columns % CODE_COLUMNS == 0 else layout
-    of_codes = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale == "float32"
+    of_codes = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale_dtype.is_floating_point
     if layout == "mma" and of_codes and kind.block and format.scale_rows == weight.group_size == kind.block:
         return "blocks"
     if weight.group_size is not None:

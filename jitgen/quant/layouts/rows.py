@@ -6,7 +6,7 @@ activations multiply codes by codes, and scale the sums. It differs from the por
 codes
     Those of fp8_e4m3 are ``float8_e4m3fn[N, Kp]``, in the same memory.
 scales
-    ``[N, groups]``, also where rows share a scale.
+    ``[N, groups]``, also where rows share a scale; floats are float32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from jitgen.quant.layouts import Tensors
 
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """Converts ``tensors`` from the portable layout, with one scale for each row, to this one."""
-    codes, *rest = tensors
+    codes, scales, *rest = tensors
     is_e4m3 = isinstance(format.code, Float) and format.code.specials == "nan"
-    return (codes.view(torch.float8_e4m3fn) if is_e4m3 else codes, *rest)
+    wide = scales.float() if scales.is_floating_point() else scales
+    return (codes.view(torch.float8_e4m3fn) if is_e4m3 else codes, wide, *rest)
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """Converts ``tensors`` from this layout to the portable one, with one scale for each row."""
-    codes, *rest = tensors
-    return (codes.view(format.storage_dtype), *rest)
+    codes, scales, *rest = tensors
+    return (codes.view(format.storage_dtype), scales.to(format.scale_dtype), *rest)

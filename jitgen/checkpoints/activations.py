@@ -1,0 +1,170 @@
+"""Finds out how the programs that wrote a checkpoint quantise what its weights multiply, and has products do the same.
+
+Sources: compressed-tensors' ``quantization/quant_args.py`` (``input_activations`` of a group), transformers'
+``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py`` (``activation_scheme``, ``weight_block_size``), ModelOpt's
+``quant_algo`` and Quark's ``input_tensors``. ``input_scale`` is the size of a step of the codes. What has no kind in
+``quant/activations.py`` (4 bits, other blocks, zero-points) is left as floats, and the report says so.
+
+Kinds are finer where jitgen has no such: a scale of the whole tensor that is computed at each call is one of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.checkpoints.label import groups_of
+from jitgen.checkpoints.source import Source
+from jitgen.errors import FormatError
+from jitgen.quant.activations import BLOCK
+from jitgen.quant.formats import find
+from jitgen.quant.qtensor import QTensor
+
+CHECKPOINT = "checkpoint"
+"""The argument that has products do as the checkpoint says."""
+_FLOAT8 = ("e4m3", "fp8", "float8")
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Says how activations are quantised, in a checkpoint's words.
+
+    Attributes:
+        words: for the report.
+        kind: the name of a kind of ``ACTIVATIONS``; None where there is no such.
+        static: whether the scale is in the checkpoint.
+    """
+
+    words: str
+    kind: str | None
+    static: bool = False
+
+
+def applied(source: Source, name: str, weight: QTensor, wanted: str | None) -> tuple[QTensor, str | None]:
+    """Returns ``weight``, called ``name``, with activations quantised as ``wanted`` says, and a note for the report.
+
+    ``wanted``: ``"checkpoint"``, a kind, or None for none.
+
+    Raises:
+        FormatError: ``input_scale`` of the checkpoint is no scale.
+    """
+    if wanted is None:
+        return (weight.with_activation(None) if weight.activation else weight), None
+    prefix = name.removesuffix(".weight")
+    stated = Stated(wanted, wanted) if wanted != CHECKPOINT else _stated(source, prefix)
+    if weight.activation is not None and wanted == CHECKPOINT:
+        return weight, weight.activation
+    if stated is None:
+        return weight, None
+    if stated.kind is None:
+        return weight, f"{stated.words}: left as floats, which have no kernels for it"
+    wide = _widened(weight, stated.kind)
+    try:
+        made = wide.with_activation(stated.kind)
+    except FormatError as error:
+        if wanted != CHECKPOINT:
+            raise FormatError(f"{name}: {error}") from None
+        return weight, f"{stated.words}: left as floats, since {weight.format} has no kernels for it"
+    if not stated.static:
+        return made, stated.kind
+    scale_name = f"{prefix}.input_scale"
+    if scale_name not in source:
+        return made, f"{stated.kind}: {stated.words}, and there is no {scale_name}: a scale for each row"
+    scale = source.read(scale_name)
+    if scale.numel() != 1:
+        raise FormatError(f"{source.described(scale_name)} is not one scale of activations")
+    try:
+        return made.with_input_scale(scale.float()), f"{stated.kind}, static"
+    except FormatError as error:
+        raise FormatError(f"{scale_name}: {error}") from None
+
+
+def _widened(weight: QTensor, kind: str) -> QTensor:
+    """Returns an int8 weight with its 16-bit scales in float32, which have the same numbers: kernels of their own
+    multiply such by int8 activations."""
+    format = find(weight.format)
+    if format.row != "int8" or format.scale_dtype not in _NARROW or not kind.startswith("int8") or format.ordered:
+        return weight
+    name = ".".join(part for part in format.name.split(".") if part != format.scale)
+    codes, scales = weight.portable_tensors()
+    if bool((scales.abs() >= find("int8").scale_limit).any()):
+        return weight
+    facts: dict[str, Any] = {"transposed": weight.transposed, "experts": weight.token.experts}
+    return QTensor((codes, scales.float()), name, weight.group_size, weight.token.weight_shape, weight.dtype, **facts)
+
+
+def _stated(source: Source, prefix: str) -> Stated | None:
+    """Returns what the config, or the tensors beside a weight, say of its activations; None for floats."""
+    groups = [group.get("input_activations") for group in groups_of(source, prefix)]
+    described = [group for group in groups if isinstance(group, Mapping)]
+    if groups:
+        return _of_arguments(described[0]) if described and len(described) == len(groups) else None
+    config, has_scale = source.config, f"{prefix}.input_scale" in source
+    method, algorithm = str(config.get("quant_method")), str(config.get("quant_algo"))
+    if method == "fbgemm_fp8":
+        return Stated("fp8 for each row", "fp8_e4m3")
+    if method == "fp8":
+        if config.get("activation_scheme") == "static" and has_scale:
+            return Stated("static fp8", "fp8_e4m3", static=True)
+        blocks = config.get("weight_block_size")
+        return Stated("dynamic fp8", f"fp8_e4m3.block{BLOCK}" if blocks == [BLOCK, BLOCK] else "fp8_e4m3")
+    if "FP8_PB" in algorithm:  # weights in blocks, activations as they are
+        return None
+    if "FP8" in algorithm:
+        return Stated("static fp8" if has_scale else "fp8 for each row", "fp8_e4m3", static=has_scale)
+    if "W8A8" in algorithm or "INT8" in algorithm:
+        return Stated("int8", "int8", static=has_scale)
+    if "NVFP4" in algorithm:
+        return Stated("nvfp4", None)
+    settings = config.get("global_quant_config")
+    inputs = settings.get("input_tensors") if isinstance(settings, Mapping) else None
+    inputs = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    return _of_quark(inputs) if isinstance(inputs, Mapping) else None
+
+
+def _of_arguments(arguments: Mapping[str, Any]) -> Stated:
+    """Reads ``QuantizationArgs`` of compressed-tensors."""
+    bits, type_, strategy = arguments.get("num_bits"), arguments.get("type"), arguments.get("strategy")
+    dynamic, size = arguments.get("dynamic"), arguments.get("group_size")
+    kind = {(8, "int"): "int8", (8, "float"): "fp8_e4m3"}.get((bits, type_))  # type: ignore[arg-type]
+    words = f"{'dynamic' if dynamic else 'static'} {type_} of {bits} bits for each {strategy}"
+    if kind is None or (type_ == "int" and arguments.get("symmetric") is False and not dynamic):
+        return Stated(words, None)
+    if strategy == "group":
+        return Stated(words, f"{kind}.block{BLOCK}" if size == BLOCK and dynamic else None)
+    return Stated(words, kind, static=not dynamic)
+
+
+def _of_quark(inputs: Mapping[str, Any]) -> Stated:
+    dtype, dynamic = str(inputs.get("dtype")), inputs.get("is_dynamic") is not False
+    words = f"{'dynamic' if dynamic else 'static'} {dtype}"
+    if dtype == "int8":
+        return Stated(words, "int8", static=not dynamic)
+    return Stated(words, "fp8_e4m3" if dtype.startswith(_FLOAT8) else None, static=not dynamic)
+
+
+class Loaded(dict[str, torch.Tensor]):
+    """Holds the tensors of a checkpoint by name.
+
+    Attributes:
+        activations: by the name of a weight, how its products quantise activations, or why they do not.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], activations: Mapping[str, str]) -> None:
+        super().__init__(tensors)
+        self.activations = dict(activations)
+
+    @property
+    def report(self) -> str:
+        """Says how many weights have their activations quantised, and how: a line for each way."""
+        named: dict[str, list[str]] = {}
+        for name, words in self.activations.items():
+            named.setdefault(words, []).append(name)
+        weights = sum(isinstance(tensor, QTensor) for tensor in self.values())
+        floats = weights - len(self.activations)
+        lines = [f"{len(names)} weights: activations {words} ({names[0]}, ...)" for words, names in named.items()]
+        return "\n".join([*lines, *([f"{floats} weights: activations as they are"] if floats else [])])

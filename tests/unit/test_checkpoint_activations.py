@@ -1,0 +1,162 @@
+"""Checkpoints whose activations are quantised: what the config says of them, and the products."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import jitgen
+from jitgen.errors import FormatError
+from jitgen.quant.activations import quantized
+from tests import checkpoint_writers as writers
+
+SCALE = torch.tensor([0.02])
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(sum(map(ord, request.node.name)))
+
+
+def groups(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+    """A config of compressed-tensors whose weights have what their tensors say."""
+    arguments = {"num_bits": bits, "type": kind, "strategy": strategy, "dynamic": True, "symmetric": True, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": None, "input_activations": arguments}},
+    }
+
+
+def float8(kind: str = "row", suffix: str = "weight_scale") -> dict[str, torch.Tensor]:
+    return writers.float8(kind=kind, suffix=suffix)[0]
+
+
+def int8() -> dict[str, torch.Tensor]:
+    return writers.int8_rows()[0]
+
+
+STATED: dict[str, tuple[Any, dict[str, Any], bool, str | None, str]] = {
+    "int8 for each token": (int8, groups(8, "int", "token"), False, "int8", "int8"),
+    "static int8": (int8, groups(8, "int", "tensor", dynamic=False), True, "int8", "int8.static"),
+    "int8 and int4": (
+        lambda: writers.packed_integers(group=32)[0],
+        groups(8, "int", "token"),
+        False,
+        "int8",
+        "int4",
+    ),
+    "fp8 for each token": (float8, groups(8, "float", "token"), False, "fp8_e4m3", "fp8_e4m3.bfloat16"),
+    "static fp8": (
+        lambda: float8("tensor"),
+        groups(8, "float", "tensor", dynamic=False),
+        True,
+        "fp8_e4m3",
+        "fp8_e4m3.bfloat16.tensor.static",
+    ),
+    "fp8 in groups of 128": (
+        float8,
+        groups(8, "float", "group", group_size=128),
+        False,
+        "fp8_e4m3.block128",
+        "fp8_e4m3.bfloat16",
+    ),
+    "fine-grained fp8": (
+        lambda: float8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        False,
+        "fp8_e4m3.block128",
+        "fp8_e4m3.bfloat16.rows128",
+    ),
+    "ModelOpt's fp8": (
+        lambda: float8("tensor"),
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        True,
+        "fp8_e4m3",
+        "fp8_e4m3.bfloat16.tensor.static",
+    ),
+    "FBGEMM's fp8": (
+        float8,
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        False,
+        "fp8_e4m3",
+        "fp8_e4m3.bfloat16",
+    ),
+    "Quark's fp8": (
+        lambda: float8("tensor"),
+        {"quant_method": "quark", "global_quant_config": {"input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False}}},
+        True,
+        "fp8_e4m3",
+        "fp8_e4m3.bfloat16.tensor.static",
+    ),
+    "weights alone": (float8, {"quant_method": "compressed-tensors"}, False, None, "fp8_e4m3.bfloat16"),
+    "4 bits": (int8, groups(4, "int", "token"), False, None, "int8.bfloat16"),
+    "zero-points": (int8, groups(8, "int", "tensor", dynamic=False, symmetric=False), True, None, "int8.bfloat16"),
+}
+
+
+@pytest.mark.parametrize("kind", STATED)
+@pytest.mark.quick(where=lambda kind: kind in ("int8 for each token", "static fp8", "fine-grained fp8", "4 bits"))
+def test_products_do_as_the_checkpoint_says(kind: str) -> None:
+    write, config, static, activation, format = STATED[kind]
+    state = write() | ({"l.input_scale": SCALE} if static else {})
+    loaded = jitgen.load_quantized(state, config=config)
+    weight = loaded["l.weight"]
+    assert (weight.activation, weight.format) == (activation, format)
+    assert list(loaded) == ["l.weight"]
+    dense = weight.dequantize(torch.float64)
+    x = torch.randn(5, weight.shape[1])
+    rounded = x if activation is None else quantized(x, activation, SCALE if static else None)
+    wanted = rounded.double() @ dense.T
+    assert ((F.linear(x, weight) - wanted).abs() <= 1e-5 * wanted.abs().amax(-1, keepdim=True)).all()
+    words = {"4 bits": "left as floats", "zero-points": "left as floats", "weights alone": "as they are"}
+    assert words.get(kind, f"{activation}, static" if static else activation) in loaded.report
+
+
+def test_the_caller_may_say_otherwise() -> None:
+    state, config = int8(), groups(8, "int", "token")
+    assert jitgen.load_quantized(state, config=config, activation=None)["l.weight"].activation is None
+    packed = writers.packed_integers()[0]
+    assert jitgen.load_quantized(packed, activation="int8")["l.weight"].activation == "int8"
+    with pytest.raises(FormatError, match=r"l.weight: activation='fp8_e4m3'"):
+        jitgen.load_quantized(state, activation="fp8_e4m3")
+    with pytest.raises(FormatError, match="unknown activation 'int7'"):
+        jitgen.load_quantized(state, activation="int7")
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_is_none_is_an_error(scale: float) -> None:
+    state = int8() | {"l.input_scale": torch.tensor(scale)}
+    with pytest.raises(FormatError, match=r"l.input_scale"):
+        jitgen.load_quantized(state, config=groups(8, "int", "tensor", dynamic=False))
+    state["l.input_scale"] = torch.ones(3)
+    with pytest.raises(FormatError, match="is not one scale"):
+        jitgen.load_quantized(state, config=groups(8, "int", "tensor", dynamic=False))
+
+
+def test_a_static_scale_that_is_missing_is_said() -> None:
+    loaded = jitgen.load_quantized(int8(), config=groups(8, "int", "tensor", dynamic=False))
+    assert loaded["l.weight"].activation == "int8"
+    assert "there is no l.input_scale" in loaded.report
+
+
+def test_files_of_jitgen_keep_theirs(tmp_path: Any) -> None:
+    layer = torch.nn.Linear(64, 32)
+    jitgen.quantize_(layer, "int8", activation="int8")
+    jitgen.save_quantized(layer, tmp_path / "own.safetensors")
+    assert jitgen.load_quantized(tmp_path / "own.safetensors")["weight"].activation == "int8"
+    assert jitgen.load_quantized(tmp_path / "own.safetensors", activation=None)["weight"].activation is None
+
+
+@pytest.mark.parametrize(("key", "told"), [("act_quant_kwargs", {"_type": "QuantizeTensorToFloat8Kwargs"}), ("", None)])
+def test_torchao(key: str, told: Any, tmp_path: Any) -> None:
+    tensors, metadata, _ = writers.flattened_torchao()
+    facts = json.loads(metadata["l.weight"])
+    facts["_data"] |= {key: told} if key else {}
+    save_file(tensors, tmp_path / "model.safetensors", metadata=metadata | {"l.weight": json.dumps(facts)})
+    weight = jitgen.load_quantized(tmp_path / "model.safetensors")["l.weight"]
+    assert weight.activation == ("fp8_e4m3" if key else None)
