@@ -106,6 +106,14 @@ VIEWS = (
     "{a}.to(torch.float32)",
     "{a}.contiguous()",
     "torch.atleast_2d({a})",
+    "{a}.as_strided((2, 3), (1, 1), {i})",
+    "{a}.diagonal(-1)[{i}:]",
+    "torch.linalg.diagonal({a})",
+    "torch.einsum('ij->ji', {a})",
+    "torch.einsum('ii->i', {a})",
+    "{a}.view(torch.int32)",
+    "{a}.view(torch.float32)",
+    "{a}.view(torch.int16)",
 )
 UPDATES = (
     "{a}.add_(1)",
@@ -142,6 +150,26 @@ UPDATES = (
     "torch._foreach_add_([{a}, {b}], 1)",
     "torch.ops.aten.mul_.Tensor({a}, 2)",
     "torch.ops.view_programs.bump({a})",
+    "{a}.diagonal(1).mul_({b}.diagonal(1))",
+    "torch.diagonal({a}, -1).copy_({b}[0, 1:])",
+    "{a}[{i}:].fill_diagonal_(2)",
+    "{a}.fill_diagonal_(2, wrap=True)",
+    "{a}.as_strided((2, 2), (1, 1)).copy_({b}[:2, :2])",
+    "{a}.view(torch.int32).bitwise_and_(1 << 30)",
+    "torch.mul({a}, {b}, out={b})",
+    "torch.sub({b}, {a}, out={a}[{i}:])",
+    "torch.sum({a}, 0, out={b}[{i}])",
+)
+AUTOCAST = (
+    "with torch.autocast('cpu', torch.bfloat16): {made} = {a} @ {b}",
+    "with torch.autocast('cpu', torch.bfloat16): {made} = F.linear({a}, {b}) + {a}[:, :1]",
+    "with torch.autocast('cpu', torch.bfloat16): {made} = torch.mm({a}.t(), {b}.float())",
+    "with torch.autocast('cpu', torch.bfloat16): {a}.add_({a} @ {b})",
+    "with torch.autocast('cpu', torch.bfloat16): {a}.copy_(F.relu({a} @ {b}.t()))",
+    "with torch.autocast('cpu', torch.bfloat16), torch.autocast('cpu', enabled=False): {made} = {a} @ {b}",
+    "with torch.autocast('cpu', torch.bfloat16): {made} = torch.cat([{a} @ {b}, {a}]).sum(0)",
+    "with torch.autocast('cpu', torch.bfloat16): {made} = F.softmax({a} * 0, 0)",
+    "with torch.no_grad(), torch.autocast('cpu', torch.bfloat16): {made} = ({a} @ {b}).t()",
 )
 LAYOUTS = ("{a}.t_()", "{a}.unsqueeze_(0)", "{a}.squeeze_()")
 INPUTS = (
@@ -211,9 +239,11 @@ def view_program(
         group = draw.choice((NEW, VIEWS, VIEWS, UPDATES, UPDATES))
         if layouts and draw.random() < 0.1:
             group = LAYOUTS
-        text = draw.choice(group).format(a=a, b=b, i=i)
-        if grad and "as_strided" in text:  # beyond the view that it is of, where torch.compile refuses it
-            continue
+        if not grad and draw.random() < 0.1:
+            group = AUTOCAST
+        text = draw.choice(group).format(a=a, b=b, i=i, made=f"v{len(lines)}")
+        if grad and ("as_strided" in text or "view(torch" in text):
+            continue  # beyond the view that it is of, where torch.compile refuses it, or of bits
         made = f"v{len(lines)}"
         is_new = group in (NEW, VIEWS) or (group is UPDATES and draw.random() < 0.2 and "=" not in text)
         line = f"{made} = {text}" if is_new else text
@@ -249,10 +279,11 @@ def _run(lines: Sequence[str], kind: str, grad: bool) -> dict[str, Any] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what is deprecated, such as out= of another size
-            found: dict[str, Any] = _function(text)(*_with_grad(inputs_of(kind)[0], grad))
+            leaves = inputs_of(kind)[0]
+            found: dict[str, Any] = _function(text)(*_with_grad(leaves, grad))
         if grad:
             differentiable = [v for v in found.values() if isinstance(v, Tensor) and v.requires_grad]
-            torch.autograd.grad(sum(v.sum() for v in differentiable), differentiable, allow_unused=True)
+            torch.autograd.grad(sum(v.sum() for v in differentiable), leaves, allow_unused=True)
     except (RuntimeError, IndexError, ValueError, TypeError, Warning):
         return None
     return found

@@ -76,7 +76,7 @@ _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
-_VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal", "einsum")
+_VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal", "einsum", "unfold")
 """Functions whose results are views at all strides, made of reshapes here, or that raise an error."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
 """Functions of complex numbers."""

@@ -224,8 +224,8 @@ def test_updates_beyond_a_view_have_the_gradient_of_the_memory(function: Callabl
     check(function, square, grad)
 
 
-SEEDS = (3, 26, 57, 88)
-"""Of programs that together meet every line of ``view_programs`` but a few; any other seed is as good."""
+SEEDS = (92, 97, 102, 106)
+"""Of programs that together meet most lines of ``view_programs``; any other seed is as good."""
 
 
 @pytest.mark.parametrize("mode", ["plain", "breaks", "grad", "dynamic"])

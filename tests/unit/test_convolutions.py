@@ -166,3 +166,9 @@ def test_of_nothing() -> None:
     gradients = torch.autograd.grad(got, (x, w), torch.randn_like(got))
     assert gradients[0].shape == x.shape
     assert torch.equal(gradients[1], torch.zeros_like(w))
+
+
+def test_of_time_batch_and_channels() -> None:
+    x, w, bias = torch.randn(7, 2, 3), torch.randn(3, 3, 4), torch.randn(4)
+    got, want = jitgen.jit(torch.conv_tbc)(x, w, bias, 1), torch.conv_tbc(x.double(), w.double(), bias.double(), 1)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)

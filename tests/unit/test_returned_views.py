@@ -142,9 +142,18 @@ def by_true(x: Tensor, w: Tensor) -> Any:
     return y, x[True, 1:], x[False]
 
 
+def windows(x: Tensor, w: Tensor) -> Any:
+    of_rows, of_columns = x.unfold(1, 2, 3), w.t().unfold(1, 3, 3)
+    x.add_(1)
+    of_rows[0].mul_(5)
+    of_columns.sub_(1)
+    return of_rows, of_columns, w.sum(1), x.unfold(0, 2, 1).sum(-1)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        windows,
         flipped,
         of_an_einsum,
         by_true,

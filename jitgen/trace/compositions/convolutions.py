@@ -180,6 +180,14 @@ def _register() -> None:
 _register()
 
 
+@composition("conv_tbc")
+def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
+    """Convolves (time, batch, channels) with (time, channels, outputs)."""
+    require_rank(input, (3,))
+    require_rank(weight, (3,))
+    return F.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
+
+
 @composition("_nn.im2col")
 def im2col(input: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     """Computes ``F.unfold``: (N, channels * elements of a window, windows) of (N, channels, height, width)."""

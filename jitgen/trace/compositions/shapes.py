@@ -210,7 +210,8 @@ MOST_PIECES = 128
 
 @composition("Tensor.unfold", copied=True)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Cuts windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
+    """Cuts windows along a dimension. Those that do not overlap are a view; of others the elements at each offset are a
+    slice of every ``step``-th element."""
     size, step = int(size), int(step)
     if input.dim() == 0:
         valid_dim(input, dimension)
@@ -221,9 +222,12 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     length = int(input.shape[dim])
     if not 0 <= size <= length or step <= 0:
         raise ValueError(f"windows of {size} elements, every {step} elements, of {length}")
+    count = (length - size) // step + 1
+    if size <= step and count * step <= length:
+        windows = input.narrow(dim, 0, count * step).unflatten(dim, (count, step))
+        return windows.narrow(dim + 1, 0, size).movedim(dim + 1, -1)
     if size > MOST_PIECES or size == 0:
         raise UnsupportedError(f"windows of {size} elements are not supported; 1 to {MOST_PIECES} are")
-    count = (length - size) // step + 1
     return torch.stack([_every(input, dim, start, count, step) for start in range(size)], -1)
 
 
