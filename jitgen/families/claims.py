@@ -20,7 +20,7 @@ from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.program import Decision
-from jitgen.ir.regions import Region, Store, renumbered, stores_of, without_results
+from jitgen.ir.regions import Region, Store, grid_axes, renumbered, stores_of, without_results
 from jitgen.ir.views import Strided, contiguous_strides
 
 
@@ -152,12 +152,30 @@ class Claims:
     def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
         """Makes each view in ``region`` that no strides describe read a contiguous temporary, and drops the stores that
         cannot write to the memory of their results."""
+        region = self._with_viewable_shape(region, memories)
         stores = tuple(
             store.with_sources(self._with_viewable_reshapes)
             for store in region.stores
             if self._is_writable(store, memories)
         )
         return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
+
+    def _with_viewable_shape(self, region: Region, memories: Sequence[Strided]) -> Region:
+        """Moves a pointwise ``region`` to the shape before a reshape that needs a copy, if nothing needs one there: the
+        elements of a group_norm to that of its groups, which have numbers of their own."""
+        if any(stage.kind != "map" for stage in region.stages) or any(store.indices for store in region.stores):
+            return region
+        reshapes = [n for n in topological(store.value for store in region.stores) if self._needs_copy(n, n)]
+        for shape in dict.fromkeys(reshape.inputs[0].shape for reshape in reshapes if reshape.shape == region.shape):
+
+            def moved(node: Node, shape: Shape = shape) -> Node:
+                return self.mover.move(node, ("reshape",), shape)
+
+            stores = [store.moved(("reshape",), shape, moved) for store in region.stores]
+            nodes = topological(store.value for store in stores)
+            if all(self._is_writable(s, memories) for s in stores) and not any(self._needs_copy(n, n) for n in nodes):
+                return Region(region.family, grid_axes(shape), tuple(stores))
+        return region
 
     def _with_viewable_reshapes(self, root: Node) -> Node:
         """Makes reshapes under ``root`` that need a copy read a temporary; a value that is computed of several of them

@@ -195,12 +195,13 @@ def group_norm(
     rows, channels, *spatial = input.shape
     if not trace.guards.decide(symbols.compare("eq", symbols.mod(channels, groups), 0)):
         raise ValueError(f"{trace.guards.hint(channels)} channels cannot be divided into {num_groups} groups")
-    length = symbols.mul(symbols.floordiv(channels, groups), symbols.product(spatial))
     _check_parameters(trace, input, weight, bias, (channels,))
-    normal = standardized(trace, to_shape(trace, input, (rows, groups, length)), (2,), eps)
-    column = (channels, *(1 for _ in spatial))
+    own = symbols.floordiv(channels, groups)
+    # One dimension for the channels of a group, along which parameters differ, and one along which they do not.
+    grouped = to_shape(trace, input, (rows, groups, own, symbols.product(spatial)))
+    column = (groups, own, 1)
     scale, shift = (None if parameter is None else to_shape(trace, parameter, column) for parameter in (weight, bias))
-    return _affine(trace, to_shape(trace, normal, input.shape), scale, shift)
+    return to_shape(trace, _affine(trace, standardized(trace, grouped, (2, 3), eps), scale, shift), input.shape)
 
 
 @row("normalize")

@@ -193,6 +193,7 @@ class Row:
 
 square = spec(1024, 1024)
 head = [spec(2, 8, 512, 64)] * 3
+images = spec(8, 64, 32, 32)
 ROWS = {
     "decoder layer, 1 row": Row(decoder_layer, decoder_arguments(1), 7, 1.0, 1.0),
     "decoder layer, 64 rows": Row(decoder_layer, decoder_arguments(64), 7, 1.0, 1.11),
@@ -219,6 +220,10 @@ ROWS = {
     "cross entropy": Row(F.cross_entropy, (spec(64, 32000), spec(64, dtype=torch.int64)), 2, 2.43, 1.0),
     "layer norm": Row(
         lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), (square, spec(1024), spec(1024)), 1, 1.58, 1.0
+    ),
+    "group norm": Row(lambda x: F.group_norm(x, 8), (images,), 1, 1.81, 1.0),
+    "group norm with weights": Row(
+        lambda x, w, b: F.silu(F.group_norm(x, 8, w, b)), (images, spec(64), spec(64)), 2, 1.34, 1.5
     ),
     "mean and variance": Row(lambda x: (x.mean(-1), x.var(-1)), (square,), 1, 1.5, 1.0),
     "sum of all": Row(lambda x: x.sum(), (square,), 2, 1.01, 1.01),

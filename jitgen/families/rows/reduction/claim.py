@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.rows.reduction.even_rows import has_even_rows
 from jitgen.families.rows.reduction.joined import stores_of_lengths
 from jitgen.ir.analysis import nearest, one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological
@@ -50,7 +51,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if REDUCE not in node.kinds:
             continue
         for whole in stores_of_lengths(Store(position, node), mover):
-            rows, store = _as_rows(whole, mover, materialize)
+            rows, store = _as_rows(whole, partition)
             if rows is None or store is None:
                 rest[position] = without_reductions(node, mover, materialize)
             else:
@@ -74,8 +75,9 @@ def merge(left: Region, right: Region) -> Region | None:
     return replace(left, stores=(*left.stores, *right.stores))
 
 
-def _as_rows(store: Store, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
+def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | None]:
     """Returns the rows over which the value of ``store`` can be computed, and its store in their iteration space."""
+    mover = partition.mover
     # No other reduction stands between it and the value.
     outermost = next(nearest(store.value, [REDUCE], lambda between: not between.kind.reads_elsewhere), None)
     if outermost is None:
@@ -89,11 +91,27 @@ def _as_rows(store: Store, mover: Mover, materialize: Materialize) -> tuple[_Row
             moved = mover.move(store.value, ("unsqueeze", dim), shape)
             store = Store(store.result, moved, (*store.movements, (("unsqueeze", dim), shape)))
     if store.value.shape not in (rows.shape, reduced):
-        return None, None
+        regrouped = _regrouped(store, rows, partition)
+        if regrouped is None:
+            return None, None
+        store = regrouped
     if store.value.shape == rows.shape and not _is_run(rows.dims):
         return None, None  # a row of the result would have no single stride
-    value = _fit(store.value, rows, mover, materialize)
+    value = _fit(store.value, rows, mover, partition.materialize)
     return (None, None) if value is None else (rows, replace(store, value=value))
+
+
+def _regrouped(store: Store, rows: _Rows, partition: Partition) -> Store | None:
+    """Moves ``store`` to the shape of ``rows``, such as a group_norm's; None where no reshape leads from these rows to
+    its shape, or where an operand, such as the weights of a group's channels, has no single stride along a row then."""
+    mover, row_rank = partition.mover, len(rows.dims)
+    if rows.dims != tuple(range(len(rows.shape)))[-row_rank:]:
+        return None
+    reshapes = nearest(store.value, VIEW, lambda between: between.kind.is_pointwise)
+    if not any(view.attrs.kind == "reshape" and view.inputs[0].shape == rows.shape for view in reshapes):
+        return None
+    moved = store.moved(("reshape",), rows.shape, lambda node: mover.move(node, ("reshape",), rows.shape))
+    return moved if has_even_rows(moved.value, row_rank, partition) else None
 
 
 def _is_run(dims: Sequence[int]) -> bool:

@@ -49,6 +49,13 @@ def legalize(region: Region, partition: Partition, memories: Sequence[Strided]) 
     return replace(region, stores=tuple(stores))
 
 
+def has_even_rows(root: Node, row_rank: int, partition: Partition) -> bool:
+    """Returns whether every operand of ``root``, whose last ``row_rank`` dimensions are a row, has one stride along
+    it."""
+    natural = tuple(range(len(root.shape)))[-row_rank:]
+    return all(_is_even(partition.memory.strides(leaf), natural, row_rank) for leaf in _leaves(root))
+
+
 def _leaves(root: Node) -> Iterator[Node]:
     """Yields the tensors and indices, seen through their views, that ``root`` is computed from."""
 
