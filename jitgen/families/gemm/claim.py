@@ -31,6 +31,7 @@ from jitgen.ir.nodes import DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
+from jitgen.kernel.operands import item_size
 
 Materialize = Callable[[Node], Node]
 
@@ -184,7 +185,8 @@ def _with_operands_in_memory(
             x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            x = x if fused or x.is_in_memory else _in_its_order(x, partition, materialize)
+            if not fused and not x.is_in_memory:  # on a GPU tensor maps describe activations along k alone
+                x = materialize(x) if partition.device.is_gpu else _in_its_order(x, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
             memo[id(node)] = mover.builder.like(node, operands)
@@ -225,11 +227,11 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     """Materialises the computed operand ``node`` (..., rows or columns, k) in the order of what it is computed from:
     transposed if most of that is so, as in a gradient ``dy.T @ x``.
 
-    On a CPU products read either order as fast, and a value that another product reads untransposed is computed once.
-    On a GPU tensor maps describe activations along k alone, so an operand is always contiguous along k there.
+    Products on a CPU, and of 16-bit weights, read either order as fast, and a value that another product reads
+    untransposed is computed once.
     """
     last = len(node.shape) - 1
-    if partition.device.is_gpu or last < 1:
+    if last < 1 or (partition.device.is_gpu and item_size(node.dtype) != 2):
         return materialize(node)
     leaves = [
         leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in PRODUCTS or leaf.is_in_memory

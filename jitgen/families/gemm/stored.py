@@ -87,7 +87,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         elif node in temporaries:
             read[node] = partition.materialize(node)
         else:
-            read[node] = _in_memory(inside[node], partition)
+            read[node] = _in_memory(inside[node], _is_activation(node, index), partition)
     for group in groups:
         if len(group) > 1:
             partition.temporaries.compute_together([read[node] for node in group])
@@ -103,12 +103,18 @@ def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
     return mover.builder.like(node, children)
 
 
-def _in_memory(node: Node, partition: Partition) -> Node:
+def _is_activation(node: Node, index: Index) -> bool:
+    """Returns whether a product has ``node``, or a view of it, as its left operand."""
+    views = index.reached([node], lambda user: user is not node and user.kind is not VIEW)
+    return any(user.kind is CONTRACT and user.inputs[0] in views for view in views for user in index.users[view])
+
+
+def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
     """Reads ``node`` from a temporary. That has the rows and columns of its products, so that their kernel writes it,
-    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is a temporary of its own,
-    because operands of products are contiguous along K there (``claim.py``)."""
+    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is a temporary of its own
+    where it is an activation, which is contiguous along K there (``claim.py``)."""
     store = flattened(0, node, partition.mover)
-    if not store.movements or (partition.device.is_gpu and not keeps_last_dimension(store)):
+    if not store.movements or (partition.device.is_gpu and is_activation and not keeps_last_dimension(store)):
         return partition.materialize(node)
     matrix = partition.materialize(store.value)
     return restored(Store(0, matrix, store.movements), node, partition.mover)
