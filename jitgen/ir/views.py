@@ -166,6 +166,7 @@ class Mover:
         elif node.inputs and node.kind.commutes:
             children = [c if c.kind.is_number else self.move(c, attrs, shape) for c in node.inputs]
             return self.builder.like(node, children, shape)
+        attrs = _without_one(node.shape, shape) or attrs if attrs[0] == "reshape" else attrs
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
@@ -215,6 +216,14 @@ class Mover:
         if start == 0 and length == node.shape[dim]:
             return node
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
+
+
+def _without_one(shape: Shape, reshaped: Shape) -> tuple[str, int] | None:
+    """Returns the view that a reshape of ``shape`` is if it only drops a size of 1: the same value has one spelling."""
+    if len(reshaped) != len(shape) - 1:
+        return None
+    dropped = (dim for dim, size in enumerate(shape) if size == 1 and (*shape[:dim], *shape[dim + 1 :]) == reshaped)
+    return next((("squeeze", dim) for dim in dropped), None)
 
 
 # -------------------------------------------------------------------------------------------------- in memory

@@ -111,13 +111,15 @@ def _is_activation(node: Node, index: Index) -> bool:
 
 def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
     """Reads ``node`` from a temporary. That has the rows and columns of its products, so that their kernel writes it,
-    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is a temporary of its own
-    where it is an activation, which is contiguous along K there (``claim.py``)."""
+    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is copied where it is an
+    activation, which is contiguous along K there (``claim.py``)."""
     store = flattened(0, node, partition.mover)
-    if not store.movements or (partition.device.is_gpu and is_activation and not keeps_last_dimension(store)):
+    if not store.movements:
         return partition.materialize(node)
     matrix = partition.materialize(store.value)
-    return restored(Store(0, matrix, store.movements), node, partition.mover)
+    view = restored(Store(0, matrix, store.movements), node, partition.mover)
+    is_copied = partition.device.is_gpu and is_activation and not keeps_last_dimension(store)
+    return partition.materialize(view) if is_copied else view
 
 
 # ------------------------------------------------------------------------------------------------------------ owners
