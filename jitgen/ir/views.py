@@ -161,6 +161,8 @@ class Mover:
             of_reduction = node.attrs.kind == "expand" and node.inputs[0].kind is REDUCE
             if of_reduction and attrs[0] in ("permute", "unsqueeze", "slice"):
                 return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
+            if attrs[0] == "squeeze" and node.attrs.kind == "reshape":
+                return self.move(node.inputs[0], ("reshape",), shape)
             if attrs[0] == "reshape" and node.attrs.kind in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.kind.commutes:
