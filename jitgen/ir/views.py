@@ -168,7 +168,8 @@ class Mover:
         elif node.inputs and node.kind.commutes:
             children = [c if c.kind.is_number else self.move(c, attrs, shape) for c in node.inputs]
             return self.builder.like(node, children, shape)
-        attrs = _without_one(node.shape, shape) or attrs if attrs[0] == "reshape" else attrs
+        if attrs[0] == "reshape" and REDUCE not in (base.kind, node.kind):
+            attrs = _without_one(node.shape, shape) or attrs
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
