@@ -107,7 +107,7 @@ def _regrouped(store: Store, rows: _Rows, partition: Partition) -> Store | None:
     mover, row_rank = partition.mover, len(rows.dims)
     if rows.dims != tuple(range(len(rows.shape)))[-row_rank:]:
         return None
-    reshapes = nearest(store.value, VIEW, lambda between: between.kind.is_pointwise)
+    reshapes = nearest(store.value, {VIEW}, lambda between: between.kind.is_pointwise)
     if not any(view.attrs.kind == "reshape" and view.inputs[0].shape == rows.shape for view in reshapes):
         return None
     moved = store.moved(("reshape",), rows.shape, lambda node: mover.move(node, ("reshape",), rows.shape))
