@@ -106,7 +106,7 @@ def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
 def _is_activation(node: Node, index: Index) -> bool:
     """Returns whether a product has ``node``, or a view of it, as its left operand."""
     views = index.reached([node], lambda user: user is not node and user.kind is not VIEW)
-    return any(user.kind is CONTRACT and user.inputs[0] in views for view in views for user in index.users[view])
+    return any(user.kind in PRODUCTS and user.inputs[0] in views for view in views for user in index.users[view])
 
 
 def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
