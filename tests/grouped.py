@@ -49,6 +49,11 @@ def of_lengths(x: Any, weight: Any, ends: Any) -> Any:
     return torch._grouped_mm(x, weight, ends)
 
 
+def chosen(x: Any, weight: Any, ids: Any) -> Any:
+    """A row of ``x`` for each id, times the matrix (N, K) that it chooses."""
+    return torch.bmm(weight[ids], x.unsqueeze(-1)).squeeze(-1) * 2
+
+
 def failure(found: torch.Tensor, wanted: torch.Tensor, what: str) -> str | None:
     """What is wrong with ``found``, in words; None where nothing is."""
     if found.shape != wanted.shape:

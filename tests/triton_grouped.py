@@ -17,6 +17,7 @@ from tests.grouped import (
     LENGTH,
     OFFSETS,
     ROWS,
+    chosen,
     failure,
     gated,
     lengths_of_groups,
@@ -69,6 +70,17 @@ def lengths() -> Iterator[str | None]:
         wanted = lengths_of_groups(x, weight, ends)
         yield failure(run(x, weight, offsets(name, torch.int64)), wanted, name)
         yield failure(run(x.T.contiguous().T, weight.T.contiguous().T, offsets(name, torch.int64)), wanted, name)
+
+
+@check
+def ids() -> Iterator[str | None]:
+    run = compiled(chosen)
+    x, dense = torch.randn(7, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
+    numbers = torch.tensor([0, 4, 3, 3, -1, 2, 0])
+    for weight in (dense, jitgen.quantize(dense, "int4", group_size=32)):
+        exact = weight.dequantize(torch.float64) if isinstance(weight, jitgen.QTensor) else dense.double()
+        wanted = 2 * torch.einsum("snk,sk->sn", exact[numbers], x.double())
+        yield failure(run(x, weight, numbers), wanted, "chosen by ids")
 
 
 @check

@@ -31,7 +31,7 @@ from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
 from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
-from jitgen.ir.nodes import CONTRACT
+from jitgen.ir.nodes import PRODUCTS
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.runtime import inference, overlap
@@ -291,7 +291,7 @@ def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:
 
     The weight's own dtype is what it is dequantised to where nothing says otherwise, and says nothing here.
     """
-    products = (node for node in topological(graph.outputs) if node.kind is CONTRACT)
+    products = (node for node in topological(graph.outputs) if node.kind in PRODUCTS)
     dtypes = [DTYPES[node.inputs[0].dtype] for node in products if node.inputs[1].under_views is weight]
     return reduce(torch.promote_types, dtypes)
 

@@ -312,6 +312,9 @@ def _grouped_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 def _grouped(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Computes the gradients of grouped products as grouped products: of the weights of groups over ranges of rows."""
     dtype, offsets, gradients_ = DTYPES[node.inputs[0].dtype], at.value(node.inputs[2]), {}
+    if node.attrs.by == "ids":
+        chosen = at.value(node.inputs[1]).to(dtype)[offsets]
+        return {0: fn.bmm(g.to(dtype).unsqueeze(1), chosen).squeeze(1)}
     g, of_lengths = g.to(dtype), node.attrs.equation == LENGTHS_OF_GROUPS
     if 0 in positions:
         weight = at.value(node.inputs[1]).to(dtype)

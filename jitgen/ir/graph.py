@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.nodes import DEQUANTIZE, INPUT, KINDS, VIEW, Kind
+from jitgen.ir.nodes import DEQUANTIZE, GATHER, INPUT, KINDS, VIEW, Kind
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.spec import SCHEMA
 
@@ -81,8 +81,9 @@ class Node:
 
     @property
     def is_weight(self) -> bool:
-        """Returns whether it is a quantised weight, or a view of one."""
-        return self.under_views.kind is DEQUANTIZE
+        """Returns whether it is a quantised weight, a view of one, or matrices chosen of one."""
+        base = self.under_views
+        return (base.inputs[0].under_views if base.kind is GATHER else base).kind is DEQUANTIZE
 
 
 def kinds_of(nodes: Iterable[Node]) -> frozenset[Kind]:

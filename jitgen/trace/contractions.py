@@ -20,8 +20,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
-from jitgen.trace.derivatives import with_gradient
-from jitgen.trace.gathers import index_select
+from jitgen.trace.groups import ACTIVATIONS, by_codes, by_ids, is_chosen, mT, of_batches, ordered_columns
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.reductions import reduce, sum_
@@ -38,7 +37,6 @@ from jitgen.trace.typing import (
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
@@ -58,6 +56,9 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         UnsupportedError: both operands are quantised, or the dtype of the activation is neither one of ``ACTIVATIONS``
             nor one of ``INTEGERS``.
     """
+    chosen = by_ids(trace, x, weight, dtype) if batch == 1 and trace.chosen else None
+    if chosen is not None:
+        return chosen
     if x.is_weight:
         if weight.is_weight:
             raise UnsupportedError("a product of two quantised weights is not supported; dequantise one of them")
@@ -78,44 +79,6 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     x = ordered_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
     return by_codes(trace, product)
-
-
-def ordered_columns(trace: Trace, x: Node, weight: Node) -> Node:
-    """Returns ``x`` with its last dimension in the order in which the columns of ``weight`` are stored."""
-    order = trace.quantized.column_order(weight)
-    if order is None:
-        return x
-    return index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
-
-
-def by_codes(trace: Trace, product: Node) -> Node:
-    """Computes ``product``, where its weight is quantised and says so, with the activation quantised: sums of codes
-    times scales. Its gradients are those of ``product``."""
-    x, weight, *groups = product.inputs
-    quantized = trace.quantized
-    if not weight.is_weight or quantized.activation(weight) is None or weight.shape[-1] == 0:
-        return product
-    attrs = product.attrs._replace(accumulator="float32", precision="ieee")
-
-    def sums(left: Node, right: Node) -> Node:
-        return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
-
-    codes, scales = quantized.codes(x, weight)
-    rows = quantized.rows_of_codes(weight)
-    if rows is not None:  # the gemm family makes products of codes of products of what they are cast to
-        total = sums(trace.cast(codes, "float32"), trace.cast(rows[0], "float32"))
-        scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
-    elif quantized.multiplies_codes(weight):
-        scaled = pointwise(trace, "mul", sums(codes, weight), scales)
-    elif quantized.has_blocks(weight):
-        # Decoded to the activation's dtype, as 16 bits have no product of code and scale. Where the weight has blocks
-        # too, the gemm family makes products of codes of it.
-        values = quantized.values(codes, scales, weight)
-        scaled = sums(values if weight.under_views.attrs.layout == "blocks" else trace.cast(values, x.dtype), weight)
-    else:  # 16 bits have all codes
-        decoded = trace.cast(codes, quantized.decoded_dtype(x.dtype))
-        scaled = pointwise(trace, "mul", sums(decoded, weight), scales)
-    return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 
 
 def transposed(trace: Trace, node: Node) -> Node:
@@ -145,7 +108,9 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
 
 def _batched(trace: Trace, input: Node, other: Node) -> Node:
     """Multiplies ``input`` (..., M, K) or (K,) by ``other`` (..., K, N); their batch dimensions broadcast."""
-    if input.is_weight or other.is_weight:
+    if other.is_weight and len(other.shape) == 3 == len(input.shape) and not is_chosen(trace, other):
+        return of_batches(trace, input, mT(trace, other))
+    if (input.is_weight or other.is_weight) and not (is_chosen(trace, input) or is_chosen(trace, other)):
         raise UnsupportedError(
             "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; dequantise "
             "it, or let the activation stand on the left"
@@ -157,13 +122,6 @@ def _batched(trace: Trace, input: Node, other: Node) -> Node:
     left = expand(trace, input, (*batch, *input.shape[-2:]))
     right = expand(trace, other, (*batch, *other.shape[-2:]))
     return contract(trace, left, mT(trace, right), len(batch))
-
-
-def mT(trace: Trace, node: Node) -> Node:
-    """Exchanges the last two dimensions of ``node``."""
-    rank = len(node.shape)
-    order = (*range(rank - 2), rank - 1, rank - 2)
-    return view(trace, node, ("permute", order), tuple(node.shape[dim] for dim in order))
 
 
 @row("bmm", weights=True)

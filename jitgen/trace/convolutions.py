@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.graph import Node
-from jitgen.trace.contractions import ACTIVATIONS, INTEGERS
+from jitgen.trace.contractions import INTEGERS
+from jitgen.trace.groups import ACTIVATIONS
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import sizes_of
 from jitgen.trace.table import row

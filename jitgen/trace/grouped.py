@@ -11,19 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir import symbols
-from jitgen.ir.body import accumulator_dtype
-from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS
 from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.contractions import ACTIVATIONS, bmm, by_codes, mT, ordered_columns, transposed
-from jitgen.trace.guards import matmul_precision
+from jitgen.spec import dtype_name
+from jitgen.trace.contractions import bmm, transposed
+from jitgen.trace.groups import grouped, mT
 from jitgen.trace.table import row
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
-
-OFFSETS = ("int32", "int64")
 
 
 @row("_grouped_mm", "transformers.grouped_mm_fallback", weights=True)
@@ -56,43 +51,3 @@ def functional_grouped_mm(
     trace: Trace, mat_a: Node, mat_b: Node, *, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Node:
     return grouped_mm(trace, mat_a, mat_b, offs, bias, out_dtype)
-
-
-def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: str = "offsets") -> Node:
-    """Multiplies the rows of ``x`` (M, K) by the matrices (N, K) of their groups, where ``weight`` is (G, N, K); for a
-    ``weight`` (N, K), multiplies ranges of K, one for each group, to (G, M, N).
-
-    Args:
-        groups: the end of each group, or by ``"ids"`` the group of each row.
-        dtype: of the result.
-    """
-    if x.is_weight:
-        raise UnsupportedError(
-            "grouped_mm: the matrices that share a quantised weight's groups come second, as (G, K, N)"
-        )
-    if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
-        raise TypeError(f"grouped_mm: expected operands of one dtype, but got {x.dtype} and {weight.dtype}")
-    if x.dtype not in ACTIVATIONS:
-        raise UnsupportedError(f"grouped_mm of {x.dtype} is not supported; use one of {', '.join(ACTIVATIONS)}")
-    if groups.dtype not in OFFSETS or len(groups.shape) != 1:
-        raise TypeError(f"grouped_mm: offs is {groups.dtype} of {len(groups.shape)} dimensions, not a vector of int32")
-    _same(trace, x.shape[-1], weight.shape[-1], "K")
-    precision = matmul_precision() if x.dtype == "float32" else "ieee"
-    accumulator = accumulator_dtype(x.dtype)
-    if len(weight.shape) == 2:
-        if weight.is_weight:
-            raise UnsupportedError("grouped_mm: groups along K of a quantised weight; dequantise it")
-        shape = (groups.shape[0], x.shape[0], weight.shape[0])
-        return trace.make("grouped", (x, weight, groups), dtype, shape, (LENGTHS_OF_GROUPS, accumulator, precision, by))
-    _same(trace, groups.shape[0], x.shape[0] if by == "ids" else weight.shape[0], "the number of groups")
-    x = ordered_columns(trace, x, weight)
-    attrs = (ROWS_OF_GROUPS, accumulator, precision, by)
-    product = trace.make("grouped", (x, weight, groups), dtype, (x.shape[0], weight.shape[1]), attrs)
-    return by_codes(trace, product)
-
-
-def _same(trace: Trace, left: Any, right: Any, what: str) -> None:
-    if left != right and not trace.guards.decide(symbols.compare("eq", left, right)):
-        raise ValueError(
-            f"grouped_mm: {what} is {trace.guards.hint(left)} of one and {trace.guards.hint(right)} of another"
-        )

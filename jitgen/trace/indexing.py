@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import GATHER
 from jitgen.trace.contents import is_numpy
-from jitgen.trace.gathers import MASKED, indexed, require_index
+from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
+from jitgen.trace.groups import without_swaps
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
@@ -156,10 +158,37 @@ def _listed_key(item: Any) -> list[Any]:
 @row("getitem", "__getitem__", view=True)
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
     refuse_nested(key)
+    if input.is_weight and len(input.shape) == 3 and (chosen := _matrices_of_weight(trace, input, key)) is not None:
+        return chosen
     viewed, by_dim = viewed_by(trace, input, key)
     if any(isinstance(item, bool) for item in (key if isinstance(key, tuple) else (key,))):
         return trace.copy(viewed, viewed.dtype)  # a mask, to torch
-    return indexed(trace, viewed, by_dim) if by_dim else viewed
+    if not by_dim:
+        return viewed
+    result = indexed(trace, viewed, by_dim)
+    if len(viewed.shape) == 3 and list(by_dim) == [0] and len(by_dim[0].shape) == 1 and result.kind is GATHER:
+        trace.chosen[id(result)] = result, viewed, by_dim[0]
+    return result
+
+
+def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
+    """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a vector of ids;
+    None by another key."""
+    if type(key) is int:
+        whole, swapped = without_swaps(weight)
+        count, rows, columns = whole.shape
+        if not -count <= key < count:  # type: ignore[operator]
+            raise IndexError(f"index {key} is out of range for a weight of {count} matrices")
+        start = symbols.mul(key % count, rows)  # type: ignore[operator]
+        matrix = view(trace, whole.under_views, ("slice", 0, start, 1), (rows, columns))
+        return view(trace, matrix, ("permute", (1, 0)), (columns, rows)) if swapped else matrix
+    if not (isinstance(key, Node) and len(key.shape) == 1 and key.dtype in INDEX_DTYPES):
+        return None
+    shape = (key.shape[0], *weight.shape[1:])
+    index = expand(trace, along(trace, trace.cast(key, "int64"), 0, 3), shape)
+    result = trace.make("gather", (weight, index), weight.dtype, shape, (-1, 1, 2))
+    trace.chosen[id(result)] = result, weight, key
+    return result
 
 
 def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:

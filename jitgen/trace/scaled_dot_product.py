@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.trace.contractions import matmul, mT
+from jitgen.trace.contractions import matmul
+from jitgen.trace.groups import mT
 from jitgen.trace.movement import view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import broadcast_like, reduce

@@ -130,6 +130,8 @@ class Trace:
         """Where each input of the graph is read."""
         self._captured_proxies: dict[int, TensorProxy] = {}
         self.quantized = QuantizedWeights(self, layout)
+        self.chosen: dict[int, tuple[Node, Node, Node]] = {}
+        """Matrices that ids chose, by the id of their node: the node, what they were chosen of, and the ids."""
         self.host_scalars: list[TensorProxy] = []
         self._returned: dict[int, tuple[TensorProxy, Node]] = {}
         self._returned_nodes: set[Node] = set()

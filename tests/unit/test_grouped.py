@@ -18,6 +18,7 @@ from tests.grouped import (
     LENGTH,
     OFFSETS,
     ROWS,
+    chosen,
     failure,
     gated,
     lengths_of_groups,
@@ -141,6 +142,41 @@ def test_in_cuda(format: str | None) -> None:
         ends = 5 * offsets(name)
         (found,) = run_cuda(product, x, weight, ends)
         assert not failure(found, rows_of_groups(x, exact, ends.tolist()), name)
+
+
+def test_matrices_that_ids_choose() -> None:
+    run, turned = jitgen.jit(chosen), jitgen.jit(lambda x, w, ids: torch.bmm(x.unsqueeze(1), w[ids]).squeeze(1))
+    x, dense = torch.randn(7, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
+    ids = torch.tensor([0, 4, 3, 3, -1, 2, 0])
+    quantized = jitgen.quantize(dense, "int4", group_size=32)
+    for weight, exact in ((dense, dense.double()), (quantized, quantized.dequantize(torch.float64))):
+        wanted = torch.einsum("snk,sk->sn", exact[ids], x.double())
+        assert not failure(run(x, weight, ids), 2 * wanted, "matrices on the left")
+        assert not failure(turned(x, weight.mT, ids), wanted, "matrices on the right")
+        assert len(run.lower(x, weight, ids).kernels) == 1
+        with pytest.raises(IndexError, match="an id is of no group"):
+            run(x, weight, ids + 2)
+    needs = x.clone().requires_grad_()
+    run(needs, quantized, ids).sum().backward()
+    assert needs.grad is not None
+    assert not failure(needs.grad, 2 * exact[ids].sum(1), "gradient of rows")
+    needs = dense.clone().requires_grad_()
+    run(x, needs, ids).sum().backward()
+    expected = torch.zeros(GROUPS, COLUMNS, LENGTH, dtype=torch.float64)
+    expected.index_add_(0, ids % GROUPS, 2 * x.double()[:, None].expand(-1, COLUMNS, -1))
+    assert needs.grad is not None
+    assert not failure(needs.grad, expected, "gradient of matrices")
+
+
+def test_matrices_of_a_quantised_weight() -> None:
+    x, weight = torch.randn(GROUPS, 5, LENGTH), jitgen.quantize(torch.randn(GROUPS, COLUMNS, LENGTH), "int4", 32)
+    exact = weight.dequantize(torch.float64)
+    products = jitgen.jit(lambda x, w: torch.bmm(x, w.mT))(x, weight)
+    assert not failure(products, x.double() @ exact.mT, "a batch")
+    one = jitgen.jit(lambda x, w: F.linear(x, w[2]) + F.linear(x, w[-1]))
+    assert not failure(one(x[0], weight), x[0].double() @ (exact[2] + exact[-1]).T, "one matrix")
+    with pytest.raises(TraceError, match="for a weight of 5 matrices"):
+        jitgen.jit(lambda x, w: F.linear(x, w[5]))(x[0], weight)
 
 
 def test_gradients() -> None:

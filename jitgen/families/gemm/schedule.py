@@ -77,6 +77,11 @@ class Problem:
         return self.contractions[0].grouping
 
     @property
+    def groups(self) -> int:
+        """Returns the number of groups of rows that may have some; 1 where rows are not grouped."""
+        return self.matrices if self.grouping in BY_ROWS else 1
+
+    @property
     def contractions(self) -> tuple[Contraction, ...]:
         """Returns the contractions of one region."""
         return self.bodies[0].contractions

@@ -37,4 +37,5 @@ def group_of_tile(ends, stride, groups, rows, tile, SLOTS: tl.constexpr, BLOCK: 
 def group_of_id(ids, stride, groups, rows, tile):
     """The group of row ``tile``, that row, and the end of its group, which is the next row; -1 where the id is none."""
     group = tl.load(ids + tile * stride).to(tl.int32)
+    group = tl.where(group < 0, group + groups, group)
     return tl.where((group >= 0) & (group < groups), group, -1), tile, tile + 1

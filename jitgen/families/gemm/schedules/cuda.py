@@ -86,8 +86,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """Lists the schedules for ``problem``, of every mainloop that computes it and is not certainly slower than
     another."""
     blocks: Sequence[BlockSchedule]
-    if problem.grouping == "offsets":  # the tiles of groups with fewer rows have room for some more
-        problem = replace(problem, rows=max(problem.rows, MMA_ROWS))
+    if problem.grouping == "offsets":  # the tiles of an average group have room for some rows more
+        problem = replace(problem, rows=MMA_ROWS if problem.rows == 1 else max(problem.rows, STREAMED_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if problem.quantized and problem.dtype in BYTES:
         if not tensor_maps:

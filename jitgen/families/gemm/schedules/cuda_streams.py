@@ -66,7 +66,7 @@ def mma(problem: Problem) -> Sequence[BlockSchedule]:
         # Groups shorter than 64 have more scales, and they take registers.
         group = problem.contractions[0].group_size
         taller = 2 if group is None or group % 64 == 0 else 1
-        tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+        tiles = problem.groups * count * sum(-(-columns // 16) for columns in problem.columns)
         low = tiles * problem.rows <= LOW_TILES
         shapes = [(1, 4, 2, 2), (1, 4, 2, 1)] if low else [(taller, 8, 1, 1)]  # the second takes less shared memory
         if not problem.device.has_clusters:
@@ -87,7 +87,7 @@ def _tokens(rows: int) -> int:
 def weights_of(problem: Problem) -> StreamWeights:
     """Returns the facts on which the choice of tiles depends."""
     first, count = problem.contractions[0], len(problem.contractions)
-    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+    tiles = problem.groups * count * sum(-(-columns // 16) for columns in problem.columns)
     quantized = problem.quantized
     bits = _bits(first.format, first.group_size) if quantized else 8 * item_size(problem.dtype)
     light = quantized and _plain(problem)

@@ -66,10 +66,10 @@ JITGEN_DEVICE GroupTile group_of_tile(const Integer* ends, int64_t stride, int g
   return {-1, 0, 0, -1};
 }
 
-// Row number `row` alone, of the group that its id says.
+// Row number `row` alone, of the group that its id says; a negative one counts from the end.
 template <class Integer>
 JITGEN_DEVICE GroupTile group_of_id(const Integer* ids, int64_t stride, int groups, int row) {
-  const int64_t group = int64_t(ids[row * stride]);
+  const int64_t id = int64_t(ids[row * stride]), group = id < 0 ? id + groups : id;
   return {group >= 0 && group < groups ? int(group) : -1, row, row + 1, 0};
 }
 

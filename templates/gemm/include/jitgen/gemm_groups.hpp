@@ -27,14 +27,18 @@ int32_t each_group(const Integer* divided, int64_t stride, int64_t groups, int64
     return {number == 0 ? 0 : int64_t(divided[(number - 1) * stride]),
             number == groups ? total : int64_t(divided[number * stride])};
   };
+  const auto matrix_of = [&](int64_t number) -> int64_t {
+    if (by != By::ids) return number;
+    const int64_t id = divided[number * stride];
+    return id < 0 ? id + groups : id;  // a negative one counts from the end
+  };
   int64_t used = 0;
   for (int64_t number = 0; number < count; ++number) {
     const Range here = range(number);
     if (here.begin < 0 || here.end < here.begin || here.end > total) return bad_groups;
-    if (by == By::ids && (divided[number * stride] < 0 || divided[number * stride] >= groups)) return bad_groups;
+    if (by == By::ids && (matrix_of(number) < 0 || matrix_of(number) >= groups)) return bad_groups;
     used += here.begin < here.end;
   }
-  const auto matrix_of = [&](int64_t number) { return by == By::ids ? int64_t(divided[number * stride]) : number; };
   // A group is large if it has more than a thread's share, and where there are too few for all threads.
   const int64_t share = used < threads ? 0 : total / threads;
   const bool is_serial = threads == 1 || share == 0;

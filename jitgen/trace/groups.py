@@ -1,0 +1,169 @@
+"""Makes grouped products, and what products with quantised weights have in common.
+
+A grouped product is one ``grouped`` node (``ir/nodes.py``) with groups of rows by offsets or by ids, or ranges of K. By
+ids are products of single rows with matrices that were chosen of a tensor of three dimensions, ``w[ids]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import VIEW
+from jitgen.spec import DTYPES
+from jitgen.trace.derivatives import with_gradient
+from jitgen.trace.gathers import index_select
+from jitgen.trace.guards import matmul_precision
+from jitgen.trace.movement import view
+from jitgen.trace.typing import pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
+OFFSETS = ("int32", "int64")
+
+
+def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: str = "offsets") -> Node:
+    """Multiplies the rows of ``x`` (M, K) by the matrices (N, K) of their groups, where ``weight`` is (G, N, K); for a
+    ``weight`` (N, K), multiplies ranges of K, one for each group, to (G, M, N).
+
+    Args:
+        groups: the end of each group, or by ``"ids"`` the group of each row; a negative one counts from the end.
+        dtype: of the result.
+    """
+    if x.is_weight:
+        raise UnsupportedError(
+            "grouped_mm: the matrices that share a quantised weight's groups come second, as (G, K, N)"
+        )
+    if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
+        raise TypeError(f"grouped_mm: expected operands of one dtype, but got {x.dtype} and {weight.dtype}")
+    if x.dtype not in ACTIVATIONS:
+        raise UnsupportedError(f"grouped_mm of {x.dtype} is not supported; use one of {', '.join(ACTIVATIONS)}")
+    if groups.dtype not in OFFSETS or len(groups.shape) != 1:
+        raise TypeError(f"grouped_mm: offs is {groups.dtype} of {len(groups.shape)} dimensions, not a vector of int32")
+    _same(trace, x.shape[-1], weight.shape[-1], "K")
+    precision = matmul_precision() if x.dtype == "float32" else "ieee"
+    accumulator = accumulator_dtype(x.dtype)
+    if len(weight.shape) == 2:
+        if weight.is_weight:
+            raise UnsupportedError("grouped_mm: groups along K of a quantised weight; dequantise it")
+        shape = (groups.shape[0], x.shape[0], weight.shape[0])
+        return trace.make("grouped", (x, weight, groups), dtype, shape, (LENGTHS_OF_GROUPS, accumulator, precision, by))
+    _same(trace, groups.shape[0], x.shape[0] if by == "ids" else weight.shape[0], "the number of groups")
+    x = ordered_columns(trace, x, weight)
+    attrs = (ROWS_OF_GROUPS, accumulator, precision, by)
+    product = trace.make("grouped", (x, weight, groups), dtype, (x.shape[0], weight.shape[1]), attrs)
+    return by_codes(trace, product)
+
+
+def is_chosen(trace: Trace, node: Node) -> bool:
+    """Returns whether ``node`` has the matrices that ids chose, or their transposes."""
+    return id(without_swaps(node)[0]) in trace.chosen
+
+
+def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | None:
+    """Computes the product of ``x`` (S, R, K) and the transpose of ``weight`` (S, N, K), of which one operand has the
+    matrices that ids chose and the other one row for each, without a copy of the matrices; None for other operands."""
+    for rows, matrices, dim in ((x, weight, 1), (weight, x, 2)):
+        chosen, swapped = without_swaps(matrices)
+        if id(chosen) not in trace.chosen or rows.shape[1] != 1:
+            continue
+        _, whole, ids = trace.chosen[id(chosen)]
+        if trace.differentiable and not whole.is_weight:
+            continue  # the gradient of a matrix adds up those of its rows, as that of a gather does
+        whole = mT(trace, whole) if swapped else whole
+        row_ = view(trace, rows, ("squeeze", 1), (rows.shape[0], rows.shape[2]))
+        product = grouped(trace, row_, whole, ids, dtype or rows.dtype, "ids")
+        shape = (*product.shape[:1], *((1, product.shape[1]) if dim == 1 else (product.shape[1], 1)))
+        return view(trace, product, ("unsqueeze", dim), shape)
+    return None
+
+
+def of_batches(trace: Trace, x: Node, weight: Node) -> Node:
+    """Multiplies a batch of matrices ``x`` (E, M, K) by a quantised weight of as many (E, N, K)."""
+    count, rows, length = x.shape
+    _same(trace, count, weight.shape[0], "the number of matrices")
+    ends = pointwise(trace, "mul", pointwise(trace, "add", _iota(trace, count), 1), trace.builder.scalar(rows, "int64"))
+    flat = view(trace, x, ("reshape",), (symbols.mul(count, rows), length))
+    product = grouped(trace, flat, weight, ends, x.dtype)
+    return view(trace, product, ("reshape",), (count, rows, product.shape[1]))
+
+
+def _iota(trace: Trace, size: Any) -> Node:
+    return trace.make("iota", (), "int64", (size,), (0,))
+
+
+def _same(trace: Trace, left: Any, right: Any, what: str) -> None:
+    if left != right and not trace.guards.decide(symbols.compare("eq", left, right)):
+        raise ValueError(
+            f"grouped_mm: {what} is {trace.guards.hint(left)} of one and {trace.guards.hint(right)} of another"
+        )
+
+
+def ordered_columns(trace: Trace, x: Node, weight: Node) -> Node:
+    """Returns ``x`` with its last dimension in the order in which the columns of ``weight`` are stored."""
+    order = trace.quantized.column_order(weight)
+    if order is None:
+        return x
+    return index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+
+
+def by_codes(trace: Trace, product: Node) -> Node:
+    """Computes ``product``, where its weight is quantised and says so, with the activation quantised: sums of codes
+    times scales. Its gradients are those of ``product``."""
+    x, weight, *groups = product.inputs
+    quantized = trace.quantized
+    if not weight.is_weight or quantized.activation(weight) is None or weight.shape[-1] == 0:
+        return product
+    attrs = product.attrs._replace(accumulator="float32", precision="ieee")
+
+    def sums(left: Node, right: Node) -> Node:
+        return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
+
+    codes, scales = quantized.codes(x, weight)
+    rows = quantized.rows_of_codes(weight) if not groups else None
+    if rows is not None:  # the gemm family makes products of codes of products of what they are cast to
+        total = sums(trace.cast(codes, "float32"), trace.cast(rows[0], "float32"))
+        scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
+    elif quantized.multiplies_codes(weight):
+        scaled = pointwise(trace, "mul", sums(codes, weight), scales)
+    elif quantized.has_blocks(weight):
+        # Decoded to the activation's dtype, as 16 bits have no product of code and scale. Where the weight has blocks
+        # too, the gemm family makes products of codes of it.
+        values = quantized.values(codes, scales, weight)
+        scaled = sums(values if weight.under_views.attrs.layout == "blocks" else trace.cast(values, x.dtype), weight)
+    else:  # 16 bits have all codes
+        decoded = trace.cast(codes, quantized.decoded_dtype(x.dtype))
+        scaled = pointwise(trace, "mul", sums(decoded, weight), scales)
+    return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
+
+
+def mT(trace: Trace, node: Node) -> Node:
+    """Exchanges the last two dimensions of ``node``."""
+    rank = len(node.shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    return view(trace, node, ("permute", order), tuple(node.shape[dim] for dim in order))
+
+
+def without_swaps(node: Node) -> tuple[Node, bool]:
+    """Returns what ``node`` is, a batch of matrices, without views that exchange rows and columns, and whether these
+    leave them exchanged."""
+    swapped = False
+    while node.kind is VIEW:
+        inner = node.under_expand
+        if inner is not node:  # sizes that only a guard says are equal, or matrices that are repeated
+            if len(inner.shape) != 3 or any(
+                one == 1 != size for one, size in zip(inner.shape, node.shape, strict=True)
+            ):
+                break
+            node = inner
+        elif node.attrs == ("permute", (0, 2, 1)):
+            node, swapped = node.inputs[0], not swapped
+        else:
+            break
+    return node, swapped
