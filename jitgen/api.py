@@ -80,8 +80,8 @@ def jit(
     Args:
         function: the function, method, lambda or module; omitted when options are given. Of a static or class method
             the function is decorated, so that the decorators may be in either order.
-        backend: ``"auto"`` (CUDA tensors: ``cuda``; CPU tensors: ``cpp``), ``"cuda"``, ``"triton"`` or ``"cpp"``; the
-            default is ``JITGEN_BACKEND``.
+        backend: ``"auto"`` (CUDA tensors: ``cuda``; CPU tensors: ``cpp``), ``"cuda"``, ``"triton"``, ``"cpp"`` or
+            ``"cutlass"``, for products on sm_90a; the default is ``JITGEN_BACKEND``.
         compiler: another route to the same kernel: ``"load_inline"`` builds ``cpp`` and ``cuda`` sources as torch
             operators through ``torch.utils.cpp_extension``.
         batch_invariant: whether the bits of a row's result must not depend on how many rows come with it: kernels are

@@ -24,6 +24,7 @@ class Device:
         batch_invariant: whether the bits of a row's result must not depend on how many rows a call has.
         has_tensor_maps: whether a launch can pass tensor maps, by which sm_90 copies tiles; a torch operator cannot.
         bounded_waits: whether a wait of a kernel in CUDA C++ ends with an error after 2^34 cycles (``waits.cuh``).
+        uses_cutlass: whether products are kernels of CUTLASS, in the dialect ``"cuda"``.
     """
 
     target: Target
@@ -32,6 +33,7 @@ class Device:
     batch_invariant: bool = False
     has_tensor_maps: bool = True
     bounded_waits: bool = False
+    uses_cutlass: bool = False
 
     def rows(self, count: int) -> int:
         """Rounds ``count`` rows up to the bucket whose schedule serves it."""

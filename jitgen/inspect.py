@@ -26,7 +26,7 @@ class KernelText:
     Attributes:
         name: its name in the function: the function's, and a number or a word where there are several.
         entry: its symbol in the binary, which profilers show. Equal kernels, of other functions too, have the same.
-        backend: ``"cpp"``, ``"cuda"`` or ``"triton"``.
+        backend: ``"cpp"``, ``"cuda"``, ``"triton"`` or ``"cutlass"``.
         source: the generated source.
         template: the template it came from, such as ``"elementwise/elementwise.cu.j2"``.
         key: the artifact key under the toolchain of this machine; None where it has no such toolchain.
@@ -190,7 +190,7 @@ class Executable:
         for number, built in enumerate(self._kernels):
             work = self._lowered.work(number)
             meta, entry, dynamic = built.artifact.meta, built.artifact.meta["entry"], 0
-            if self._lowered.route.backend == "cuda":
+            if self._lowered.route.device.dialect == "cuda":
                 launch = self._lowered.launch(number)
                 entry, dynamic = entry + launch.entry, launch.shared_bytes
             of_entry = meta.get("entries", {}).get(entry, meta)

@@ -66,10 +66,11 @@ class Route:
 
     @property
     def device(self) -> Device:
-        """Returns target, dialect and chip, which is all that a family may look at. A dialect has its backend's
-        name."""
-        maps = self.compiler != "load_inline"
-        return Device(self.target, self.backend, self.chip, self.batch_invariant, maps, self.bounded_waits)
+        """Returns target, dialect and chip, which is all that a family may look at. A dialect has its backend's name,
+        except that products by CUTLASS are in CUDA C++."""
+        maps, cutlass = self.compiler != "load_inline", self.backend == "cutlass"
+        dialect = "cuda" if cutlass else self.backend
+        return Device(self.target, dialect, self.chip, self.batch_invariant, maps, self.bounded_waits, cutlass)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jitgen.errors import SettingError
 
-BACKENDS = ("auto", "triton", "cuda", "cpp")
+BACKENDS = ("auto", "triton", "cuda", "cpp", "cutlass")
 CPU_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")
 """CPU targets: psABI levels (v3 is AVX2, v4 is AVX-512), and ``generic`` for any other processor."""
 

@@ -231,7 +231,8 @@ class JitFunction(Generic[P, R]):
         Args:
             args: tensors or ``TensorSpec``s (no device is needed), numbers and whatever else a call takes.
             target: such as ``"sm_90a"``; the default is where the tensors are, for specs this host's CPU.
-            backend: ``"cuda"``, ``"triton"`` or ``"cpp"``; the default is the function's own, else by the target.
+            backend: ``"cuda"``, ``"triton"``, ``"cpp"`` or ``"cutlass"``; the default is the function's own, else
+                by the target.
 
         Raises:
             TraceError, UnsupportedError: as a call would.

@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("jitgen.cli.inspect:inspect", "Write an HTML page: a function's IR, kernels, registers, roofline."),
     "prewarm": ("jitgen.cli.prewarm:prewarm", "Compile a manifest's kernels for named targets; needs no GPU."),
     "source": ("jitgen.cli.source:source", "Print the source generated for a function and a target; needs no GPU."),
+    "tune": ("jitgen.cli.tune:tune", "Measure schedules on this machine and keep the winners of a manifest's kernels."),
 }
 """For each command, its ``module:object`` and its line in ``jitgen --help``."""
 

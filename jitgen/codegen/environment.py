@@ -234,9 +234,12 @@ def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
 
 
 def packages(text: str, headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Returns the distributions whose headers ``text``, or one of ``headers``, includes."""
-    included = [name for content in (text, *(text for _, text in headers)) for name in _INCLUDE.findall(content)]
-    return ("nvidia-cutlass",) if any(name.startswith(("cute/", "cutlass/")) for name in included) else ()
+    """Returns the packages of ``find_headers`` (``compilers/nvrtc.py``) that ``text`` or one of ``headers`` includes
+    from."""
+    ours = dict(headers)
+    included = [name for content in (text, *ours.values()) for name in _INCLUDE.findall(content) if name not in ours]
+    prefixes = {"nvidia-cutlass": ("cute/", "cutlass/"), "cuda": ("cuda/",)}
+    return tuple(package for package, known in prefixes.items() if any(name.startswith(known) for name in included))
 
 
 def kernel_source(

@@ -176,7 +176,8 @@ def compile(source: KernelSource) -> Artifact:
     """Compiles one CUDA source to PTX and a cubin for exactly ``source.target``.
 
     Options read from the source: ``fmad`` (contract a*b+c, default False), ``lineinfo`` (default False),
-    ``maxrregcount`` (int), ``flags`` (further NVRTC flags, a list of strings).
+    ``maxrregcount`` (int), ``relative_includes`` (headers of packages include what lies beside them, default False),
+    ``flags`` (further NVRTC flags, a list of strings).
 
     Returns:
         files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the resources
@@ -227,9 +228,10 @@ def _flags(source: KernelSource) -> list[str]:
         "-std=c++17",
         "-default-device",
         f"--fmad={'true' if source.option('fmad', False) else 'false'}",
-        "-no-source-include",  # nothing near the working directory may shadow a header
         "--ptxas-options=-v",
     ]
+    if not source.option("relative_includes", False):
+        flags.append("-no-source-include")  # nothing near the working directory may shadow a header
     if source.option("lineinfo", False):
         flags.append("-lineinfo")
     if source.option("maxrregcount"):

@@ -17,10 +17,16 @@ ROUTES = {
     ("cuda", "nvrtc"): "jitgen.compilers.nvrtc",
     ("cuda", "load_inline"): "jitgen.compilers.load_inline",
     ("triton", "triton"): "jitgen.compilers.triton",
+    ("cutlass", "nvrtc"): "jitgen.compilers.nvrtc",
 }
 """The module of the compiler for each (backend, compiler). The first compiler of a backend is its default."""
 
-_KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
+_KINDS = {
+    "cpp": ("cpu",),
+    "cuda": ("cuda",),
+    "cutlass": ("cuda",),
+    "triton": ("cuda", "hip", "interpreter"),
+}
 
 
 def default_compiler(backend: str) -> str:
@@ -43,6 +49,8 @@ def check(backend: str, compiler: str, target: Target) -> None:
             f"backend {backend!r} does not make code for {target}; "
             f"it does for targets of kind {' and '.join(_KINDS[backend])}"
         )
+    if backend == "cutlass" and target.arch != "sm_90a":
+        raise UnsupportedError(f"backend 'cutlass' makes code for sm_90a (H100, H200), and not for {target}")
     if (backend, compiler) not in ROUTES:
         names = [name for owner, name in ROUTES if owner == backend]
         raise UnsupportedError(f"backend {backend!r} has no compiler {compiler!r}; it has {', '.join(names)}")

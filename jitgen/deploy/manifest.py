@@ -26,7 +26,7 @@ from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory, Strided
 from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
-from jitgen.quant.relayout import relaid
+from jitgen.quant.relayout import Relaid, relaid
 from jitgen.spec import SCHEMA, digest
 
 Entry = Mapping[str, Any]
@@ -138,7 +138,12 @@ def _replace(path: Path, text: str) -> None:
 
 def relower(entry: Entry, route: Route) -> Lowered:
     """Lowers a recorded specialisation as a process on that target would."""
-    memory = [_memory_from_json(memory) for memory in entry["inputs"]]
     results = [_memory_from_json(memory) for memory in entry["results"]]
-    rewritten = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
+    rewritten = laid_out_for(entry, route)
     return pipeline.lower(rewritten.graph, rewritten.environment, rewritten.memory, route, results)
+
+
+def laid_out_for(entry: Entry, route: Route) -> Relaid:
+    """Returns the graph of a recorded specialisation with its weights in the layout that kernels of ``route`` read."""
+    memory = [_memory_from_json(memory) for memory in entry["inputs"]]
+    return relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])

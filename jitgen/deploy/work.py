@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.families import registry
 from jitgen.lowering import Route
 from jitgen.runtime import cpu
+from jitgen.schedule import chips, tuned
 from jitgen.spec import Target, runs_here
 from jitgen.store import Store, StoredArtifact
 from jitgen.store.default import default_store
 
 Task = Mapping[str, Any]
 """``entry``: of a manifest; ``route``: names of backend, compiler and target; ``store``: see ``location_of``;
-``families``: modules of families outside jitgen."""
+``families``: modules of families outside jitgen. A task of ``tune`` also has the ``chip`` and, as ``trial``, the name
+of a family and the row of the schedule that is tried."""
 
 Outcome = Mapping[str, Any]
 """``key``: the request key; ``origin`` and ``detail`` as in ``prewarm.Prewarmed``; ``seconds``; ``events``: the fields
@@ -74,10 +77,12 @@ def build(task: Task) -> Outcome:
         for module in task["families"]:
             registry.register(importlib.import_module(module).FAMILY)
         backend, compiler, target, batch_invariant, automatic = task["route"]
-        route = Route(backend, compiler, Target.parse(target), None, batch_invariant, automatic)
+        chip = chips.named(task["chip"]) if task.get("chip") else None
+        route = Route(backend, compiler, Target.parse(target), chip, batch_invariant, automatic)
         store = _store_at(task["store"])
         name = task["entry"]["name"]
-        lowered = manifest_schema.contained(name, manifests.relower, task["entry"], route)
+        with _trial(task, route.target.arch):
+            lowered = manifest_schema.contained(name, manifests.relower, task["entry"], route)
         outcome["key"] = lowered.key
         kernels = manifest_schema.contained(name, pipeline.fetch, lowered, store)
         if store.remote and not store.share(lowered.key):
@@ -92,6 +97,14 @@ def build(task: Task) -> Outcome:
     finally:
         unsubscribe()
     return outcome | {"seconds": time.perf_counter() - started}
+
+
+def _trial(task: Task, target: str) -> AbstractContextManager[None]:
+    """Returns the context in which the schedule that ``task`` tries is taken."""
+    if "trial" not in task:
+        return nullcontext()
+    family, row = task["trial"]
+    return tuned.trying(family, target, tuned.row_from_json(row))
 
 
 def why_unusable(store: Store, key: str) -> str | None:

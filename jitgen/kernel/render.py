@@ -97,7 +97,7 @@ def source(
     language, target = device.dialect, device.target
     dialect = DIALECTS[language]
     folder = folder or environment.family_folder(family)
-    template = f"{family}{dialect.suffix}.j2"
+    template = f"{getattr(schedule, 'template', family)}{dialect.suffix}.j2"
     shared = {
         "banner": f"jitgen {__version__}: template {folder.name}/{template}",
         "notes": _wrapped([f"target {target}: {schedule}", *kernel.described_stages, *titles]),

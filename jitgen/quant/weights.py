@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jitgen.quant.storage import Stored
     from jitgen.quant.token import Token
 
-LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
+LAYOUTS = {"cpp": "cpu", "cuda": "mma", "cutlass": "mma", "triton": "interleaved"}
 """The layout that the kernels of each backend read."""
 ROWS_BESIDE = ("interleaved", "mma")
 """Layouts of backends that read the layout ``rows`` too, of weights whose products multiply codes by codes."""

@@ -73,7 +73,8 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
     stores = [flattened(store.result, store.value, mover) for store in unflattened]
     stores = without_hidden_products(stores, mover, materialize, flat=True)
-    stores = [_with_products_of_one_kernel(store, mover, materialize) for store in stores]
+    several = not partition.device.uses_cutlass
+    stores = [_with_products_of_one_kernel(store, mover, materialize, several) for store in stores]
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for store in stores:
@@ -146,11 +147,11 @@ def _region(store: Store, length: Size) -> Region:
     return Region("gemm", axes, (store,))
 
 
-def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize) -> Store:
-    """Keeps in ``store`` the products that one kernel computes together: the first one, and those with the same
-    activation and a weight of the same format. The others are materialized."""
+def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize, several: bool) -> Store:
+    """Keeps in ``store`` the products that one kernel computes together: the first one and, if a kernel takes
+    ``several``, those with the same activation and a weight of the same format. The others are materialized."""
     products = products_of(store.value)
-    others = [product for product in products if _kind(product) != _kind(products[0])]
+    others = [product for product in products[1:] if not several or _kind(product) != _kind(products[0])]
     if not others:
         return store
     memo = {id(other): materialize(other) for other in others}

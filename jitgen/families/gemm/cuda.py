@@ -13,7 +13,7 @@ from typing import Any
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.gemm import wgmma
+from jitgen.families.gemm import cutlass, wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import members, place, reads, vector
@@ -21,6 +21,7 @@ from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     BlockSchedule,
+    CutlassTile,
     Dense,
     GemmSchedule,
     MmaBytes,
@@ -58,6 +59,8 @@ def build(
     """Builds template context and source options; see ``kernel/render.py``."""
     if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return _mapped(kernel, layouts, schedule, products)
+    if isinstance(schedule, CutlassTile):
+        return cutlass.build(layouts, schedule, products, kernel.bodies[0])
     assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
     resident = _blocks_by_registers(schedule, first.contraction)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.families.gemm import wgmma
+from jitgen.families.gemm import cutlass, wgmma
 from jitgen.families.gemm.layout import BY_ROWS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
+    CutlassTile,
     GemmSchedule,
     TritonMainloop,
     WgmmaLaunch,
@@ -47,8 +48,10 @@ def tensor_maps(
     device: Device,
 ) -> Sequence[MappedTensor]:
     """Returns the tensors that a launch of what ``settle`` returned copies by tensor maps."""
-    if not isinstance(settled, WgmmaLaunch) or not any(geometry.elements for geometry in geometries):
+    if not isinstance(settled, WgmmaLaunch | CutlassTile) or not any(geometry.elements for geometry in geometries):
         return ()
+    if isinstance(settled, CutlassTile):
+        return tuple(cutlass.tensor_maps(kernel.bodies[0], layouts[0], geometries[0], settled))
     return tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, settled.tiling))
 
 
@@ -97,6 +100,14 @@ def launch(
         )
     assert not isinstance(schedule, WgmmaPair), "settled before a launch"
     tiles, attributes = blocks(schedule, sizes), overlaps if schedule.dependent_launch else none
+    if isinstance(schedule, CutlassTile):
+        return LaunchShape(
+            grid=(tiles, 1, 1),
+            block=(schedule.warps * WARP, 1, 1),
+            cluster=schedule.cluster,
+            shared_bytes=schedule.shared_bytes,
+            persistence=Persistence("clusters") if schedule.cluster > 1 else Persistence("multiprocessors"),
+        )
     if isinstance(schedule, BlockMainloop):
         splits = schedule.cluster_k_splits
         return LaunchShape(

@@ -11,7 +11,8 @@ independent blocks store the sums of their ranges of K to a temporary, and a sec
 the epilogue (``split_k.py``).
 
 A schedule is a part of the request key. Neighbours: ``block_mainloops.py`` has those of the cuda mainloops without
-tensor maps, ``triton_mainloops.py`` those of Triton; this module has the others, and the unions of all.
+tensor maps, ``triton_mainloops.py`` those of Triton, ``cutlass_mainloops.py`` that of CUTLASS; this module has the
+others, and the unions of all.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from jitgen.families.gemm.block_mainloops import (
     StreamOuter,
     multiplies_bytes,
 )
+from jitgen.families.gemm.cutlass_mainloops import CutlassTile
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
 from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
 __all__ = ["BYTES", "multiplies_bytes"]
 __all__ += ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
-__all__ += ["MmaRows", "Simt"]
+__all__ += ["CutlassTile", "MmaRows", "Simt"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
 
 WARPGROUP = 4
@@ -281,17 +283,18 @@ BlockSchedule = MmaQuantized | MmaRows | MmaColumns | Dense | Stream | StreamOut
 WgmmaTiling = WgmmaQuantized | WgmmaDense
 WgmmaSchedule = WgmmaTiling | WgmmaPair
 TritonSchedule = TritonTokens | TritonWeights | TritonSlices
-GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule
+GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule | CutlassTile
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
     *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaBytes, MmaColumns, Dense, DenseBytes, Stream, StreamOuter, Simt),
     *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
+    CutlassTile,
 )
 """Every class of ``GemmSchedule``."""
 
 
 def blocks(
-    schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]
+    schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule | CutlassTile, sizes: Sequence[tuple[int, int]]
 ) -> int:
     """Counts the blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
@@ -299,5 +302,8 @@ def blocks(
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
         share = schedule.multicast
         return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)
+    if isinstance(schedule, CutlassTile):
+        share = schedule.cluster
+        return sum(share * -(-down // share) * across for down, across in tiles)
     ranges = schedule.k_splits if isinstance(schedule, TritonMainloop | WgmmaMainloop) else 1
     return ranges * sum(down * across for down, across in tiles)

@@ -237,4 +237,5 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
 
 
 def _rules(device: Device) -> ModuleType:
-    return importlib.import_module(f"jitgen.families.gemm.schedules.{device.dialect}")
+    rules = "cutlass" if device.uses_cutlass else device.dialect
+    return importlib.import_module(f"jitgen.families.gemm.schedules.{rules}")

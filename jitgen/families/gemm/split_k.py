@@ -68,6 +68,8 @@ class Partials:
 def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """Returns ``kernel`` as two kernels if its tiles are too few for the device at the sizes of this call; else
     None."""
+    if device.uses_cutlass:
+        return _kernel_of_each(kernel)
     if device.dialect not in DIALECTS_WITH_SPLIT_K or any(
         len(body.shape) > 2 or body.is_grouped for body in kernel.bodies
     ):
@@ -78,6 +80,20 @@ def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
         return None
     splits = k_splits(problem(kernel, *layout(kernel, call), device), device)
     return None if splits == 1 else _two_kernels(kernel, splits)
+
+
+def _kernel_of_each(kernel: Kernel) -> KernelRewrite | None:
+    """Returns a kernel for each region of ``kernel``: one of CUTLASS computes one product."""
+    if len(kernel.bodies) == 1:
+        return None
+
+    def kernels(kernel: Kernel, first: int) -> tuple[Kernel, ...]:
+        names = (f"{kernel.name}_{number}" if number else kernel.name for number in itertools.count())
+        return tuple(
+            replace(kernel, name=name, bodies=(body,)) for name, body in zip(names, kernel.bodies, strict=False)
+        )
+
+    return KernelRewrite((), kernels)
 
 
 def _two_kernels(kernel: Kernel, splits: int) -> KernelRewrite:

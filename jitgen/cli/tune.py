@@ -1,0 +1,125 @@
+"""Measures schedules on this machine, and keeps those that are faster than what the model chooses: ``jitgen tune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jitgen.cli.show import json_option, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from jitgen.deploy.tune import Measured, Problem
+
+
+@click.command()
+@click.argument("manifest", required=False)
+@click.option("--model", help="A manifest that jitgen ships, such as llama-3-8b.")
+@click.option("--target", help="Whose schedules [default: this machine's GPU, or cpu]. Only --dry-run takes another's.")
+@click.option("--family", "families", multiple=True, help="Such as gemm; give it again for another [default: all].")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True)
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes that compile [default: what fits].")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory of rows [default: JITGEN_TUNED, else jitgen-tuned].",
+)
+@click.option("--dry-run", is_flag=True, help="Only list the problems, and how many candidates each has.")
+@json_option
+def tune(
+    manifest: str | None,
+    model: str | None,
+    target: str | None,
+    families: tuple[str, ...],
+    seconds: float,
+    jobs: int | None,
+    output: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Measure the schedules of a manifest's kernels, and write the rows of those that win.
+
+    MANIFEST is a file that `jitgen.record`, or a program under JITGEN_RECORD=PATH, wrote. Problems that the output
+    has measurements of are left out, so that a run can be interrupted. Point JITGEN_TUNED to the output to use it, in
+    `jitgen prewarm` and in the program that serves.
+    """
+    from jitgen import settings
+    from jitgen.deploy import catalog, manifest_schema
+    from jitgen.deploy import tune as tuning
+
+    if (manifest is None) == (model is None):
+        raise click.UsageError("name a manifest, or a shipped one by --model")
+    own, chip, device = _here()
+    wanted = target or str(own)
+    if wanted != str(own) and wanted != "cpu" and not dry_run:
+        raise click.UsageError(f"this machine measures schedules for {own}, and not for {wanted}; use --dry-run")
+    parsed = own if wanted in (str(own), "cpu") and device.type == "cpu" else _parsed(wanted)
+    entries = manifest_schema.read(catalog.find(manifest or model or ""))
+    problems = list(tuning.problems_of(entries, parsed, chip if str(parsed) == str(own) else None))
+    problems = [problem for problem in problems if not families or problem.family in families]
+    directory = output or Path(settings.get("JITGEN_TUNED") or "jitgen-tuned")
+    if dry_run:
+        _list(problems, [p.identity in tuning.measured_before(directory, p) for p in problems], as_json)
+        return
+    done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
+    if as_json:
+        print_json({"output": str(directory), "problems": len(problems), "measured": list(map(_facts, done))})
+        return
+    winners = sum(result.winner is not None for result in done)
+    say(f"{len(done)} of {len(problems)} problems measured, {winners} rows kept in {directory}", err=True)
+
+
+def _here() -> tuple[Any, Any, Any]:
+    """Returns the target, the chip and the device that this machine measures on: its GPU, else its CPU."""
+    import torch
+
+    from jitgen.schedule import chips
+    from jitgen.spec import host_target
+
+    if not torch.cuda.is_available():
+        return host_target(), None, torch.device("cpu")
+    from jitgen.runtime import cuda
+
+    index = torch.cuda.current_device()
+    target = cuda.target_of(index)
+    chip = chips.of_device(target, cuda.name_of(index), cuda.multiprocessors(index))
+    return target, chip, torch.device("cuda", index)
+
+
+def _parsed(text: str) -> Any:
+    from jitgen.spec import Target
+
+    return Target.parse(text)
+
+
+def _list(problems: list[Problem], measured: list[bool], as_json: bool) -> None:
+    facts = [
+        {"problem": str(problem), "candidates": problem.candidates, "tried": len(problem.rows), "measured": before}
+        for problem, before in zip(problems, measured, strict=True)
+    ]
+    if as_json:
+        print_json({"problems": facts})
+        return
+    rows = [(str(f["problem"]), str(f["candidates"]), str(f["tried"]), "yes" if f["measured"] else "") for f in facts]
+    print_table(("problem", "candidates", "to measure", "measured before"), rows)
+    say(f"{len(problems)} problems, {sum(len(problem.rows) for problem in problems)} candidates to measure", err=True)
+
+
+def _tell(result: Measured, done: int, total: int) -> None:
+    model = result.seconds[0]
+    times = f"{model * 1e6:.1f} us by the model's choice" if model is not None else "the model's choice failed"
+    gain = f", {result.gain:.1%} less by {result.winner}" if result.winner is not None else ""
+    failed = f", {len(result.failures)} failed: {result.failures[0].partition(chr(10))[0]}" if result.failures else ""
+    say(f"[{done:{len(str(total))}}/{total}] {result.problem}: {times}{gain}{failed}", err=True)
+
+
+def _facts(result: Measured) -> dict[str, Any]:
+    return {
+        "problem": str(result.problem),
+        "seconds": list(result.seconds),
+        "schedules": [row.as_json["schedule"] for row in result.problem.rows],
+        "kept": result.winner.as_json["schedule"] if result.winner is not None else None,
+        "gain": result.gain,
+        "failures": list(result.failures),
+    }

@@ -1,0 +1,155 @@
+"""Times a recorded program by several schedules: in turn, over copies of its inputs that no cache holds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.call.resolver import ResolverOfGraph
+from jitgen.call.routing import Routing
+from jitgen.call.signature import check
+from jitgen.deploy import manifest as manifests
+from jitgen.deploy.manifest import Entry
+from jitgen.errors import UnsupportedError
+from jitgen.ir.views import Strided
+from jitgen.lowering import Route
+from jitgen.spec import DTYPES
+from jitgen.trace.traced import Traced
+
+ROTATED_BYTES = 2**28
+"""Bytes of copies of the inputs, which no second- or last-level cache that is known holds."""
+MOST_COPIES = 16
+"""Copies of the inputs at most."""
+ROUNDS, CAREFUL_ROUNDS = 7, 31
+"""Times that each program is timed, and of those that are compared in the end."""
+LEAST_SECONDS = 1e-3
+"""Seconds that one timing takes at least, so that clocks are exact enough."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Holds the seconds of one call: the median of the rounds, and its quartiles."""
+
+    median: float
+    lower: float
+    upper: float
+
+
+class Program:
+    """Holds copies of the inputs of a recorded specialisation on a device."""
+
+    def __init__(self, entry: Entry, route: Route, device: torch.device):
+        program = manifests.laid_out_for(entry, route)
+        self._graph, self._device = program.graph, device
+        self._routing = Routing(entry["name"], entry["backend"], entry["compiler"], entry.get("batch_invariant", False))
+        numbers = {name: value for name, value in program.environment.items() if name.startswith("a")}
+        self._numbers = [numbers[f"a{index}"] for index in range(len(numbers))]
+        specs = [(input, memory.view) for input, memory in zip(self._graph.inputs, program.memory, strict=True)]
+        size = sum(_bytes(view, input.dtype) for input, view in specs)
+        count = max(2, min(MOST_COPIES, ROTATED_BYTES // max(1, size)))
+        generator = torch.Generator(device).manual_seed(0)
+        self._copies = [[_filled(view, input.dtype, device, generator) for input, view in specs] for _ in range(count)]
+
+    def calls(self) -> list[Call]:
+        """Returns a call for each copy of the inputs, by the schedules that are chosen now.
+
+        Raises:
+            UnsupportedError: there is no tensor of a kind that the program takes.
+        """
+        bound = None
+        made: list[Call] = []
+        resolver = ResolverOfGraph(Traced.from_graph(self._graph), self._routing)
+        for tensors in self._copies:
+            if bound is None:
+                bound = resolver.resolve(check(self._routing.name, [*tensors, *self._numbers]))[0]
+            arguments = (*tensors, *(tensor.data_ptr() for tensor in tensors), *self._numbers)
+            made.append(_call(bound.launch, arguments))
+        return made
+
+    def rounds(self, calls: Mapping[int, Sequence[Call]], careful: bool = False) -> dict[int, Seconds]:
+        """Times ``calls`` in turn; returns the seconds of one call of each."""
+        timers = {number: self._timer(sequence) for number, sequence in calls.items()}
+        samples: dict[int, list[float]] = {number: [] for number in timers}
+        for _ in range(CAREFUL_ROUNDS if careful else ROUNDS):
+            for number, timer in timers.items():
+                samples[number].append(timer())
+        return {number: _seconds(values) for number, values in samples.items()}
+
+    def _timer(self, calls: Sequence[Call]) -> Callable[[], float]:
+        with torch.no_grad():
+            return _graph_timer(calls) if self._device.type == "cuda" else _clock_timer(calls)
+
+
+def _call(launch: Any, arguments: tuple[Any, ...]) -> Call:
+    return lambda: launch(*arguments)
+
+
+def _seconds(values: Sequence[float]) -> Seconds:
+    lower, median, upper = statistics.quantiles(values, n=4)
+    return Seconds(median, lower, upper)
+
+
+def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
+    """Returns a function that replays ``calls`` in a CUDA graph, and returns the seconds of one."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def timer() -> float:
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3 / len(calls)
+
+    timer()
+    return timer
+
+
+def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
+    """Returns a function that makes ``calls`` as often as ``LEAST_SECONDS`` ask, and returns the seconds of one."""
+
+    def timed(repeats: int) -> float:
+        started = time.perf_counter()
+        for _ in range(repeats):
+            for call in calls:
+                call()
+        return (time.perf_counter() - started) / (repeats * len(calls))
+
+    timed(1)
+    repeats = max(1, round(LEAST_SECONDS / (timed(1) * len(calls))))
+    return lambda: timed(repeats)
+
+
+def _bytes(view: Strided, dtype: str) -> int:
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(view.sizes, view.strides, strict=True))
+    return max(extent, 0) * DTYPES[dtype].itemsize
+
+
+def _filled(view: Strided, dtype: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """Returns a tensor of random numbers; of integers, which may be indices, zeros, and of bytes, random codes."""
+    torch_dtype = DTYPES[dtype]
+    made = torch.empty_strided(view.sizes, view.strides, dtype=torch_dtype, device=device)
+    if torch_dtype.is_floating_point:
+        numbers = torch.empty(made.shape, dtype=torch.float32, device=device).normal_(0.0, 0.1, generator=generator)
+        return made.copy_(numbers)
+    if torch_dtype == torch.uint8:
+        return made.random_(0, 256, generator=generator)
+    if torch_dtype in (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64):
+        return made.zero_()
+    raise UnsupportedError(f"no tensors of {dtype} are made to time a program")

@@ -1,0 +1,136 @@
+"""``jitgen tune`` measures candidates, keeps winners beyond noise, and goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+
+import jitgen
+from jitgen.cli.group import jitgen as command
+from jitgen.deploy import manifest_schema, trials, tune
+from jitgen.deploy.trials import Program, Seconds
+from jitgen.errors import CacheError
+from jitgen.schedule import tuned
+from jitgen.spec import host_target
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest of one product of int4 weights, of which a CPU has two candidates."""
+    path = tmp_path_factory.mktemp("tune") / "manifest.json"
+    weight = jitgen.quantize(torch.randn(64, 128), "int4", group_size=128)
+
+    @jitgen.jit(backend="cpp")
+    def up(x: torch.Tensor, w: Any) -> torch.Tensor:
+        return F.relu(F.linear(x, w))
+
+    with jitgen.record(path):
+        up(torch.randn(40, 128), weight)
+    return path
+
+
+@pytest.fixture
+def problem(manifest: Path) -> tune.Problem:
+    problems = list(tune.problems_of(manifest_schema.read(manifest), host_target(), None))
+    assert len({problem.identity for problem in problems}) == len(problems) > 1  # the other buckets of rows too
+    return next(problem for problem in problems if problem.facts["rows"] == 64)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROUNDS", 2), ("CAREFUL_ROUNDS", 3), ("LEAST_SECONDS", 1e-5), ("ROTATED_BYTES", 1)):
+        monkeypatch.setattr(trials, name, value)
+
+
+def test_candidates_are_measured_and_each_runs_its_own_schedule(
+    problem: tune.Problem, tmp_path: Path, quick: None
+) -> None:
+    assert [row.schedules[0].mainloop for row in problem.rows] == ["CppDecoded", "CppTiles"]
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert not result.failures
+    assert all(seconds is not None and seconds > 0 for seconds in result.seconds)
+    assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []  # it was measured before
+
+
+def test_a_trial_comes_before_every_file(problem: tune.Problem) -> None:
+    with tuned.trying(problem.family, problem.route.target.arch, problem.rows[1]):
+        lowered = tune.manifests.relower(problem.entry, problem.route)
+    assert type(lowered.schedules[0]).__name__ == problem.rows[1].schedules[0].mainloop
+    assert lowered.choices[0].row == problem.rows[1].digest
+    assert type(tune.manifests.relower(problem.entry, problem.route).schedules[0]).__name__ == "CppDecoded"
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "kept"),
+    [
+        (Seconds(1.0, 0.98, 1.02), Seconds(0.9, 0.89, 0.91), True),
+        (Seconds(1.0, 0.98, 1.02), Seconds(0.98, 0.97, 0.99), False),  # within the margin
+        (Seconds(1.0, 0.80, 1.20), Seconds(0.9, 0.80, 1.00), False),  # within the noise
+        (Seconds(1.0, 0.98, 1.02), Seconds(1.2, 1.19, 1.21), False),
+    ],
+)
+def test_a_winner_is_kept_beyond_noise(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Seconds, other: Seconds, kept: bool
+) -> None:
+    monkeypatch.setattr(Program, "rounds", lambda self, calls, careful=False: {0: model, 1: other})
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert (result.winner is not None) is kept
+    path = tmp_path / problem.route.target.arch / "gemm.json"
+    assert path.is_file() is kept
+    if kept:
+        (row,) = tuned.read(path, problem.route.target.arch, "gemm")
+        assert row.digest == problem.rows[1].digest
+        measured = json.loads(path.read_text())["rows"][0]["measured"]
+        assert (measured["seconds"], measured["seconds_of_the_model"]) == (0.9, 1.0)
+
+
+def test_the_rows_that_are_kept_choose_the_schedule(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, slow = Seconds(0.5, 0.5, 0.5), Seconds(1.0, 1.0, 1.0)
+    monkeypatch.setattr(Program, "rounds", lambda self, calls, careful=False: {0: slow, 1: fast})
+    tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    before = tune.manifests.relower(problem.entry, problem.route)
+    monkeypatch.setenv("JITGEN_TUNED", str(tmp_path))
+    after = tune.manifests.relower(problem.entry, problem.route)
+    assert type(after.schedules[0]).__name__ == "CppTiles"
+    assert after.key != before.key
+
+
+def test_a_run_ends_when_its_seconds_are_over(problem: tune.Problem, tmp_path: Path) -> None:
+    assert tune.tune([problem], tmp_path, CPU, 1e-9, jobs=1) == []
+
+
+def test_a_file_of_another_form_is_not_written_over(problem: tune.Problem, tmp_path: Path) -> None:
+    directory = tmp_path / problem.route.target.arch
+    directory.mkdir()
+    (directory / "gemm.measured.jsonl").write_text("[]\n")
+    with pytest.raises(CacheError, match=r"gemm\.measured\.jsonl"):
+        tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+
+
+def test_the_command_lists_problems_of_another_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = manifest_schema.read
+    monkeypatch.setattr(manifest_schema, "read", lambda path: read(path)[:1])
+    result = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--target", "sm_90a", "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    problems = json.loads(result.output)["problems"]
+    assert any(problem["tried"] > 4 for problem in problems)
+    assert all(2 <= problem["tried"] <= problem["candidates"] for problem in problems)
+
+
+def test_the_command_measures_on_this_machine_alone() -> None:
+    other = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--target", "sm_80"])
+    assert other.exit_code == 2
+    assert "--dry-run" in other.output
+    nothing = CliRunner().invoke(command, ["tune"])
+    assert nothing.exit_code == 2
+    assert "--model" in nothing.output
