@@ -69,7 +69,7 @@ class Copies:
         """Lists (layout, tensors) of every copy: converted, or in a living tensor of this weight."""
         living = [(stored.token.layout, stored.tensors) for stored in self.living]
         copies = [*self.converted.items(), *living]
-        return list({id(tensors[0]): (layout, tensors) for layout, tensors in copies}.values())
+        return list({tuple(map(id, tensors)): (layout, tensors) for layout, tensors in copies}.values())
 
     def write(self, format: Format, group_size: int | None, shape: tuple[int, int], plain: Tensors) -> None:
         """Writes ``plain``, in the portable layout, to every copy."""
