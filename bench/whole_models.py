@@ -169,7 +169,7 @@ def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, t
         ready = time.perf_counter() - start
         taken = milliseconds(graph_of(step))
     reference = expected.setdefault(batch, logits)
-    size = bytes_of(model, batch, cache.get_seq_length())
+    size = bytes_of(model, batch, int(cache.get_seq_length()))
     return {
         "route": route,
         "batch": batch,

@@ -10,13 +10,15 @@ A trace never runs the module itself but a copy that ``Template`` makes, where i
 
 from __future__ import annotations
 
+import argparse
 import enum
+import functools
 import operator
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,9 +26,9 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.trace import modes
 from jitgen.trace.mentions import (
-    INSTALLED,
     code_names,
     global_names,
+    is_installed,
     is_library,
     is_third_party,
     named_functions,
@@ -61,6 +63,8 @@ _HOOKS = (
     "_compiled_call_impl",
 )
 """Attributes of a module that are empty where nothing runs around its forward."""
+_FOLLOWED = (SimpleNamespace, argparse.Namespace, UserDict)
+"""Classes of the standard library whose attributes are followed; of others, such as loggers, nothing is."""
 _OF_TORCH = frozenset(
     {"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
     | {"_load_state_dict_post_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"}
@@ -322,10 +326,13 @@ class State:
             return "method", self._seen.get(id(owner), id(owner)), id(value.__func__)
         if isinstance(value, FunctionType):
             return "function", self._of_function(value)
+        if kind is functools.partial:
+            parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return "partial", *(self._fact(part, depth, (parts, name), path) for name, part in parts.items())
         attributes = getattr(value, "__dict__", None)
         if isinstance(value, (type, enum.Enum, ModuleType)) or not isinstance(attributes, dict):
             return "is", id(value)
-        if id(value) in self._seen or kind.__module__.partition(".")[0] == "torch":
+        if id(value) in self._seen or (is_library(kind.__module__) and kind not in _FOLLOWED):
             return "is", id(value)
         if depth == 0 or len(self._seen) > MOST_OBJECTS:
             self._refuse(f"{path} leads to more objects than are compared")
@@ -461,7 +468,7 @@ class _Copier:
 
 
 def _is_installed(module: Any) -> bool:
-    return str(getattr(module, "__file__", None)).startswith(INSTALLED)
+    return is_installed(getattr(module, "__file__", None) or "")
 
 
 def _is_of_user(value: Any) -> bool:

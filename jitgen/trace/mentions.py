@@ -6,6 +6,7 @@ import dis
 import functools
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import types
@@ -318,11 +319,26 @@ def with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
 
 def is_third_party(code: types.CodeType) -> bool:
     """Returns whether the code belongs to an installed package, and is not the user's own."""
-    return code.co_filename.startswith(INSTALLED)
+    return is_installed(code.co_filename)
 
 
-INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-"""Where installed packages are."""
+def is_installed(filename: str) -> bool:
+    """Returns whether a file belongs to an installed package."""
+    return filename.startswith(_INSTALLED) or _is_beside_its_metadata(os.path.dirname(filename))
+
+
+@functools.lru_cache(4096)
+def _is_beside_its_metadata(directory: str) -> bool:
+    """Returns whether the package in ``directory`` has metadata beside it, as ``pip install --target`` leaves it."""
+    if not os.path.exists(os.path.join(directory, "__init__.py")):
+        return False
+    parent, name = os.path.split(directory)
+    if os.path.exists(os.path.join(parent, "__init__.py")):
+        return _is_beside_its_metadata(parent)
+    return any(entry.startswith(f"{name}-") and entry.endswith(".dist-info") for entry in os.listdir(parent))
+
+
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
 def is_library(module: str | None) -> bool:
