@@ -224,17 +224,19 @@ def topological(roots: Iterable[Node], leaves: Collection[Kind] = (), known: Con
         known: the ids of nodes whose inputs are not followed.
     """
     order: list[Node] = []
-    seen: set[int] = set()
-    stack = [(root, False) for root in reversed(list(roots))]
+    seen: set[Node] = set()
+    stack: list[Node | None] = [*reversed(list(roots))]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            if node.kind not in leaves and id(node) not in known:
-                stack.extend((child, False) for child in reversed(node.inputs))
+        node = stack.pop()
+        if node is None:  # what is below it has all its inputs in order
+            order.append(stack.pop())  # type: ignore[arg-type]
+        elif node not in seen:
+            seen.add(node)
+            if node.inputs and node.kind not in leaves and not (known and id(node) in known):
+                stack += (node, None)
+                stack.extend([child for child in reversed(node.inputs) if child not in seen])
+            else:
+                order.append(node)
     return order
 
 

@@ -234,4 +234,9 @@ def without_results(regions: Sequence[Region], results: Container[int]) -> list[
 
 def renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
     """Replaces each store's result, a position, by the number at that position."""
-    return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]
+    return [
+        region
+        if all(numbers[store.result] == store.result for store in region.stores)
+        else replace(region, stores=tuple(replace(store, result=numbers[store.result]) for store in region.stores))
+        for region in regions
+    ]
