@@ -478,7 +478,7 @@ def _proportional(g: Graph) -> dict[str, tuple[Node, Node | None]]:
 @pytest.mark.parametrize("case", _proportional(Graph()))
 def test_what_is_proportional(case: str, g: Graph) -> None:
     node, operand = _proportional(g)[case]
-    assert linear_operand(node, (1,)) is operand
+    assert linear_operand(node) is operand
 
 
 @pytest.mark.parametrize(
