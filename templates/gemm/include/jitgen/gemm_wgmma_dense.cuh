@@ -317,7 +317,7 @@ struct DenseKernel {
     float of_row[blocks][2];
   };
   JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int down, int across, int chunk) const {
-    StageScales found;
+    StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
       const int of_columns = smaller((tile.column + across * Shape::width) / scale_block, last);

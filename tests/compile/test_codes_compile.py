@@ -1,0 +1,74 @@
+"""Products of codes compiled without a device: the instructions that multiply them, and what the assembler says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.compilers import disassemble, nvrtc, routes
+from jitgen.spec import TensorSpec
+
+pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC and the headers of CUDA")
+E4M3, M, N, K = torch.float8_e4m3fn, 3000, 2048, 4096
+
+
+def product(x: Any, w: Any) -> Any:
+    return (x.float() @ w.float().T).to(torch.bfloat16)
+
+
+def blocks(q: Any, s: Any, p: Any, t: Any) -> Any:
+    x = (q.float().unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
+    w = p.float().view(p.shape[0] // 128, 128, p.shape[1] // 128, 128) * t[:, None, :, None]
+    return x @ w.view(p.shape).T
+
+
+def linear(x: Any, w: Any) -> Any:
+    return F.linear(x, w)
+
+
+def low_bits(rows: int) -> tuple[Any, ...]:
+    weight = TensorSpec((N, K), torch.bfloat16, format="int4", group_size=128, activation="int8")
+    return linear, TensorSpec((rows, K), torch.bfloat16), weight
+
+
+def codes(rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return product, TensorSpec((rows, K), dtype), TensorSpec((N, K), dtype)
+
+
+SCALES = [TensorSpec(shape, torch.float32) for shape in ((M, K // 128), (N // 128, K // 128))]
+KERNELS: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "float8": (codes(M, E4M3), "sm_90a", r"QGMMA\.64x\d+x32\.F32\.E4M3\.E4M3"),
+    "int8": (codes(M, torch.int8), "sm_90a", r"IGMMA\.64x\d+x32\.S8\.S8"),
+    "blocks": ((blocks, codes(M, E4M3)[1], SCALES[0], codes(M, E4M3)[2], SCALES[1]), "sm_90a", r"QGMMA"),
+    "4 bits": (low_bits(M), "sm_90a", r"IGMMA\.64x\d+x32\.S8\.S8"),
+    "4 bits, few rows": (low_bits(7), "sm_90a", r"IGMMA"),
+    "int8, few rows": (codes(7, torch.int8), "sm_80", r"IMMA\.16832\.S8\.S8"),
+    "int8 elsewhere": (codes(M, torch.int8), "sm_80", r"IMMA\.16832\.S8\.S8"),
+    "float8 elsewhere": (codes(M, E4M3), "sm_89", r"QMMA\.16832\.F32\.E4M3\.E4M3"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.quick(where=lambda name: name in ("blocks", "4 bits", "int8 elsewhere"))
+def test_codes_are_multiplied_by_their_instructions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (function, *specs), target, instruction = KERNELS[name]
+    logs: list[str] = []
+    parse = nvrtc.parse_resources
+
+    def kept(log: str, entry: str) -> dict[str, int]:
+        logs.append(log)
+        return parse(log, entry)
+
+    monkeypatch.setattr(nvrtc, "parse_resources", kept)
+    low = jitgen.jit(function, backend="cuda").lower(*specs, target=target).lowered
+    artifact = nvrtc.compile(routes.prepare(low.render(len(low.program.kernels) - 1)[0]))
+    # C7510 and C7512: wgmmas that the assembler has to serialise; C7508: a setmaxnreg it ignores.
+    assert not re.search(r"C75\d\d|before its value", logs[0]), logs[0]
+    assert artifact.meta["spill_bytes"] == 0
+    if disassemble.find_tool() is not None:
+        assert re.search(instruction, disassemble.sass(artifact.files["kernel.cubin"]))
