@@ -87,7 +87,7 @@ def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Parti
     views = [size if not chain else symbols.product(chain[-1][1]) for chain in read]
     others = [size for chain, size in zip(read, views, strict=True) if chain]
     written = 0 if () in read else size  # a result that is the value itself is written anyway
-    moved = symbols.mul(bytes_, _sum([written, *others]))
+    moved = symbols.mul(bytes_, symbols.total([written, *others]))
     once = _effort(node, size)
     stored = once._replace(moved=symbols.add(once.moved, moved), launches=1 + bool(others))
     again = Effort(dtype=once.dtype)
@@ -115,7 +115,7 @@ def _sum_of(left: Effort, right: Effort) -> Effort:
 def _effort(node: Node, elements: Scalar) -> Effort:
     """Returns what it takes to compute ``elements`` elements of ``node`` from what is in memory."""
     if node.kind in PRODUCTS:
-        moved = _sum(symbols.mul(item_size(x.dtype), symbols.product(x.shape)) for x in node.inputs)
+        moved = symbols.total(symbols.mul(item_size(x.dtype), symbols.product(x.shape)) for x in node.inputs)
         return Effort(moved, 0, symbols.mul(elements, node.kind.flops(node)), node.inputs[0].dtype)
     leaves = PRODUCTS | {INPUT, VIEW, SCAN, SORT}
     element = 0
@@ -125,20 +125,13 @@ def _effort(node: Node, elements: Scalar) -> Effort:
             element += item_size(operand.dtype) * (operand.under_expand is operand)
         else:  # of a reduction, an operation for each element of its rows
             operations.append(symbols.mul(elements, 1 if operand.kind is REDUCE else operand.kind.flops(operand)))
-    return Effort(symbols.mul(elements, element), _sum(operations))
+    return Effort(symbols.mul(elements, element), symbols.total(operations))
 
 
 def _cuts(attrs: Any, dim: int) -> bool:
     """Returns whether the view ``attrs`` leaves out elements along ``dim``, which is walked, or reorders dimensions so
     that this is not told."""
     return attrs[0] != "slice" or attrs[1] == dim
-
-
-def _sum(sizes: Iterable[Scalar]) -> Scalar:
-    total: Scalar = 0
-    for size in sizes:
-        total = symbols.add(total, size)
-    return total
 
 
 def _chains(index: Index, ends: Collection[object], same: Callable[[Shape, Shape], bool]) -> Mapping[Node, set[Chain]]:
@@ -238,9 +231,7 @@ def _are_all(chains: Collection[Chain], shape: Shape, decide: Decide) -> bool:
     if len(slices) < 2 or any(attrs[0] != "slice" for attrs, _ in slices):
         return False
     dim = next(iter(slices))[0][1]
-    total: Scalar = 0
-    for _, sliced in slices:
-        total = symbols.add(total, sliced[dim])
+    total = symbols.total(sliced[dim] for _, sliced in slices)
     return decide(symbols.compare("eq", total, shape[dim]))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -267,6 +267,12 @@ def is_nonnegative(value: Scalar) -> bool:
     if value.op in ("product", "floordiv", "mod", "min", "max"):
         return value.kind == "int" and all(map(is_nonnegative, value.args))
     return False
+
+
+def total(values: Iterable[Scalar]) -> Scalar:
+    """Returns the sum of ``values``."""
+    none: Scalar = 0
+    return reduce(add, values, none)
 
 
 def product(sizes: Any) -> Size:

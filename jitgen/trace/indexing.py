@@ -290,9 +290,7 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
     size, sections = input.shape[dim], split_size_or_sections
     if isinstance(sections, (tuple, list)):
         sizes = list(sizes_of(trace, sections))
-        total: Any = 0
-        for piece in sizes:
-            total = symbols.add(total, piece)
+        total = symbols.total(sizes)
         if not trace.guards.decide(symbols.compare("eq", total, size)):
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
@@ -324,7 +322,6 @@ def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
     nodes = [node for node in tensors if not _is_legacy_empty(trace, node)] or tensors[:1]
     joined = dimension(nodes[0], dim)
     dtype = result_dtype(*tensors)
-    total: Any = 0
     for node in nodes:
         if len(node.shape) != len(nodes[0].shape) or not node.shape:
             raise ValueError("cat: tensors must have the same number of dimensions, at least one")
@@ -333,7 +330,7 @@ def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
                 symbols.compare("eq", node.shape[other], nodes[0].shape[other])
             ):
                 raise ValueError(f"cat: sizes differ in dimension {other}")
-        total = symbols.add(total, node.shape[joined])
+    total: Any = symbols.total(node.shape[joined] for node in nodes)
     shape = (*nodes[0].shape[:joined], total, *nodes[0].shape[joined + 1 :])
     # Sizes that a guard makes equal may be different expressions; every operand gets those of the result.
     operands = [

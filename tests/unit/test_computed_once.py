@@ -143,6 +143,30 @@ def test_a_recurrence_in_several_kernels_has_the_values_of_eager() -> None:
     torch.testing.assert_close(jitgen.jit(function)(x, decay, weight), function(x, decay, weight))
 
 
+def rows_of_states(x: Any, decay: Any, weight: Any) -> Any:
+    state, sums = torch.zeros_like(decay), []
+    for step in range(14):
+        state = torch.exp(decay) * state + weight * x[step]
+        sums.append((state * x[step + 1]).sum(-1))
+    return torch.stack(sums), state
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("length", [16, 21, 64])
+def test_long_bodies_of_short_rows_serve_all_lengths(length: int) -> None:
+    x, decay, weight = torch.randn(15, 9, length), -torch.rand(9, length), torch.randn(9, length)
+    found, wanted = (
+        jitgen.jit(rows_of_states)(x, decay, weight),
+        rows_of_states(x.double(), decay.double(), weight.double()),
+    )
+    torch.testing.assert_close([part.double() for part in found], list(wanted), rtol=1e-5, atol=1e-5)
+    sources = [
+        k.source for k in jitgen.jit(rows_of_states).lower(x, decay, weight).kernels if "rows_together" in k.source
+    ]
+    assert sources
+    assert all("template <bool whole>" not in source for source in sources)
+
+
 def test_a_class_is_compared_once_for_each_row() -> None:
     specs = TensorSpec((256, 1024), torch.float32), TensorSpec((256,), torch.int64)
     low = jitgen.jit(F.cross_entropy).lower(*specs, target="x86-64-v3")

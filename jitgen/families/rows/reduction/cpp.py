@@ -51,6 +51,9 @@ LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
 """Operations to widen an element of these dtypes, for which GCC has no vector conversion; 1 for any other."""
 GATHER_COST = 8
 """Operations that a strided load counts for: its elements are loaded one by one."""
+LONG = 96
+"""Instructions from which on a body of short rows is compiled once for all lengths, and not once more for multiples of
+a group: as in a loop that is unrolled."""
 
 _KINDS = {
     "sum": "Sum",
@@ -114,6 +117,7 @@ class _Builder:
             "block": CPU_LONG_ROW if self.short else BLOCK,
             "short": self.short,
             "overlaps_groups": self.overlaps_groups,
+            "is_long": len(self.instructions) >= LONG,
             # Whether a short row has accumulators of its own, in registers, until they are combined with those of other
             # rows. Where elements come in halves their copy would wait for stores, unless there is one pass only.
             "local": len(rows.passes) == 1 or not self.halved,
