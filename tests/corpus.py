@@ -192,6 +192,29 @@ def _products() -> Iterator[Case]:
     yield "transposed", transposed, (Spec((77, 512), half), Spec((512, 256), half))
 
 
+def _codes() -> Iterator[Case]:
+    """Products of 8-bit codes."""
+
+    def scaled(x: Any, w: Any, s: Any, t: Any) -> Any:
+        return ((x.float() @ w.float().T) * s * t).to(half)
+
+    def in_blocks(x: Any, w: Any, s: Any, t: Any) -> Any:
+        wide = (x.float().unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
+        tiles = w.float().view(w.shape[0] // 128, 128, w.shape[1] // 128, 128) * t[:, None, :, None]
+        return wide @ tiles.view(w.shape).T
+
+    for rows in (4, 4096):
+        for dtype in (torch.int8, torch.float8_e4m3fn):
+            x, w = Spec((rows, 4096), dtype), Spec((6144, 4096), dtype)
+            scales = Spec((rows, 1), single), Spec((6144,), single)
+            yield f"codes_{rows}_{dtype}", scaled, (x, w, *scales)
+            scales = Spec((rows, 32), single), Spec((48, 32), single)
+            yield f"blocks_{rows}_{dtype}", in_blocks, (x, w, *scales)
+        for format in ("int4", "uint4"):
+            weight = Spec((6144, 4096), half, format=format, group_size=128, activation="int8")
+            yield f"{format}_codes_{rows}", F.linear, (Spec((rows, 4096), half), weight)
+
+
 def _ordered() -> Iterator[Case]:
     """Scans, sorts and scatters."""
     x, indices = Spec((64, 5000), single), Spec((64,), torch.int64)
@@ -278,6 +301,7 @@ def sources(word: str = "") -> Iterator[tuple[str, str]]:
         _rows(),
         _attention(),
         _products(),
+        _codes(),
         _ordered(),
         _more_attention(),
         _gradients(),
