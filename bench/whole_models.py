@@ -57,6 +57,8 @@ def compiled(model: Any, route: str, cuda_graph: bool = False) -> Any:
         return jitgen.compile(model, cuda_graph=cuda_graph)
     if route == "eager":
         return model
+    if route == "jitgen":
+        import jitgen.dynamo.registration
     return torch.compile(model, backend=route, dynamic=False)
 
 
