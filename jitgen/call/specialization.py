@@ -223,7 +223,7 @@ class Specialization:
             pass  # to be made when the results are there
         elif tree == _LEAF and leaves[0].index is not None:
             return None, ()
-        elif tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
+        elif tree == _tuple_of(len(leaves)) and all(leaf.index is not None for leaf in leaves):
             return tuple, ()
         kept: tuple[Output, ...] = changes.kept if changes is not None else ()
         others = [leaf.value for leaf in (*leaves, *kept) if leaf.index is None]
@@ -386,6 +386,11 @@ class Specialization:
 
 _LEAF = pytree.tree_flatten(0)[1]
 _FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
+
+
+def _tuple_of(count: int) -> pytree.TreeSpec:
+    """Returns the structure of a tuple of ``count`` leaves; that of ``((x,),)`` is another one."""
+    return pytree.tree_flatten(tuple(range(count)))[1]
 
 
 def _text(expr: Any, environment: Mapping[str, Any]) -> str:

@@ -127,3 +127,22 @@ def test_rebuilt_constructs_only_known_classes() -> None:
 
 def test_flattened_looks_into_subclasses() -> None:
     assert list(flattened((Pair(1, Size2d(2, [3])), {"key": Named(4, 5)}, 6))) == [1, 2, 3, 4, 5, 6]
+
+
+def test_tuples_within_a_returned_tuple_stay() -> None:
+    """There are as many tensors as items of the outer tuple."""
+
+    @jitgen.jit
+    def nested(x: torch.Tensor) -> Any:
+        return ((x + 1,),)
+
+    @jitgen.jit
+    def uneven(x: torch.Tensor) -> Any:
+        return (x + 1, x + 2), ()
+
+    x = torch.ones(3)
+    for function in (nested, uneven):
+        torch.testing.assert_close(function(x), function.reference(x))
+        assert torch.utils._pytree.tree_structure(function(x)) == torch.utils._pytree.tree_structure(
+            function.reference(x)
+        )
