@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitgen.cli.show import json_option, print_json, print_table, say
+from jitgen.cli.source import arguments_option, load_function, lower
 
 if TYPE_CHECKING:
     from jitgen.deploy.tune import Measured, Problem
 
 
 @click.command()
-@click.argument("manifest", required=False)
+@click.argument("manifest", metavar="[MANIFEST | FILE_OR_MODULE:FUNCTION]", required=False)
+@arguments_option
 @click.option("--model", help="A manifest that jitgen ships, such as llama-3-8b.")
 @click.option("--target", help="Whose schedules [default: this machine's GPU, or cpu]. Only --dry-run takes another's.")
 @click.option("--family", "families", multiple=True, help="Such as gemm; give it again for another [default: all].")
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 @json_option
 def tune(
     manifest: str | None,
+    texts: tuple[str, ...],
     model: str | None,
     target: str | None,
     families: tuple[str, ...],
@@ -40,9 +43,10 @@ def tune(
 ) -> None:
     """Measure the schedules of a manifest's kernels, and write the rows of those that win.
 
-    MANIFEST is a file that `jitgen.record`, or a program under JITGEN_RECORD=PATH, wrote. Problems that the output
-    has measurements of are left out, so that a run can be interrupted. Point JITGEN_TUNED to the output to use it, in
-    `jitgen prewarm` and in the program that serves.
+    MANIFEST is a file that `jitgen.record`, or a program under JITGEN_RECORD=PATH, wrote; in its place a FUNCTION is
+    measured for the arguments that --arg gives. Problems that the output has measurements of are left out, so that a
+    run can be interrupted. Point JITGEN_TUNED to the output to use it, in `jitgen prewarm` and in the program that
+    serves.
     """
     from jitgen import settings
     from jitgen.deploy import catalog, manifest_schema
@@ -55,7 +59,10 @@ def tune(
     if wanted != str(own) and wanted != "cpu" and not dry_run:
         raise click.UsageError(f"this machine measures schedules for {own}, and not for {wanted}; use --dry-run")
     parsed = own if wanted in (str(own), "cpu") and device.type == "cpu" else _parsed(wanted)
-    entries = manifest_schema.read(catalog.find(manifest or model or ""))
+    if texts or (manifest is not None and ":" in manifest):
+        entries = [_entry_of(manifest, texts, str(parsed))]
+    else:
+        entries = list(manifest_schema.read(catalog.find(manifest or model or "")))
     problems = list(tuning.problems_of(entries, parsed, chip if str(parsed) == str(own) else None))
     problems = [problem for problem in problems if not families or problem.family in families]
     directory = output or Path(settings.get("JITGEN_TUNED") or "jitgen-tuned")
@@ -68,6 +75,19 @@ def tune(
         return
     winners = sum(result.winner is not None for result in done)
     say(f"{len(done)} of {len(problems)} problems measured, {winners} rows kept in {directory}", err=True)
+
+
+def _entry_of(function: str | None, texts: tuple[str, ...], target: str) -> Any:
+    """Returns the entry that a manifest would have of a call of ``function`` with the arguments of ``--arg``."""
+    from jitgen.deploy import manifest as manifests
+
+    if function is None:
+        raise click.UsageError("--arg gives the arguments of a function: name one, such as model.py:gate")
+    lowered = lower(load_function(function), texts, target, None).lowered
+    memory = lowered.memories[: len(lowered.program.inputs)]
+    route = lowered.route
+    requested = "auto" if route.automatic else route.backend
+    return manifests.entry_of(lowered.graph, lowered, lowered.environment, memory, (requested, None))
 
 
 def _here() -> tuple[Any, Any, Any]:

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,22 +175,21 @@ def tune(
     Args:
         output: a directory as ``JITGEN_TUNED`` names one. What it has of other problems stays; problems that were
             measured before are left out.
-        jobs: worker processes that compile; None for as many as the machine takes.
+        jobs: worker processes that compile, all problems ahead; 1 for this process, which compiles the candidates of a
+            problem before it times them; None for as many workers as the machine takes.
         progress: called for each problem when it is measured, with how many are and how many there are.
 
     Raises:
         CacheError: what is in ``output`` cannot be read, or it cannot be written.
     """
-    from jitgen.deploy.workers import WorkerProcesses
-
     ends = time.monotonic() + seconds
     waiting = [problem for problem in problems if problem.identity not in measured_before(output, problem)]
     store, done = default_store(), list[Measured]()
     location, families = work.location_of(store, shared_directory=True), work.families_outside()
-    pool = WorkerProcesses(max(1, bounds.workers(jobs)), bounds.WORKER_BYTES)
-    try:
-        builds = [[pool.submit(work.build, _task(p, row, location, families)) for row in p.rows] for p in waiting]
-        for number, (problem, futures) in enumerate(zip(waiting, builds, strict=True)):
+    tasks = [[_task(problem, row, location, families) for row in problem.rows] for problem in waiting]
+    with _builder(jobs) as build:
+        builds = map(build, tasks) if jobs == 1 else [build(tasks_of_problem) for tasks_of_problem in tasks]
+        for number, (problem, futures) in enumerate(zip(waiting, builds, strict=False)):
             if time.monotonic() >= ends or not _built_in_time(futures, ends):
                 break
             result = _measured(problem, [_failure(future) for future in futures], device)
@@ -197,12 +197,36 @@ def tune(
             done.append(result)
             if progress is not None:
                 progress(result, number + 1, len(waiting))
-    finally:
-        for futures in builds:
-            for future in futures:
-                future.cancel()
-        pool.shutdown(cancel_futures=True)
     return done
+
+
+@contextmanager
+def _builder(jobs: int | None) -> Iterator[Callable[[Sequence[work.Task]], list[Future[work.Outcome]]]]:
+    """Provides a function that builds tasks: in worker processes, which end with the context, or in this one."""
+    from jitgen.deploy.workers import WorkerProcesses
+
+    if jobs == 1:
+        yield lambda tasks: [_done(work.build(task)) for task in tasks]
+        return
+    pool, submitted = WorkerProcesses(max(1, bounds.workers(jobs)), bounds.WORKER_BYTES), list[Future[work.Outcome]]()
+
+    def build(tasks: Sequence[work.Task]) -> list[Future[work.Outcome]]:
+        futures = [pool.submit(work.build, task) for task in tasks]
+        submitted.extend(futures)
+        return futures
+
+    try:
+        yield build
+    finally:
+        for future in submitted:
+            future.cancel()
+        pool.shutdown(cancel_futures=True)
+
+
+def _done(outcome: work.Outcome) -> Future[work.Outcome]:
+    future = Future[work.Outcome]()
+    future.set_result(outcome)
+    return future
 
 
 def _task(problem: Problem, row: Row, location: Mapping[str, Any], families: Sequence[str]) -> work.Task:

@@ -109,6 +109,11 @@ def test_a_run_ends_when_its_seconds_are_over(problem: tune.Problem, tmp_path: P
     assert tune.tune([problem], tmp_path, CPU, 1e-9, jobs=1) == []
 
 
+def test_worker_processes_compile(problem: tune.Problem, tmp_path: Path, quick: None) -> None:
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=2)
+    assert not result.failures
+
+
 def test_a_file_of_another_form_is_not_written_over(problem: tune.Problem, tmp_path: Path) -> None:
     directory = tmp_path / problem.route.target.arch
     directory.mkdir()
@@ -134,3 +139,15 @@ def test_the_command_measures_on_this_machine_alone() -> None:
     nothing = CliRunner().invoke(command, ["tune"])
     assert nothing.exit_code == 2
     assert "--model" in nothing.output
+
+
+def test_the_command_takes_a_function_and_its_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "gate.py"
+    path.write_text("import torch.nn.functional as F\n\n\ndef gate(x, w):\n    return F.silu(F.linear(x, w))\n")
+    arguments = ["--arg", "bf16[1000,512]", "--arg", "bf16[1024,512]", "--target", "sm_90a", "--dry-run", "--json"]
+    result = CliRunner().invoke(command, ["tune", f"{path}:gate", *arguments])
+    assert result.exit_code == 0, result.output
+    problems = json.loads(result.output)["problems"]
+    assert any("rows 1536" in problem["problem"] and "columns [1024]" in problem["problem"] for problem in problems)
+    nothing = CliRunner().invoke(command, ["tune", *arguments[:2], "--dry-run"])
+    assert nothing.exit_code == 2
