@@ -81,6 +81,13 @@ def test_operands_in_either_order(dtype: torch.dtype) -> None:
     check(matmul, made(200, 1504, dtype=dtype).T, weight)
 
 
+@pytest.mark.parametrize("tile", cutlass.TILES[3:5], ids=str)
+def test_numbers_of_tiles_that_are_no_powers_of_two(tile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutlass, "TILES", (tile,))
+    for rows, columns, length in ((777, 2560, 128), (777, 512, 5632), (4100, 1992, 256), (130, 136, 64)):
+        check(linear, made(rows, length), made(columns, length))
+
+
 def test_a_block_is_right_and_equal_calls_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutlass, "TILES", cutlass.TILES[3:4])
     for rows in ROWS:

@@ -162,6 +162,41 @@ CUTLASS_DEVICE int swizzle_of(int tiles_m, int tiles_n, int most) {
   return most;
 }
 
+// Division by `divisor`, of numbers whose product with it is below 2^64. CUTLASS makes its own by division of 128 bits,
+// which it has on the host alone.
+CUTLASS_DEVICE cutlass::FastDivmodU64 division_by(uint64_t divisor) {
+  cutlass::FastDivmodU64 made;
+  made.divisor = divisor;
+  made.multiplier = ~uint64_t(0) / divisor + 1;  // 0 for 1, by which nothing is divided
+  return made;
+}
+
+// What CUTLASS's persistent scheduler takes for a matrix of m x n, whose clusters are neighbours along M.
+template <class Scheduler, class BlockTile, class Cluster>
+CUTLASS_DEVICE typename Scheduler::Params walk_of(int m, int n, int most) {
+  using Order = typename Scheduler::RasterOrder;
+  constexpr int rows = cute::size<0>(BlockTile{}), columns = cute::size<1>(BlockTile{}), share = cute::size<0>(Cluster{});
+  const int clusters_m = (m + rows * share - 1) / (rows * share), tiles_n = (n + columns - 1) / columns;
+  const int swizzle = swizzle_of(clusters_m * share, tiles_n, most);
+  const uint64_t walked_m = (clusters_m + swizzle - 1) / swizzle * swizzle;
+  const uint64_t walked_n = (tiles_n + swizzle - 1) / swizzle * swizzle;
+  typename Scheduler::Params walk;
+  walk.problem_tiles_m_ = uint32_t(walked_m);
+  walk.problem_tiles_n_ = uint32_t(walked_n);
+  walk.problem_tiles_l_ = 1;
+  walk.cluster_shape_m_ = share;
+  walk.cluster_shape_n_ = 1;
+  walk.blocks_per_problem_ = walked_m * share * walked_n;
+  walk.log_swizzle_size_ = 31 - __clz(swizzle);
+  walk.divmod_batch_ = division_by(walk.blocks_per_problem_);
+  const bool along_n = walked_n <= walked_m * share;
+  walk.raster_order_ = along_n ? Order::AlongN : Order::AlongM;
+  walk.divmod_cluster_shape_major_ = cutlass::FastDivmodU64Pow2(along_n ? 1 : share);
+  walk.divmod_cluster_shape_minor_ = cutlass::FastDivmodU64Pow2(along_n ? share : 1);
+  walk.divmod_cluster_blk_major_ = division_by(along_n ? walked_n : walked_m);
+  return walk;
+}
+
 // A function of one element as a functor of fragments, as nodes of an EVT apply it.
 template <class Function, class Fragment>
 struct Elements {
