@@ -1,0 +1,76 @@
+"""``jitgen.nn.Float8Linear``: its products and gradients beside float64 products of the codes, and a training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from jitgen.errors import UnsupportedError
+from jitgen.nn import Float8Linear, convert_linears
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype, by_row: bool) -> torch.Tensor:
+    """What the codes of ``x`` stand for, in float64."""
+    wide = x.float()
+    largest = wide.abs().amax(-1, keepdim=True) if by_row else wide.abs().amax().reshape(1, 1)
+    scales = (largest * (1 / {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}[dtype])).clamp(min=2.0**-126)
+    return (wide * scales.reciprocal()).to(dtype).double() * scales.double()
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert (found.double() - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("scaling", ["row", "tensor"])
+def test_products_and_gradients_are_those_of_the_codes(scaling: str) -> None:
+    torch.manual_seed(3)
+    by_row, e4m3, e5m2 = scaling == "row", torch.float8_e4m3fn, torch.float8_e5m2
+    layer = Float8Linear(48, 33, scaling=scaling)
+    x = (torch.randn(2, 9, 48) * torch.logspace(-2, 2, 9)[:, None]).requires_grad_()
+    seed = torch.randn(2, 9, 33)
+    found = layer(x)
+    found.backward(seed)
+    rows, grads, weight = x.detach().reshape(-1, 48), seed.reshape(-1, 33), layer.weight.detach()
+    wanted = rounded(rows, e4m3, by_row) @ rounded(weight, e4m3, by_row).T + layer.bias.detach().double()
+    assert_near(found.detach().reshape(-1, 33), wanted)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    assert_near(x.grad.reshape(-1, 48), rounded(grads, e5m2, by_row) @ rounded(weight.T, e4m3, by_row).T)
+    assert_near(layer.weight.grad, rounded(grads.T, e5m2, by_row) @ rounded(rows.T, e4m3, by_row).T)
+    assert_near(layer.bias.grad, grads.double().sum(0))
+
+
+def test_zeros_and_nothing() -> None:
+    layer = Float8Linear(32, 16, bias=False)
+    assert (layer(torch.zeros(3, 32)) == 0).all()
+    assert layer(torch.zeros(0, 32)).shape == (0, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(4, 32)).dtype == torch.bfloat16
+    with pytest.raises(UnsupportedError, match="'row', 'tensor'"):
+        Float8Linear(4, 4, scaling="block")
+
+
+def test_training_reaches_the_loss_of_floats() -> None:
+    def loss_after(convert: bool) -> float:
+        torch.manual_seed(0)
+        teacher = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)).requires_grad_(False)
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+        if convert:
+            assert convert_linears(model) == ["0", "2"]
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        x = torch.randn(512, 32)
+        for step in range(150):
+            rows = x[step * 64 % 512 :][:64]
+            loss = nn.functional.mse_loss(model(rows), teacher(rows))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            return nn.functional.mse_loss(model(x), teacher(x)).item()
+
+    plain, narrow = loss_after(False), loss_after(True)
+    before = 0.2
+    assert plain < before / 10
+    assert narrow < before / 5
