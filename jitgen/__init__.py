@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jitgen.export.package import package
     from jitgen.huggingface.quantizer import JitgenConfig
     from jitgen.models.compile import compile, decompile
+    from jitgen.quant.calibration import calibrate
     from jitgen.quant.io import save_quantized
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
@@ -65,6 +66,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "__version__",
+    "calibrate",
     "compile",
     "decompile",
     "freeze",
@@ -93,6 +95,7 @@ _MODULES = {
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.huggingface.quantizer": ("JitgenConfig",),
     "jitgen.models.compile": ("compile", "decompile"),
+    "jitgen.quant.calibration": ("calibrate",),
     "jitgen.quant.io": ("save_quantized",),
     "jitgen.quant.modules": ("quantize_",),
     "jitgen.quant.qtensor": ("QTensor",),

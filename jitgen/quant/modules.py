@@ -12,6 +12,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -186,13 +187,59 @@ def quantize_(
             activation, or ``model`` is no module. UnsupportedError: there is no such layout. In either case the model
             is unchanged.
     """
+    make = partial(_quantized, layout=layout, method=method)
+    check_method(method)
+    layouts.find(layout or "portable")
+    return quantize_layers(
+        model,
+        format,
+        group_size,
+        filter_fn,
+        make=make,
+        activation=activation,
+        trainable_bias=trainable_bias,
+        embeddings=embeddings,
+        experts=experts,
+    )
+
+
+Make = Callable[[torch.Tensor, torch.Tensor, Format, int | None, str | None], QTensor]
+"""Quantises a weight: its Parameter, the dense (N, K), format, group size and kind of activations."""
+
+
+def _quantized(
+    parameter: torch.Tensor,
+    dense: torch.Tensor,
+    row: Format,
+    group_size: int | None,
+    kind: str | None,
+    *,
+    layout: str | None,
+    method: str,
+) -> QTensor:
+    return quantize(dense, row.name, group_size, layout=layout, method=method, activation=kind)
+
+
+def quantize_layers(
+    model: nn.Module,
+    format: str | Mapping[str, str | tuple[str, int | None] | None],
+    group_size: int | None,
+    filter_fn: Callable[[nn.Module, str], bool] | None,
+    *,
+    make: Make,
+    activation: str | Mapping[str, str | None] | None = None,
+    trainable_bias: bool = False,
+    embeddings: bool = False,
+    experts: str | Collection[str] = (),
+    prepare: Callable[[dict[str, torch.Tensor]], None] | None = None,
+) -> QuantizationReport:
+    """Quantises the weights of ``model`` as ``quantize_`` does, each by ``make``. ``prepare`` is called before anything
+    changes with the Parameters that will be, by the names of their layers."""
     if not isinstance(model, nn.Module):
         raise FormatError(
             f"quantize_ takes a torch.nn.Module, not {type(model).__name__}; jitgen.quantize makes a weight of a tensor"
         )
     choices, activations = _choices(format, group_size), _activations(activation)
-    check_method(method)
-    layouts.find(layout or "portable")
     users = _users(model)
     candidates = list(_layers(model, embeddings, (experts,) if isinstance(experts, str) else experts))
     taken = {(id(layer.module), layer.leaf) for layer in candidates}
@@ -210,6 +257,8 @@ def quantize_(
             check_activation(_activation(activations, layer.name), *choice)
         else:
             skipped.append(SkippedLayer(layer.name, reason))
+    if prepare is not None:
+        prepare({owners[0].name: owners[0].weight for owners in wanted.values()})
     layers: list[QuantizedLayer] = []
     frozen: list[str] = []
     with progress.line(f"quantising to {', '.join(sorted({row.name for _, row, _ in choices if row}))}") as say:
@@ -233,13 +282,16 @@ def quantize_(
             transposed = owners[0].transposed
             dense = weight.mT if transposed else weight
             try:
-                quantised = quantize(dense, row.name, group_size, layout=layout, method=method, activation=kind)
+                quantised = make(weight, dense, row, group_size, kind)
             except FormatError as error:
                 skipped += [SkippedLayer(name, str(error)) for name in names]
                 continue
             noise = sqnr(dense, quantised)
             size = weight.nbytes, quantised.nbytes
-            layers.append(QuantizedLayer(names, tuple(dense.shape), row.name, group_size, noise, *size, kind))
+            made = quantised.format
+            layers.append(
+                QuantizedLayer(names, tuple(dense.shape), made, group_size, noise, *size, quantised.activation)
+            )
             parameter = nn.Parameter(quantised.mT if transposed else quantised, requires_grad=False)
             for layer in owners:
                 setattr(layer.module, layer.leaf, parameter)

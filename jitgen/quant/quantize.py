@@ -77,6 +77,7 @@ def quantize(
     method: str = "mse",
     activation: str | None = None,
     input_scale: float | torch.Tensor | None = None,
+    importance: torch.Tensor | None = None,
 ) -> QTensor:
     """Quantises ``weight``.
 
@@ -96,6 +97,8 @@ def quantize(
             weight's codes must be numbers of that kind. None leaves activations as they are.
         input_scale: with ``activation``, the one scale of all activations, a number above 0: values beyond the largest
             code times this saturate. The format of the result is then ``".static"``.
+        importance: of each column, [K]: the factor of its squared error where the method is ``"mse"``, such as the mean
+            square of the activations that it multiplies.
 
     Returns:
         a ``QTensor`` of the weight's shape, dtype and device. It does not refer to ``weight``.
@@ -116,7 +119,7 @@ def quantize(
     with torch.no_grad():
         matrix = weight.detach().flatten(0, 1) if experts is not None else weight.detach()
         shape = (matrix.shape[0], matrix.shape[1])
-        tensors = _encode(matrix, row, group_size, method)
+        tensors = _encode(matrix, row, group_size, method, importance)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
     facts = {"layout": target, "experts": experts, "activation": activation}
     made = QTensor(tensors, row.name, group_size, shape, weight.dtype, **facts)  # type: ignore[arg-type]
@@ -170,7 +173,9 @@ def _check(weight: torch.Tensor, format: Format) -> None:
         raise FormatError(f"quantize stores columns as they are; use {format.stored.name}, without .ordered")
 
 
-def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method: str) -> Tensors:
+def _encode(
+    weight: torch.Tensor, format: Format, group_size: int | None, method: str, importance: torch.Tensor | None = None
+) -> Tensors:
     """Encodes ``weight`` in the portable layout; FormatError if the format cannot represent it."""
     shape = (weight.shape[0], weight.shape[1])
     sizes = geometry(group_size, shape)
@@ -183,17 +188,25 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method
     if format.tensor_scale:
         factor = _tensor_scale(weight, format).to(compute)
         named["tensor_scale"].copy_(factor)
+    if importance is not None:
+        if importance.shape != shape[1:]:
+            raise FormatError(f"importance is of {shape[1]} columns, and not {list(importance.shape)}")
+        padding = importance.new_zeros(sizes.padded_columns - sizes.columns)
+        importance = (
+            torch.cat([importance, padding]).to(weight.device, compute).unflatten(-1, (sizes.groups, sizes.group))
+        )
     for rows in _row_chunks(format, sizes.rows, sizes.padded_columns, weight.device):
         values = weight.new_zeros((rows.stop - rows.start, sizes.padded_columns), dtype=compute)
         values[:, : sizes.columns] = weight[rows]
         finite = finite & values.isfinite().all()
         grouped = values.unflatten(-1, (sizes.groups, sizes.group))
         shared, sharing = _shared(grouped, format)
-        scales, zeros = _best_scales(shared / factor if format.tensor_scale else shared, format, method)
+        weights = importance.repeat(1, sharing) if importance is not None else None
+        scales, zeros = best_scales(shared / factor if format.tensor_scale else shared, format, method, weights)
         fits = fits & _fits(scales, format)
         first = rows.start // format.scale_rows if format.scale_rows else 0
         at = slice(first, first + scales.shape[0])
-        named["scales"][at] = _stored_scales(scales.squeeze(-1), format)
+        named["scales"][at] = stored_scales(scales.squeeze(-1), format)
         if format.zero_point:
             named["zeros"][at] = zeros.squeeze(-1).to(format.zero_dtype)
         if sharing > 1:
@@ -329,7 +342,7 @@ def _patterns(format: Format) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------------- scales
 
 
-def _stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
+def stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
     """Returns ``scales``, numbers of the format's kind of scales, as they are stored."""
     if format.scale == "e8m0":
         return (torch.log2(scales).round() + E8M0_BIAS).clamp_(0, 2 * E8M0_BIAS).to(torch.uint8)
@@ -348,10 +361,13 @@ def _rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
     return scales.to(format.scale_dtype).to(scales.dtype)
 
 
-def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+def best_scales(
+    values: torch.Tensor, format: Format, method: str, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the stored scale and the zero-point for each group of ``values`` [rows, groups, group].
 
-    Both are [rows, groups, 1], in the dtype of ``values``.
+    Both are [rows, groups, 1], in the dtype of ``values``. ``importance`` [groups, group] has the factors of squared
+    errors.
     """
     if not values.shape[-1]:
         zero = values.new_zeros((*values.shape[:-1], 1))
@@ -365,7 +381,8 @@ def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[tor
     least = magnitude
     for scales, zeros in _tried(values, magnitude, format, method):
         difference = _round(values, scales, zeros, format).sub_(zeros).mul_(scales).sub_(values).div_(unit)
-        error = difference.square_().sum(-1, keepdim=True)
+        squares = difference.square_()
+        error = (squares if importance is None else squares.mul_(importance)).sum(-1, keepdim=True)
         if best is None:
             best, least = (scales, zeros), error
         else:
@@ -373,7 +390,12 @@ def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[tor
             best = torch.where(better, scales, best[0]), torch.where(better, zeros, best[1])
             least = torch.where(better, error, least)
     assert best is not None
-    if method == "mse" and not format.tiled and (format.bits <= REFINED_BITS or format.zeros == "float"):
+    if (
+        method == "mse"
+        and importance is None
+        and not format.tiled
+        and (format.bits <= REFINED_BITS or format.zeros == "float")
+    ):
         return _refined(values, unit, *best, least, format)
     return best
 

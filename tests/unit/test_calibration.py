@@ -1,0 +1,149 @@
+"""``jitgen.calibrate``: what each method does to a model's error, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import jitgen
+from jitgen.errors import FallbackWarning, FormatError
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """The data of a test depends on its name alone."""
+    random.seed(request.node.name)
+    torch.manual_seed(random.getrandbits(32))
+
+
+class Block(nn.Module):
+    """A block before which a norm stands; ``post`` is a norm whose result is read by a sum too."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.post, self.last = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.post(x + self.down(F.gelu(self.up(self.norm(x)))))
+        result: torch.Tensor = h + self.last(h)
+        return result
+
+
+def model() -> Block:
+    """A block some of whose activations are large in a few columns, as those of language models are."""
+    made = Block().requires_grad_(False)
+    made.norm.weight[::16] = 25.0
+    made.up.weight[:, ::16] /= 10
+    return made
+
+
+def batches(count: int = 3) -> list[torch.Tensor]:
+    """Rows that are correlated, as those of a model are."""
+    mix = torch.randn(24, 64)
+    return [torch.randn(40, 24) @ mix / 5 + 0.1 * torch.randn(40, 64) for _ in range(count)]
+
+
+def error(quantised: nn.Module, plain: nn.Module, x: torch.Tensor) -> float:
+    wanted = plain(x)
+    return ((quantised(x) - wanted).norm() / wanted.norm()).item()
+
+
+def calibrated(plain: nn.Module, data: list[torch.Tensor], method: str, **more: Any) -> Any:
+    made = copy.deepcopy(plain)
+    report = jitgen.calibrate(made, data, method, **more)
+    assert [layer.name for layer in report.layers] == ["up", "down", "last"]
+    return made
+
+
+@pytest.mark.parametrize("method", ["absmax", "percentile"])
+def test_static_scales_are_those_of_what_was_seen(method: str) -> None:
+    plain, data = model(), batches()
+    made = calibrated(plain, data, method, percentile=90.0)
+    largest = torch.cat([plain.norm(x) for x in data]).abs()
+    most = largest.max() if method == "absmax" else largest.flatten().quantile(0.9)
+    assert made.up.weight.format == "int8.static"
+    assert made.up.weight.input_scale.item() == pytest.approx(most.item() / 127, rel=2e-2)
+    if method == "absmax":
+        assert error(made, plain, data[0]) < 0.05
+
+
+def test_smoothquant_migrates_where_nothing_else_reads() -> None:
+    plain, data = model(), batches()
+    direct = copy.deepcopy(plain)
+    jitgen.quantize_(direct, "int8", activation="int8")
+    made = calibrated(plain, data, "smoothquant", activation="int8")
+    assert not torch.equal(made.norm.weight, plain.norm.weight)
+    assert torch.equal(made.post.weight, plain.post.weight)
+    assert error(made, plain, data[0]) < 0.8 * error(direct, plain, data[0])
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_weights_lose_less(method: str) -> None:
+    plain, data = model(), batches()
+    direct = copy.deepcopy(plain)
+    jitgen.quantize_(direct, "int4", 32)
+    made = calibrated(plain, data[:2], method, format="int4", group_size=32)
+    assert error(made, plain, data[2]) < (0.95 if method == "awq" else 0.85) * error(direct, plain, data[2])
+
+
+@pytest.mark.parametrize(("format", "group"), [("uint4", 32), ("int8", None), ("uint3", None)])
+def test_feedback_in_other_formats(format: str, group: int | None) -> None:
+    plain, data = nn.Sequential(nn.Linear(72, 40)).requires_grad_(False), [torch.randn(200, 24) @ torch.randn(24, 72)]
+    direct, made = copy.deepcopy(plain), copy.deepcopy(plain)
+    jitgen.quantize_(direct, format, group)
+    jitgen.calibrate(made, data, "gptq", format=format, group_size=group)
+    assert error(made, plain, data[0]) < error(direct, plain, data[0])
+
+
+def test_importance_weights_errors() -> None:
+    weight, importance = torch.randn(32, 64), torch.ones(64)
+    importance[::8] = 1e4
+    plain, weighted = jitgen.quantize(weight, "int4"), jitgen.quantize(weight, "int4", importance=importance)
+
+    def loss(quantised: Any) -> torch.Tensor:
+        return ((quantised.dequantize() - weight).square() * importance).sum()
+
+    assert loss(weighted) < loss(plain)
+    with pytest.raises(FormatError, match="importance is of 64 columns"):
+        jitgen.quantize(weight, "int4", importance=torch.ones(3))
+
+
+def test_batches_are_arguments_of_any_kind() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.unused = nn.Linear(32, 8), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x + y)
+            return result
+
+    x, y = torch.randn(4, 32), torch.randn(4, 32)
+    for batch in ((x, y), {"x": x, "y": y}):
+        made = Adds().train()
+        with pytest.warns(FallbackWarning, match="do not reach unused"):
+            jitgen.calibrate(made, [batch])
+        assert made.training
+        assert made.layer.weight.input_scale.item() == pytest.approx((x + y).abs().max().item() / 127)
+        assert made.unused.weight.input_scale is None
+
+
+def test_what_is_refused_leaves_the_model_as_it_was() -> None:
+    made = nn.Sequential(nn.Linear(32, 8))
+    x = torch.randn(4, 32)
+    for arguments, words in (
+        (([x], "best"), "unknown method 'best'"),
+        (([], "absmax"), "no batch"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            jitgen.calibrate(made, *arguments)
+    with pytest.raises(FormatError, match="expected a number above 0"):
+        jitgen.calibrate(made, [x], "percentile", percentile=0)
+    assert type(made[0].weight) is nn.Parameter
