@@ -68,7 +68,7 @@ class _Float8Product(torch.autograd.Function):
 
 
 class Float8Linear(nn.Linear):
-    """A Linear that multiplies 8-bit floats, in its forward and in its gradients; weights stay as they are.
+    """Multiplies 8-bit floats as a Linear, in its forward and in its gradients; weights stay as they are.
 
     Args:
         scaling: ``"row"``, a scale for each row of either operand of a product, or ``"tensor"``, one for each operand.
@@ -93,7 +93,7 @@ class Float8Linear(nn.Linear):
         self.scaling = scaling
 
     @classmethod
-    def of(cls, linear: nn.Linear, scaling: str = "row") -> Float8Linear:
+    def sharing(cls, linear: nn.Linear, scaling: str = "row") -> Float8Linear:
         """Returns such a layer that shares the parameters of ``linear``."""
         made = cls(linear.in_features, linear.out_features, False, "meta", linear.weight.dtype, scaling)
         made.weight, made.bias = linear.weight, linear.bias
@@ -107,7 +107,7 @@ class Float8Linear(nn.Linear):
         if not input.numel() or not weight.numel():
             return F.linear(input, weight, self.bias)
         rows = input.reshape(-1, self.in_features)
-        product: torch.Tensor = _Float8Product.apply(rows, weight, self.scaling == "row")  # type: ignore[no-untyped-call]
+        product: torch.Tensor = _Float8Product.apply(rows, weight, self.scaling == "row")
         result = product.reshape(*input.shape[:-1], self.out_features)
         return result if self.bias is None else result + self.bias.to(result.dtype)
 
@@ -126,6 +126,6 @@ def convert_linears(model: nn.Module, scaling: str = "row", filter_fn: Any = Non
         for leaf, child in list(module.named_children()):
             full = f"{name}.{leaf}".lstrip(".")
             if type(child) is nn.Linear and (filter_fn is None or filter_fn(child, full)):
-                setattr(module, leaf, Float8Linear.of(child, scaling))
+                setattr(module, leaf, Float8Linear.sharing(child, scaling))
                 names.append(full)
     return names

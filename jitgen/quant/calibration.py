@@ -154,7 +154,7 @@ class _Calibration:
                     observer.forget()
         finally:
             self.model.train(training)
-        self._found |= observer.found
+        self._found |= observer.records
 
     def make(
         self, parameter: torch.Tensor, dense: torch.Tensor, row: Format, group_size: int | None, kind: str | None
@@ -189,16 +189,16 @@ class _Calibration:
         expected = self._result()
         for number, (origin, products) in enumerate(readers.items(), 1):
             self.say(f"{number} of {len(readers)} norms")
-            of_norm = [parameters[key] for key in origin if key is not None]
+            of_norm: list[torch.Tensor] = [parameters[key] for key in origin if key is not None]
             if any(product.shape[-1] != of_norm[0].shape[0] for product in products):
                 continue
             factors = self._factors(products)
             kept = [tensor.detach().clone() for tensor in (*of_norm, *products)]
             with torch.no_grad():
                 for tensor in of_norm:
-                    tensor /= factors.to(tensor.dtype)
+                    tensor.div_(factors.to(tensor.dtype))
                 for product in products:
-                    product *= factors.to(product.dtype)
+                    product.mul_(factors.to(product.dtype))
                 if _distance(self._result(), expected) <= SAME:
                     self._move(products, factors)
                     continue

@@ -1,4 +1,4 @@
-"""Observes what the weights of a model multiply, while it runs on a calibration's batches in eager torch.
+"""Records what the weights of a model multiply, while it runs on a calibration's batches in eager torch.
 
 ``F.linear`` and ``addmm`` are seen by a mode of torch, whatever module calls them. Products within a function that
 ``jitgen.jit`` decorates are not: its kernels run without torch.
@@ -65,7 +65,7 @@ class Observed:
 
 
 class Observer(TorchFunctionMode):
-    """Observes the products of ``weights`` within this context.
+    """Records the products of ``weights`` within this context.
 
     Args:
         weights: Parameters by name.
@@ -74,7 +74,7 @@ class Observer(TorchFunctionMode):
 
     def __init__(self, weights: Mapping[str, torch.Tensor], products: bool = False) -> None:
         super().__init__()
-        self.found = {id(weight): Observed() for weight in weights.values()}
+        self.records = {id(weight): Observed() for weight in weights.values()}
         self._kept, self._products = dict(weights), products
         self._scaled: dict[int, tuple[torch.Tensor, tuple[int, int | None]]] = {}
         """By the id of a tensor, and with it so that the id stays its own: the Parameters of the norm it is of."""
@@ -82,8 +82,8 @@ class Observer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         operand = _operands(func, args, named)
-        if operand is not None and id(operand[1]) in self.found:
-            x, observed = operand[0], self.found[id(operand[1])]
+        if operand is not None and id(operand[1]) in self.records:
+            x, observed = operand[0], self.records[id(operand[1])]
             observed.add(x, self._products)
             known = self._scaled.get(id(x))
             observed.origin = known[1] if known is not None else None
