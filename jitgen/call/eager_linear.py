@@ -30,6 +30,10 @@ def _embedding(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.embedding(indices, weight)
 
 
+def _grouped(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return torch._grouped_mm(x, weight, offs)
+
+
 @dataclass
 class Fallback:
     """Counts the products with quantised weights that ran in torch, on the dequantised weight, for one reason.
@@ -51,7 +55,7 @@ class QuantizedProducts:
     """Computes ``(x, weight, bias=None) -> y`` for ``F.linear`` with a quantised weight outside ``jitgen.jit``."""
 
     def __init__(self) -> None:
-        self.embedding = JitFunction(_embedding)
+        self.embedding, self.grouped = JitFunction(_embedding), JitFunction(_grouped)
         self.plain, self.biased = JitFunction(_linear), JitFunction(_linear_with_bias)
         self._fallbacks: dict[str, Fallback] = {}
 
@@ -64,7 +68,8 @@ class QuantizedProducts:
     @property
     def specializations(self) -> tuple[Specialization | Fallback, ...]:
         """Lists what this process has resolved, and then why calls ran in torch, and how many."""
-        return (*self.plain.specializations, *self.biased.specializations, *self._fallbacks.values())
+        of_kernels = (made for kernel in (self.plain, self.biased, self.grouped) for made in kernel.specializations)
+        return (*of_kernels, *self._fallbacks.values())
 
     def layout_of(self, weight: Any) -> str:
         """Returns the layout in which its kernels read ``weight``."""
@@ -98,6 +103,7 @@ def register() -> None:
         plain=quantized_linear.plain,
         biased=quantized_linear.biased,
         embedding=quantized_linear.embedding,
+        grouped=quantized_linear.grouped,
         layout_of=quantized_linear.layout_of,
         note_fallback=quantized_linear.note_fallback,
     )

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir.views import ROW_TILE
 from jitgen.quant import activations
 from jitgen.quant.fakes import with_fakes
 
@@ -34,6 +35,7 @@ class Kernels:
         plain: ``(x, weight) -> y``, as ``F.linear``.
         biased: ``(x, weight, bias) -> y``, as ``F.linear``.
         embedding: ``(indices, weight) -> rows``, as ``F.embedding``.
+        grouped: ``(x, weight, offs) -> y``, as ``torch._grouped_mm``.
         layout_of: returns the layout in which they read a weight.
         note_fallback: takes the reason and the remedy of each product that runs in torch.
     """
@@ -41,6 +43,7 @@ class Kernels:
     plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    grouped: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     layout_of: Callable[[QTensor], str]
     note_fallback: Callable[[str, str], None]
     _are_registered = False
@@ -84,6 +87,15 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
     result = reference(x, weight, bias)
     fallback(*obstacle)
     return result
+
+
+def takes_groups(x: torch.Tensor, weight: QTensor, offs: torch.Tensor) -> bool:
+    """Returns whether a kernel multiplies groups of rows of ``x`` by the matrices of ``weight``: not where torch
+    traces, or where the matrices have parts of the blocks of rows that kernels read."""
+    if dequantizes.get() or torch.compiler.is_compiling() or _obstacle(x, weight, None) is not None:
+        return False
+    rows = weight.token.weight_shape[0] // max(weight.token.experts or 1, 1)
+    return type(offs) is torch.Tensor and offs.device == x.device == weight.token.device and rows % ROW_TILE == 0
 
 
 def reference(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -226,6 +226,8 @@ _WHOLE = slice(None)
 def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
     tensor, key = args
     if tensor.token.experts is not None:
+        if isinstance(key, torch.Tensor) and key.dim() == 1 and key.dtype in (torch.int64, torch.int32):
+            return tensor.chosen(key)
         if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
             key = int(key)
         if type(key) is not int:
@@ -349,6 +351,8 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
 def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Returns ``x[e] @ w[e]`` for each matrix of a weight of three dimensions: a product per expert."""
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
+    if is_quantized(left) and not is_quantized(right) and right.dim() == 3:
+        return _bmm(func, (right.mT, left.mT), {}).mT
     if is_quantized(left) or left.dim() != 3 or left.shape[0] != right.token.experts:
         refuse(func, (right, left))
     return torch.stack([left[index] @ right.expert(index) for index in range(left.shape[0])])
@@ -356,12 +360,15 @@ def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
 
 @handles(*(getattr(place, name) for place, name in ((torch, "_grouped_mm"), (F, "grouped_mm")) if hasattr(place, name)))
 def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Returns, for each expert e that has rows, rows ``offs[e - 1]`` to ``offs[e]`` of ``x`` times ``w[e]``."""
+    """Returns, for each expert e that has rows, rows ``offs[e - 1]`` to ``offs[e]`` of ``x`` times ``w[e]``: by one
+    kernel where one takes these, else by a product for each."""
 
     def grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
         plain = is_quantized(weight) and not is_quantized(input) and input.dim() == 2
         if not plain or offs is None or bias is not None or weight.token.experts is None:
             refuse(func, (weight, input))
+        if out_dtype in (None, input.dtype) and eager.takes_groups(input, weight, offs):
+            return eager.kernels.grouped(input, weight, offs)
         result = input.new_zeros(input.shape[0], weight.shape[-1], dtype=out_dtype or input.dtype)
         if fakes.is_recorded():
             raise UnsupportedError(

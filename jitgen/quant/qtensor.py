@@ -299,6 +299,15 @@ class QTensor(torch.Tensor):
         matrix = whole._rows(torch.arange(index * rows, (index + 1) * rows))
         return matrix._alias(transposed=True) if token.transposed else matrix
 
+    def chosen(self, ids: torch.Tensor) -> QTensor:
+        """Returns the matrices of a weight of three dimensions that ``ids`` (one dimension) choose, as a new weight."""
+        token = self.token
+        rows = token.weight_shape[0] // max(token.experts or 0, 1)
+        numbers = torch.remainder(ids.long(), max(token.experts or 0, 1)).unsqueeze(1) * rows
+        index = (numbers + torch.arange(rows, device=ids.device)).flatten()
+        matrices = self._alias(experts=None, transposed=False)._rows(index).of_experts(ids.shape[0])
+        return matrices._alias(transposed=True) if token.transposed else matrices
+
     def of_experts(self, count: int) -> QTensor:
         """Returns the weight of three dimensions whose ``count`` matrices lie one below another in this one."""
         return self._alias(experts=count)
