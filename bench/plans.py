@@ -156,6 +156,29 @@ def product_thrice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return y[:, :half].relu(), y[:, half:].sigmoid(), y.T.contiguous()
 
 
+def newton_schulz(x: Tensor) -> Tensor:
+    """Five steps towards the nearest orthogonal matrix, as Muon takes them."""
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 32, weight, bias))
+
+
+def row(tensors: Sequence[Tensor]) -> None:
+    (x,) = tensors
+    x[5].add_(1)
+
+
+def column(tensors: Sequence[Tensor]) -> None:
+    (x,) = tensors
+    x[:, 3].mul_(0.5)
+
+
 def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
     """All cases, with random data of ``device``."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -207,6 +230,15 @@ def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
     x = torch.randn(2048, 4096, device=device)
     for function in (views_of_a_scan, best_eight, softmax_thrice):
         drawn.append(Case(function.__name__.replace("_", " "), function, (x,), (x.double(),)))
+    drawn += [
+        Case("a row of 4096", row, ([torch.rand(4096, 2048, device=device)],), updates=True),
+        Case("a column of 2048", column, ([torch.rand(4096, 2048, device=device)],), updates=True),
+    ]
+    images, scales = torch.randn(4, 320, 64, 64, device=device, dtype=dtype), torch.randn(2, 320, device=device)
+    parameters = (images, *scales.to(dtype))
+    drawn.append(Case("group norm and SiLU", group_norm, parameters, tuple(each.double() for each in parameters)))
+    x = torch.randn(1024, 4096, device=device, dtype=dtype)
+    drawn.append(Case("Newton-Schulz, five steps", newton_schulz, (x,), (x.double(),)))
     x, w = torch.randn(512, 1024, device=device, dtype=dtype), weight(4096, 1024)
     drawn.append(Case("product thrice", product_thrice, (x, w), (x.double(), w.double())))
     return drawn
