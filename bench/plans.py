@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--small", action="store_true", help="a layer of hidden 256 with 4 heads, for a CPU")
-    parser.add_argument("--only", help="the cases whose name has this")
+    parser.add_argument("--only", nargs="+", default=[""], help="the cases whose names have one of these words")
     parser.add_argument("--seconds", type=float, default=0.4, help="to spend on the timing of a case")
     parser.add_argument("--without-inductor", action="store_true")
     parser.add_argument("--backend", help="of jitgen; by default that of the device")
@@ -291,7 +291,7 @@ def main() -> None:
     record: dict[str, Any] = {"device": name, "commit": options.commit, "what": __doc__.splitlines()[0]} | versions()
     rows: list[dict[str, Any]] = []
     for case in cases(options.device, sizes, options.rows):
-        if options.only and options.only not in case.name:
+        if not any(word in case.name for word in options.only):
             continue
         row: dict[str, Any] = {"case": case.name}
         try:
