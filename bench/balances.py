@@ -3,8 +3,9 @@
 Twelve kinds of models of transformers, tiny and with random weights in bfloat16 (``tests/huggingface.py``), are traced
 by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A row has
 the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``). A
-program that several layers share is counted once. Nothing is compiled, and no device is needed. The file is written
-after every model.
+program that several layers share is counted once. Then decoder layers as ten families of models write them
+(``bench/layers.py``, of Llama-3-8B's sizes), chains of residual blocks, and the backward of a layer are lowered in the
+same way. Nothing is compiled, and no device is needed. The file is written after every model.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import argparse
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import jitgen
+from bench.layers import LAYERS
 from bench.measurement import versions
 from bench.records import write
 from jitgen.balance import Balance
@@ -28,6 +31,7 @@ from jitgen.lowering import Route
 from jitgen.spec import Target
 
 TARGETS = {"cpu": ("x86-64-v3", "cpp"), "sm_90a": ("sm_90a", "cuda")}
+ROWS_OF_LAYERS = (1, 64, 512)
 
 
 def programs(model: torch.nn.Module, inputs: dict[str, Any], folder: Path) -> list[Any]:
@@ -42,6 +46,27 @@ def programs(model: torch.nn.Module, inputs: dict[str, Any], folder: Path) -> li
     return list(entries)
 
 
+def ratios(balance: Balance) -> dict[str, float]:
+    """Operations and bytes in units of the least."""
+    return {"operations": round(balance.operations_ratio, 3), "bytes": round(balance.bytes_ratio, 3)}
+
+
+def layers() -> Iterator[dict[str, Any]]:
+    """A row for each layer, number of rows and target, and for the backward of Llama's."""
+    for target, (arch, backend) in TARGETS.items():
+        for name, layer in LAYERS.items():
+            for rows in ROWS_OF_LAYERS:
+                balance = jitgen.jit(layer.function).lower(*layer.specs(rows), target=arch, backend=backend).balance
+                yield {"layer": name, "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
+        layer, rows = LAYERS["Llama"], ROWS_OF_LAYERS[-1]
+        specs = layer.specs(rows)
+        arguments = [torch.empty(spec.shape, dtype=spec.dtype, requires_grad=True) for spec in specs]
+        backward = jitgen.jit(layer.function).lower(*arguments, target=arch, backend=backend).backward
+        assert backward is not None
+        balance = backward.balance
+        yield {"layer": "Llama, backward", "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
+
+
 def main() -> None:
     from tests import huggingface
 
@@ -51,6 +76,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["JITGEN_CXX"] = "false"
     rows: list[dict[str, Any]] = []
+    record: dict[str, Any] = {"versions": versions(), "rows": rows, "layers": list(layers())}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.models:
             model = huggingface.made(name).to(torch.bfloat16)
@@ -63,10 +89,9 @@ def main() -> None:
                 route = Route(backend, routes.default_compiler(backend), Target.parse(arch), automatic=True)
                 total = sum((manifest.relower(entry, route).balance for entry in entries), Balance())
                 row = {"model": name, "target": target, "programs": len(entries), "kernels": total.kernels}
-                ratios = {"operations": total.operations_ratio, "bytes": total.bytes_ratio}
-                rows.append(row | {key: round(ratio, 3) for key, ratio in ratios.items()})
+                rows.append(row | ratios(total))
                 print(rows[-1], flush=True)
-            write(arguments.json, {"versions": versions(), "rows": rows})
+            write(arguments.json, record)
 
 
 if __name__ == "__main__":

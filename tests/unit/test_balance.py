@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench.layers import LAYERS
 from jitgen.balance import Balance
 from jitgen.inspect import Lowered
 
@@ -276,6 +277,28 @@ def test_a_plan_wastes_no_more_than_it_did(name: str) -> None:
     assert balance.kernels <= row.kernels, f"{name}: {balance}"
     assert balance.operations_ratio <= row.operations + 0.005, f"{name}: {balance}"
     assert balance.bytes_ratio <= row.bytes + 0.005, f"{name}: {balance}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_as_few_kernels_as_it_was(name: str) -> None:
+    layer = LAYERS[name]
+    balance = lowered(layer.function, *layer.specs(64)).balance
+    assert balance.kernels <= layer.kernels, f"{name}: {balance}"
+    assert balance.operations_ratio <= 1.005, f"{name}: {balance}"
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("cpp", "x86-64-v3")])
+def test_a_backward_computes_each_product_once(backend: str, target: str, batch: int) -> None:
+    """Two for each of seven weights. Beside these, attention computes its own products again."""
+    x, *others = rope_arguments(64)
+    arguments: list[Any] = [spec(batch, *x.shape[1:]), *others]
+    arguments[:10] = [torch.empty(one.shape, dtype=half, requires_grad=True) for one in arguments[:10]]
+    backward = jitgen.jit(rope_layer()).lower(*arguments, backend=backend, target=target).backward
+    assert backward is not None
+    families = [kernel.family for kernel in backward.lowered.program.kernels]
+    assert (families.count("gemm"), families.count("attention_backward")) == (14, 2), backward.explain()
+    assert backward.balance.operations_ratio <= 1.1, str(backward.balance)
 
 
 def least(function: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
