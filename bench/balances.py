@@ -59,7 +59,7 @@ def layers() -> Iterator[dict[str, Any]]:
                 balance = jitgen.jit(layer.function).lower(*layer.specs(rows), target=arch, backend=backend).balance
                 yield {"layer": name, "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
         layer, rows = LAYERS["Llama"], ROWS_OF_LAYERS[-1]
-        specs = layer.specs(rows)
+        specs: list[Any] = layer.specs(rows)
         arguments = [torch.empty(spec.shape, dtype=spec.dtype, requires_grad=True) for spec in specs]
         backward = jitgen.jit(layer.function).lower(*arguments, target=arch, backend=backend).backward
         assert backward is not None
