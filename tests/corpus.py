@@ -170,6 +170,13 @@ def _products() -> Iterator[Case]:
     def transposed(x: Any, w: Any) -> Any:
         return x @ w
 
+    def gated_groups(x: Any, w: Any, ends: Any) -> Any:
+        gate, up = torch._grouped_mm(x, w.transpose(-2, -1), ends).chunk(2, -1)
+        return F.silu(gate) * up
+
+    def chosen(x: Any, w: Any, ids: Any) -> Any:
+        return torch.bmm(w[ids], x.unsqueeze(-1)).squeeze(-1)
+
     quantised = {
         "int4": lambda n, k: Spec((n, k), half, format="int4", group_size=128),
         "uint4": lambda n, k: Spec((n, k), half, format="uint4", group_size=64),
@@ -187,6 +194,12 @@ def _products() -> Iterator[Case]:
         yield f"qkv_{rows}", qkv, (x, *(quantised["int4"](n, 4096) for n in (4096, 1024, 1024)))
     for dtype in (torch.float16, single, double):
         yield f"bias_gelu_{dtype}", bias_gelu, (Spec((33, 777), dtype), Spec((100, 777), dtype), Spec((100,), dtype))
+    for rows in (8, 300, 8192):  # of two experts for each token
+        dense, ends = Spec((8, 2048, 1024), half), Spec((8,), torch.int32)
+        for name, weight in (("dense", dense), ("int4", Spec((8, 2048, 1024), half, format="int4", group_size=128))):
+            yield f"grouped_{name}_{rows}", gated_groups, (Spec((rows, 1024), half), weight, ends)
+    yield "grouped_lengths", torch._grouped_mm, (Spec((512, 300), half), Spec((300, 256), half), ends)
+    yield "chosen", chosen, (Spec((8, 1024), half), dense, Spec((8,), torch.int64))
     yield "batched", linear, (Spec(("B", "S", 256), half), Spec((100, 256), half))
     yield "normed", normed, (Spec((64, 4096), half), Spec((4096,), half), quantised["int4"](4096, 4096))
     yield "transposed", transposed, (Spec((77, 512), half), Spec((512, 256), half))
