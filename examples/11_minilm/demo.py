@@ -1,5 +1,7 @@
 """A real model: all-MiniLM-L6-v2's sentence encoder, quantised to int8 and to int4, through generated fused kernels.
 
+With "int8 a8" activations are quantised too, token by token, and products are of 8-bit codes.
+
 Run:   make demo            (python examples/11_minilm/demo.py; --show-source prints a kernel, --eager runs torch alone)
 Shows: how fast the quantised models are beside the float model in eager torch, for one sentence and for sixteen; that
        they are right, beside eager torch on the same weights and beside the float model; similarities of sentence
@@ -36,8 +38,15 @@ PAIRS = (
     ("Where is the nearest train station?", "Can you tell me how to get to the railway station?"),
 )
 SHOWN_PAIRS = 3
-FORMATS = (("int8", None, 0.999, None), ("int4", 32, None, 0.96))
-"""Format, group size, and what the cosine to float32 is at least: of every sentence, and of their mean."""
+FORMATS = {
+    "int8 per row": ("int8", None, None, 0.999, None),
+    "int8 a8": ("int8", None, "int8", None, 0.99),
+    "int4 g32": ("int4", 32, None, None, 0.96),
+}
+"""By name: format, group size, kind of activations, and what the cosine to float32 is at least: of every sentence, and
+of their mean."""
+FLIPS = 0.1
+"""The same with quantised activations, some of whose codes are others after one rounding of a value between two."""
 ROUNDINGS = 64
 """An embedding, which has length 1, may lie this many roundings of DTYPE from that of eager torch on the same weights:
 it passes some thirty products, norms and softmaxes, and each rounds its result once."""
@@ -77,11 +86,11 @@ def quantized() -> tuple[dict[str, encoder.Encoder], dict[str, float]]:
     """The model in DTYPE and quantised to each of FORMATS, and the megabytes of the Linears' weights of each."""
     plain = checkpoint.load(DEVICE)
     models, megabytes = {"float": copy.deepcopy(plain).to(DTYPE)}, {}
-    for format, group_size, *_ in FORMATS:
+    for name, (format, group_size, activation, *_) in FORMATS.items():
         model = copy.deepcopy(plain)
-        report = jitgen.quantize_(model, format, group_size)
-        models[format] = model.to(DTYPE)
-        megabytes |= {"float": report.bytes_before / 1e6, format: report.bytes_after / 1e6}
+        report = jitgen.quantize_(model, format, group_size, activation=activation)
+        models[name] = model.to(DTYPE)
+        megabytes |= {"float": report.bytes_before / 1e6, name: report.bytes_after / 1e6}
     return models, megabytes
 
 
@@ -102,8 +111,8 @@ def compare(models: dict[str, encoder.Encoder], megabytes: dict[str, float], opt
     exact = in_eager(checkpoint.load(DEVICE), *batch)
     started = time.perf_counter()
     with encoder.eager() if options.eager else nullcontext():
-        found = {name: models[name](*batch).float() for name, *_ in FORMATS}
-        for name, *_ in FORMATS:
+        found = {name: models[name](*batch).float() for name in FORMATS}
+        for name in FORMATS:
             models[name](*single)
     first_calls = time.perf_counter() - started
 
@@ -121,25 +130,26 @@ def compare(models: dict[str, encoder.Encoder], megabytes: dict[str, float], opt
     print(f"{f'{dtype}, eager':14}{megabytes['float']:5.1f} MB{one['float']:10.2f} ms{many['float']:17.1f} ms")
     good = True
     differences = []
-    for format, group_size, each, mean in FORMATS:
-        cosines = torch.cosine_similarity(found[format], exact, dim=1)
+    for name, (_, _, activation, each, mean) in FORMATS.items():
+        cosines = torch.cosine_similarity(found[name], exact, dim=1)
         fine = bool((each is None or cosines.min() >= each) and (mean is None or cosines.mean() >= mean))
-        same = in_eager(models[format], *batch).float()
-        differences.append(float((found[format] - same).norm(dim=1).max()))
-        good = good and fine and differences[-1] <= ROUNDINGS * torch.finfo(DTYPE).eps
-        name = f"{format} {f'g{group_size}' if group_size else 'per row'}"
+        same = in_eager(models[name], *batch).float()
+        difference = float((found[name] - same).norm(dim=1).max())
+        if activation is None:
+            differences.append(difference)
+        good = good and fine and difference <= (ROUNDINGS * torch.finfo(DTYPE).eps if activation is None else FLIPS)
         print(
-            f"{name:14}{megabytes[format]:5.1f} MB"
-            f"{one[format]:10.2f} ms{one['float'] / one[format]:5.2f} x"
-            f"{many[format]:10.1f} ms{many['float'] / many[format]:5.2f} x"
+            f"{name:14}{megabytes[name]:5.1f} MB"
+            f"{one[name]:10.2f} ms{one['float'] / one[name]:5.2f} x"
+            f"{many[name]:10.1f} ms{many['float'] / many[name]:5.2f} x"
             f"   mean {cosines.mean():.4f}, least {cosines.min():.4f}"
         )
     print(f"{'':22}(x: times as fast as eager torch)\n")
 
     similarities = {name: (e[0::2] * e[1::2]).sum(1) for name, e in {"float32": exact, **found}.items()}
-    print("".join(f"{name:>9}" for name in similarities) + "   similarity of")
+    print("".join(f"{name:>13}" for name in similarities) + "   similarity of")
     for row, pair in enumerate(PAIRS[:SHOWN_PAIRS]):
-        print("".join(f"{values[row]:9.3f}" for values in similarities.values()) + f"   {' | '.join(pair)}")
+        print("".join(f"{values[row]:13.3f}" for values in similarities.values()) + f"   {' | '.join(pair)}")
 
     worst = f"{max(differences):.0e} from eager torch's on the same weights"
     print(f"\n{'correct' if good else 'WRONG':9} embeddings lie at most {worst}")
@@ -154,7 +164,7 @@ def compare(models: dict[str, encoder.Encoder], megabytes: dict[str, float], opt
     pattern = f"{os.path.relpath(product.artifact.directory.parent)}/{product.key[:12]}*/{name}"
     print(f"source    {pattern}\n          (the int4 product with bias and GELU; --show-source prints it)")
     if options.show_source:
-        layer = models["int4"].layers[0]
+        layer = models["int4 g32"].layers[0]
         x = torch.randn(*batch[0].shape, encoder.HIDDEN, dtype=DTYPE, device=DEVICE)
         print("\n" + encoder.linear_gelu.source(x, layer.up.weight, layer.up.bias))
     return 0 if good else 1
