@@ -23,12 +23,13 @@ from jitgen.call.specialization import Specialization
 from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.models import caches
-from jitgen.models.state import State, Template
+from jitgen.models.state import State, Template, contents, same_contents
 from jitgen.models.structure import Flattened, rebuilt
 from jitgen.spec import DTYPES
 from jitgen.trace import autocast
 from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.importing import effects
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.stand_ins import stand_ins
 from jitgen.trace.traced import Traced
 from jitgen.trace.transforms import transforms_are_refused
@@ -169,6 +170,8 @@ class Route:
                     if indices:
                         raise _OtherUpdates(f"{self._kind.name} updates several layers of its cache")
                     indices.append(index)
+                    if unwrap(index) != self._layer:
+                        raise _OtherUpdates(f"another layer of the cache than at other calls of {self._kind.name}")
                     return type(layer).update(layer, keys, values, *args, **kwargs)
 
                 return (self._run(leaves, update),)
@@ -210,8 +213,9 @@ class Route:
         state = self._kind.state
         was_current = state.is_current()
         cache = None if self._cache_kind is type(None) else caches.stand_in(self._cache_kind, update)
-        args = rebuilt(self._key[0], leaves, cache)
-        kwargs = rebuilt(self._key[1], leaves, cache)
+        containers: list[Any] = []
+        args, kwargs = (rebuilt(key, leaves, cache, containers) for key in self._key)
+        before = [*map(contents, containers)]
         try:
             with stand_ins(), transforms_are_refused(), checkpoints_are_calls():
                 result = self._kind.forward(copied.module, *args, **kwargs)
@@ -224,6 +228,8 @@ class Route:
                 state.restore()
                 raise UnsupportedError("its forward changes what it reads by name")
             copied.check()
+            if not all(map(same_contents, map(contents, containers), before)):
+                raise UnsupportedError("its forward changes a list or dict that is an argument")
         return result
 
 

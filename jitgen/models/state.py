@@ -121,6 +121,8 @@ class State:
         self._lists: list[Any] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._empty: list[Any] = [*_GLOBAL_HOOKS]
+        self._modules: list[tuple[torch.nn.Module, type]] = []
+        self._same: list[tuple[tuple[Mapping[Any, Any], Any], tuple[Mapping[Any, Any], Any]]] = []
         self._forwards: dict[type, Any] = {}
         self._variables: list[tuple[dict[str, Any], str, Any]] = []
         self._settings: list[tuple[Callable[[], Any], Any]] = []
@@ -131,6 +133,7 @@ class State:
         self._values = [*chain.from_iterable(map(_values, self._dicts))]
         self._counts = [*map(len, self._dicts)]
         self._tensor_names = [*chain.from_iterable(self._keyed)]
+        self._absent = self._absences()
         self._items = [*map(tuple, self._lists)]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -140,6 +143,10 @@ class State:
     def numbers(self) -> list[Any]:
         """Returns the numbers that are arguments, as they are now."""
         return [place[name] for place, name in self._number_places]
+
+    def _absences(self) -> list[bool]:
+        """Returns for each registered tensor whether it is None."""
+        return [tensor is None for registered in self._keyed for tensor in registered.values()]
 
     def slot(self, value: Any) -> Any:
         """Returns what stands for a tensor in a template; None for anything else."""
@@ -160,6 +167,9 @@ class State:
             return False
         return (
             [*chain.from_iterable(self._keyed)] == self._tensor_names
+            and self._absences() == self._absent
+            and all(type(module) is kind for module, kind in self._modules)
+            and all(place[name] is other[its_name] for (place, name), (other, its_name) in self._same)
             and all(getattr(kind, "forward", None) is forward for kind, forward in self._forwards.items())
             and all(map(_same_items, self._lists, self._items))
             and all(now == then for now, then in self._sets)
@@ -192,6 +202,7 @@ class State:
         self._seen[id(module)] = len(self._seen)
         kind, attributes = type(module), vars(module)
         shown = path or kind.__name__
+        self._modules.append((module, kind))
         self._forwards[kind] = kind.forward
         self._kept.append(kind.forward)
         code = self._of_class(kind)
@@ -288,7 +299,9 @@ class State:
         tensor = place[name]
         if tensor is None:
             return None
-        if id(tensor) not in self._tensors:
+        if id(tensor) in self._tensors:
+            self._same.append(((place, name), self._places[self._tensors[id(tensor)]]))
+        else:
             self._tensors[id(tensor)] = len(self._places)
             self._places.append((place, name))
         return self._tensors[id(tensor)]
@@ -385,7 +398,7 @@ class Template:
 
         copier = _Copier(leaf, number)
         module = copier.copy(self._blank)
-        return Copied(module, [(container, _contents(container)) for container in copier.containers])
+        return Copied(module, [(container, contents(container)) for container in copier.containers])
 
 
 class Copied:
@@ -402,15 +415,21 @@ class Copied:
     def check(self) -> None:
         """Raises UnsupportedError if the forward has set an attribute, or has changed a list or dict."""
         for container, before in self._contents:
-            now = _contents(container)
-            if len(now) != len(before) or not all(map(_is_same_entry, now, before)):
+            now = contents(container)
+            if not same_contents(now, before):
                 names = [name for name, *_ in now if name not in [name for name, *_ in before]]
                 names += [new[0] for new, old in zip(now, before, strict=False) if not _is_same_entry(new, old)]
                 raise UnsupportedError(f"its forward changes {names[0] if names else 'a list'} of the module")
 
 
-def _contents(container: Any) -> list[Any]:
+def contents(container: Any) -> list[Any]:
+    """Lists the items of a list or dict, each with its name."""
     return list(container.items()) if isinstance(container, dict) else list(enumerate(container))
+
+
+def same_contents(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Returns whether two results of ``contents`` are the same objects by the same names."""
+    return len(now) == len(before) and all(map(_is_same_entry, now, before))
 
 
 def _is_same_entry(now: Any, before: Any) -> bool:

@@ -72,8 +72,12 @@ class _Leaf(int):
     __slots__ = ()
 
 
-def rebuilt(key: Any, leaves: Sequence[Any], cache: Any) -> Any:
-    """Builds a value of the structure ``key``, of ``leaves``, with ``cache`` in place of the cache."""
+def rebuilt(key: Any, leaves: Sequence[Any], cache: Any, made: list[Any] | None = None) -> Any:
+    """Builds a value of the structure ``key``, of ``leaves``, with ``cache`` in place of the cache.
+
+    Args:
+        made: gets the lists and dicts of the value.
+    """
     if type(key) is _Leaf:
         return leaves[key]
     kind = key[0]
@@ -82,6 +86,10 @@ def rebuilt(key: Any, leaves: Sequence[Any], cache: Any) -> Any:
     if kind in _STATIC:
         return key[1]
     if kind is dict:
-        return dict(zip(key[1], (rebuilt(item, leaves, cache) for item in key[2:]), strict=True))
-    items = [rebuilt(item, leaves, cache) for item in key[1:]]
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)
+        value: Any = dict(zip(key[1], (rebuilt(item, leaves, cache, made) for item in key[2:]), strict=True))
+    else:
+        items = [rebuilt(item, leaves, cache, made) for item in key[1:]]
+        value = kind(*items) if hasattr(kind, "_fields") else kind(items)
+    if made is not None and isinstance(value, (list, dict)):
+        made.append(value)
+    return value

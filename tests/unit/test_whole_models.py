@@ -336,3 +336,49 @@ def test_a_capture_that_fails_is_a_call_as_ever(monkeypatch: pytest.MonkeyPatch)
         results.append(model(X))
     assert torch.equal(results[0], results[2])
     assert "0 forms of calls are CUDA graphs; the last call was none: division by zero" in str(jitgen.report(model))
+
+
+def test_tensors_that_come_and_go_are_noticed() -> None:
+    """A bias where there was none, a weight that is no longer that of another module, and another class."""
+    model = Net(Block, 2)
+    for layer in model.layers:
+        layer.up.bias = None
+        layer.down.weight = nn.Parameter(torch.randn(16, 24))
+        layer.norm.bias = layer.down.bias
+    jitgen.compile(model)
+    results = [matches(model, X)]
+    model(X)
+
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    for change in (
+        lambda layer: setattr(layer.up, "bias", nn.Parameter(torch.randn(24))),
+        lambda layer: setattr(layer.norm, "bias", nn.Parameter(torch.randn(16))),
+        lambda layer: setattr(layer.up, "__class__", Doubled),
+    ):
+        change(model.layers[1])
+        results.append(model(X))
+        jitgen.decompile(model)
+        torch.testing.assert_close(results[-1], model(X), atol=1e-4, rtol=1e-4)
+        jitgen.compile(model)
+        assert not torch.allclose(results[-1], results[-2])
+        model(X)
+
+
+def test_a_list_that_a_block_extends_is_extended() -> None:
+    class Collects(Block):
+        def forward(self, x: torch.Tensor, seen: list[Any] | None = None) -> torch.Tensor:
+            result = super().forward(x)
+            if seen is not None:
+                seen.append(result)
+            return result
+
+    model = jitgen.compile(Net(Collects, 2))
+    seen: list[Any] = []
+    x = torch.randn(5, 16)
+    with pytest.warns(jitgen.FallbackWarning, match="changes a list or dict that is an argument"):
+        result = model.layers[0](x, seen)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], result)
