@@ -18,7 +18,7 @@ from jitgen.families.changes import State
 from jitgen.families.claims import Claims
 from jitgen.families.kernels import MAX_OPERANDS
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import INPUT
+from jitgen.ir.nodes import GATHER, INPUT
 from jitgen.ir.regions import Region, renumbered
 from jitgen.ir.views import Strided
 
@@ -329,6 +329,8 @@ def _merged(left: Region, right: Region) -> Region | None:
         return None
     if any(stage.kind != "map" for stage in pointwise.stages) or any(store.indices for store in pointwise.stores):
         return None
+    if any(GATHER in node.kinds for store in pointwise.stores for node in store.sources):
+        return None  # pointwise kernels alone read at computed indices
     same = replace(pointwise, family=rows.family, axes=rows.axes)
     left, right = (rows, same) if rows is left else (same, rows)
     return registry.named(rows.family).merge(left, right)

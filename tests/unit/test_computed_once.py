@@ -167,6 +167,15 @@ def test_long_bodies_of_short_rows_serve_all_lengths(length: int) -> None:
     assert all("template <bool whole>" not in source for source in sources)
 
 
+def test_rows_that_are_gathered_are_no_part_of_a_reduction_over_them() -> None:
+    def function(table: Any, index: Any, x: Any, weight: Any) -> Any:
+        return (table[index] + x) @ weight, (x * 2).sum(-1).cumsum(0)
+
+    given = torch.randn(9, 12), torch.randint(9, (5,)), torch.randn(5, 12), torch.randn(12, 3)
+    for found, wanted in zip(jitgen.jit(function)(*given), function(*given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_class_is_compared_once_for_each_row() -> None:
     specs = TensorSpec((256, 1024), torch.float32), TensorSpec((256,), torch.int64)
     low = jitgen.jit(F.cross_entropy).lower(*specs, target="x86-64-v3")
