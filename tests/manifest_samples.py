@@ -114,6 +114,10 @@ def convolved(x: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
     return F.relu(F.conv2d(x, filters, stride=2, padding=1, groups=2))
 
 
+def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch._grouped_mm(x, weight, offs=ends), torch._grouped_mm(x.T, x, offs=ends)
+
+
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     shared = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return shared * 2
@@ -135,6 +139,10 @@ CALLS: dict[str, Callable[[], Call]] = {
     "looked_up": lambda: (looked_up, (torch.tensor([3, 1]), torch.randn(6, 9), torch.randn(2, 9))),
     "attention": lambda: (attention, (torch.randn(1, 4, 9, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 6))),
     "convolved": lambda: (convolved, (torch.randn(2, 4, 7, 6), torch.randn(6, 2, 3, 3))),
+    "grouped": lambda: (
+        grouped,
+        (torch.randn(8, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16(), torch.tensor([2, 2, 8], dtype=torch.int32)),
+    ),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),
     "dense": lambda: (dense, (torch.randn(5, 32), torch.randn(16, 32), torch.randn(16))),
