@@ -94,13 +94,20 @@ class GraphForward:
             return self.inner(*args, **kwargs)
         if not self._is_current():
             self._renew()
+        if self._state is not None and self._state.other_problem is not None:
+            self.reason = self._state.other_problem
+            return self.inner(*args, **kwargs)
         form = self._form(flat, tensors)
         if form.reason is None and form.replay is None and form.runs >= RUNS_BEFORE:
             self._capture(form, flat)
         if form.replay is None:
             form.runs += 1
+            before = [*map(_version, flat.leaves)] if form.reason is None else []
+            result = self.inner(*args, **kwargs)
+            if not all(map(_is_version, flat.leaves, before)):
+                form.reason = "its forward updates an argument"
             self.reason = form.reason or f"call {form.runs} of its form runs as ever"
-            return self.inner(*args, **kwargs)
+            return result
         self.reason = None
         for kept, leaf in zip(form.inputs, flat.leaves, strict=True):
             if isinstance(kept, torch.Tensor):
@@ -165,6 +172,19 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def _addresses(state: State) -> list[int]:
     return [tensor.data_ptr() for tensor in state.tensors()]
+
+
+def _version(leaf: Any) -> Any:
+    """Returns what tells whether a tensor was updated: its version, or a copy where torch counts none."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    return leaf.clone() if leaf.is_inference() else leaf._version
+
+
+def _is_version(leaf: Any, before: Any) -> bool:
+    if isinstance(before, torch.Tensor):
+        return bool(((leaf == before) | ((leaf != leaf) & (before != before))).all())
+    return before is None or leaf._version == before
 
 
 def _facts(leaf: Any) -> Any:

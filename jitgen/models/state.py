@@ -107,10 +107,12 @@ class State:
     Attributes:
         key: what modules that compute the same function of ``tensors`` and ``numbers`` have in common.
         problem: why the module can only run as it is; None if it can be traced.
+        other_problem: the same, but for forwards below it that are replaced, as those of units are.
     """
 
     def __init__(self, module: torch.nn.Module, varying: Varying = frozenset()):
         self.problem: str | None = None
+        self.other_problem: str | None = None
         self._varying = varying
         self._seen: dict[int, int] = {}
         self._tensors: dict[int, int] = {}
@@ -194,6 +196,7 @@ class State:
 
     def _refuse(self, why: str) -> None:
         self.problem = self.problem or why
+        self.other_problem = self.other_problem or why
 
     def _of_module(self, module: torch.nn.Module, path: str) -> Any:
         """Reads one module and what is below it."""
@@ -215,7 +218,7 @@ class State:
             elif path and attributes.get(name) is not None:
                 self._empty.append(attributes[name])
         if path and "forward" in attributes:
-            self._refuse(f"the forward of {shown} is replaced")
+            self.problem = self.problem or f"the forward of {shown} is replaced"
         facts = [
             (name, self._attribute(attributes, name, value, path))
             for name, value in attributes.items()

@@ -28,7 +28,7 @@ def with_feedback(
     """Quantises ``weight`` (N, K); ``products`` is H, (K, K).
 
     Raises:
-        FormatError: codes of ``format`` are no consecutive integers, or rows share scales.
+        FormatError: codes of ``format`` are no consecutive integers, or rows share scales; ``products`` are not finite.
     """
     code = format.code
     if not isinstance(code, Integer) or code.step != 1 or format.zeros == "float" or format.scale_rows != 1:
@@ -69,8 +69,17 @@ def with_feedback(
 
 
 def _factor(products: torch.Tensor) -> torch.Tensor:
-    """Returns the upper Cholesky factor of the inverse of damped ``products``, float32."""
+    """Returns the upper Cholesky factor of the inverse of damped ``products``, float32.
+
+    Raises:
+        FormatError: ``products`` are not finite, so that no damping makes them invertible.
+    """
     wide = products.double()
+    if not bool(wide.isfinite().all()):
+        raise FormatError(
+            "what the weight has multiplied in calibration is infinite or NaN, or its squares are: calibrate on "
+            "batches whose activations are finite, or with another method than gptq"
+        )
     diagonal = wide.diagonal()
     diagonal[diagonal == 0] = 1.0  # a column that nothing has multiplied
     damping = DAMPING * diagonal.mean()

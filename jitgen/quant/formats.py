@@ -243,12 +243,13 @@ class Format:
     def values(self) -> torch.Tensor:
         """Returns the value of each bit pattern of a stored code, float64[2 ** bits]: the reference of every
         decoding."""
-        return _values(self.bits, self.code)
+        return torch.tensor(_values(self.bits, self.code), dtype=torch.float64)
 
     @property
     def finite_values(self) -> torch.Tensor:
         """Returns the finite ones of ``values``, ascending, without the second zero of a float."""
-        return _finite_values(self.bits, self.code)
+        finite = {value for value in _values(self.bits, self.code) if math.isfinite(value)}
+        return torch.tensor(sorted(finite), dtype=torch.float64)
 
     def is_exact_in(self, dtype: str) -> bool:
         """Returns whether a code's value minus its zero-point is a number of ``dtype``, for every code and
@@ -264,32 +265,26 @@ class Format:
 
 
 @functools.cache
-def _values(bits: int, code: Integer | Float | Table) -> torch.Tensor:
-    patterns = torch.arange(1 << bits, dtype=torch.float64)
+def _values(bits: int, code: Integer | Float | Table) -> tuple[float, ...]:
+    """Lists the value of each bit pattern; numbers and no tensor, which would belong to the mode that it is made in."""
     if isinstance(code, Table):
-        return torch.tensor(code.values, dtype=torch.float64)
-    if isinstance(code, Integer):
-        if code.low < 0 and code.step == 1:
-            return torch.where(patterns < (1 << (bits - 1)), patterns, patterns - (1 << bits))
-        return patterns * code.step + min(code.low, 0)
-    magnitudes = patterns % (1 << (bits - 1))
-    sign = torch.where(patterns < (1 << (bits - 1)), 1.0, -1.0).double()
-    exponent = magnitudes // (1 << code.mantissa)
-    fraction = magnitudes % (1 << code.mantissa) / (1 << code.mantissa)
-    normal = torch.where(exponent > 0, 1.0, 0.0).double()
-    values = sign * (normal + fraction) * 2.0 ** (exponent.clamp(min=1) - code.bias)
-    top = (1 << code.exponent) - 1
-    if code.specials == "nan":
-        values[magnitudes == (1 << (bits - 1)) - 1] = math.nan
-    if code.specials == "ieee":
-        values = torch.where(exponent == top, torch.where(fraction == 0, sign * math.inf, math.nan), values)
-    return values
+        return tuple(map(float, code.values))
+    if isinstance(code, Float):
+        return tuple(_float(pattern, bits, code) for pattern in range(1 << bits))
+    if code.low < 0 and code.step == 1:
+        return tuple(float(pattern - (pattern >> (bits - 1) << bits)) for pattern in range(1 << bits))
+    return tuple(float(pattern * code.step + min(code.low, 0)) for pattern in range(1 << bits))
 
 
-@functools.cache
-def _finite_values(bits: int, code: Integer | Float | Table) -> torch.Tensor:
-    values = _values(bits, code)
-    return values[values.isfinite()].unique()
+def _float(pattern: int, bits: int, code: Float) -> float:
+    negative, magnitude = divmod(pattern, 1 << (bits - 1))
+    exponent, mantissa = divmod(magnitude, 1 << code.mantissa)
+    value = (min(exponent, 1) + mantissa / (1 << code.mantissa)) * 2.0 ** (max(exponent, 1) - code.bias)
+    if code.specials == "nan" and magnitude == (1 << (bits - 1)) - 1:
+        value = math.nan
+    if code.specials == "ieee" and exponent == (1 << code.exponent) - 1:
+        value = math.nan if mantissa else math.inf
+    return math.copysign(value, -1.0 if negative else 1.0)
 
 
 NF4 = (

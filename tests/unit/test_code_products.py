@@ -88,6 +88,20 @@ def test_formulas_are_products_of_the_codes(name: str) -> None:
     assert REWRITE in function.lower(*given).explain()
 
 
+@pytest.mark.parametrize("length", [300, 8200])
+def test_terms_of_zero_points_cancel_exactly(length: int) -> None:
+    """Codes near a zero-point of 200: each term is about 40,000 times K, and the result some sqrt(K)."""
+
+    def formula(q: torch.Tensor, p: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (q.float() - z) @ (p.float() - y[:, None]).T
+
+    q, p = ((200 + torch.randint(-2, 3, (rows, length))).to(torch.uint8) for rows in (5, 11))
+    given = q, p, torch.full((5, 1), 200.0), torch.full((11,), 199.0)
+    function = jitgen.jit(formula)
+    assert torch.equal(function(*given).double(), exact(formula, [*given]))
+    assert REWRITE in function.lower(*given).explain()
+
+
 def exact(formula: Callable[..., Any], given: list[torch.Tensor]) -> torch.Tensor:
     """Computes a formula with floats of 64 bits in place of all others."""
     names = ("float", "bfloat16")

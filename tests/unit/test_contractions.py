@@ -397,10 +397,10 @@ def test_int8_products_that_are_int32(sizes: tuple[int, int, int]) -> None:
         program(torch._int_mm, a.int(), b.int())
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-@pytest.mark.quick(where=lambda dtype: dtype is torch.int8)
+@pytest.mark.parametrize("dtype", [dtype for dtype in INTEGERS if dtype.itemsize > 1], ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype is torch.int16)
 def test_integer_products_in_cuda(dtype: torch.dtype) -> None:
-    """The kernels of a GPU, run on the CPU."""
+    """The kernels of a GPU, run on the CPU; those of bytes multiply by instructions of a GPU (``tests/device``)."""
     limits = torch.iinfo(dtype)
     for function, shapes in (
         (torch.matmul, ((5, 100), (100, 7))),

@@ -183,6 +183,17 @@ def test_products_of_experts_are_compiled(spelling: str) -> None:
         torch.compile(function, backend="aot_eager")(x, weight, torch.tensor([5, 5, 15], dtype=torch.int32))
 
 
+@pytest.mark.parametrize(("format", "group"), [("nf4", 32), ("fp8_e4m3", None)])
+def test_gradients_flow_through_tables_of_values_in_other_compilers(format: str, group: int | None) -> None:
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)), torch.randn(5, 64)
+    jitgen.quantize_(model, {"2": format}, group)
+    model(x).sum().backward()
+    wanted, model[0].weight.grad = model[0].weight.grad, None
+    torch.compile(model, backend="aot_eager")(x).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad, wanted)
+
+
 def test_a_tied_embedding_shares_its_codes() -> None:
     model, tokens = Tied(), torch.tensor([[3, 1, 4], [1, 5, 49]])
     before = model(tokens)

@@ -327,6 +327,48 @@ def test_calls_are_captured_where_nothing_changes(monkeypatch: pytest.MonkeyPatc
     assert "forward" not in vars(model)
 
 
+class Counting(torch.nn.Module):
+    """A model that adds to its second argument, as one that gets a cache as plain tensors does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total += self.inner(x)
+        return total * 2
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_calls_that_update_an_argument_are_not_captured(monkeypatch: pytest.MonkeyPatch, context: Any) -> None:
+    monkeypatch.setattr(graphs, "DEVICE", "cpu")
+    monkeypatch.setattr(graphs, "capture", replayed)
+    model = jitgen.compile(Counting().eval(), cuda_graph=True)
+    eager = copy.deepcopy(jitgen.decompile(model))
+    jitgen.compile(model, cuda_graph=True)
+    with context():
+        left, right, x = torch.zeros(2, 8), torch.zeros(2, 8), torch.randn(2, 8)
+        for _ in range(5):
+            torch.testing.assert_close(model(x, left), eager(x, right), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+    assert "its forward updates an argument" in str(jitgen.report(model))
+
+
+def test_models_with_hooks_within_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "DEVICE", "cpu")
+    monkeypatch.setattr(graphs, "capture", replayed)
+    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
+    calls: list[int] = []
+    next(iter(model.layers[1].children())).register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        for number in range(5):
+            model(X)
+            assert len(calls) == number + 1
+    assert "0 forms of calls are CUDA graphs; the last call was none: layers.1.norm has forward hooks" in str(
+        jitgen.report(model)
+    )
+
+
 def test_a_capture_that_fails_is_a_call_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "DEVICE", "cpu")
     monkeypatch.setattr(graphs, "capture", lambda function: 1 / 0)

@@ -5,12 +5,13 @@ In ``((q - z) * s) @ ((p - y) * t).T``, with codes q and p of int8 or uint8, all
 
     s * t * (q @ p - z * sum of p - y * sum of q + K * z * y)
 
-The product of integer codes is an exact int32. Scales and zero-points are in the epilogue; sums of codes over K are
-reductions. What multiplies is then a byte where it was a float of up to eight, and no cast is stored. Results differ
-from those of the formula as it stands by the roundings that are left out; where a scale is infinite they may be
-infinite and not NaN. Codes that are 8-bit floats have no zero-points, and products of them are summed in float32, so
-that a product in float64 stays one. Hopper's tensor cores keep some 14 bits of the sum of 128 products of them, and
-round it towards zero: sums of numbers of one sign are 6e-4 of their magnitude too small (measured, for any K).
+The product of integer codes is an exact int32. Scales and zero-points are in the epilogue, these as float64, since
+their terms cancel; sums of codes over K are reductions. What multiplies is then a byte where it was a float of up to
+eight, and no cast is stored. Results differ from those of the formula as it stands by the roundings that are left out;
+where a scale is infinite they may be infinite and not NaN. Codes that are 8-bit floats have no zero-points, and
+products of them are summed in float32, so that a product in float64 stays one. Hopper's tensor cores keep some 14 bits
+of the sum of 128 products of them, and round it towards zero: sums of numbers of one sign are 6e-4 of their magnitude
+too small (measured, for any K).
 
 It is for CPUs, whose mainloops multiply integers of one byte (``gemm_integers.hpp``), and for the tensor cores of GPUs.
 Where these have no instruction for 8-bit floats, a product of such is one of bfloat16, which has all of their numbers.
@@ -141,15 +142,16 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
     if sums is None or mover.decide(symbols.compare("eq", length, 0)):
         return None
     attrs = node.attrs.equation, sums, "ieee"
+    has_zeros = left.zero is not None or right.zero is not None
     codes: Node | None
     if left.blocks is None and right.blocks is None:
         codes = rewriter.make("contract", (left.codes, right.codes), sums, node.shape, attrs, node.location)
     else:
-        has_zeros = left.zero is not None or right.zero is not None
         codes = None if has_zeros or wide != "float32" else product_of_blocks(node, left, right, mover)
     if codes is None:
         return None
-    terms = _Terms(rewriter, node, wide)
+    # The terms of zero-points cancel: each may be 2^31, and what is left of them as small as the result.
+    terms = _Terms(rewriter, node, "float64" if has_zeros else wide)
     total = terms.cast(codes)
     for one, other, place, others_place in (
         (left, right, terms.of_rows, terms.of_columns),
@@ -163,6 +165,8 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
         zeros = terms.pointwise("mul", terms.of_rows(left.zero), terms.of_columns(right.zero))
         count = terms.cast(mover.builder.scalar(length, "int64"))
         total = terms.pointwise("add", total, terms.pointwise("mul", zeros, count))
+    terms = _Terms(rewriter, node, wide)
+    total = terms.cast(total)
     if left.scale is not None:
         total = terms.pointwise("mul", total, terms.of_rows(left.scale))
     if right.scale is not None:
