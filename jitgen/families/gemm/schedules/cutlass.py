@@ -31,7 +31,8 @@ SLOWDOWN = {
 }
 """Rows and columns of a tile, blocks of a cluster, and whether warpgroups compute tiles in turn; and how many times as
 long as the fastest such tiles take for the same products (4096 x 4096 x 4096 of bfloat16 on an H100). Tiles in turn,
-CUTLASS's pingpong kernel, failed to launch on an H100 where blocks had one tile each, and are none of these."""
+CUTLASS's pingpong kernel, are none of these: they were right for numbers of tiles that are powers of two, and were not
+measured for others."""
 TILES = tuple(SLOWDOWN)
 """The tiles to choose from."""
 SWIZZLE = 4
