@@ -31,6 +31,7 @@ MOST_READ_OF_MANY = 32
 square of both, and a loop that is unrolled is equal kernels of some steps each."""
 
 MANY_OPERATIONS = 60
+"""Operations of an expression from which on ``MOST_READ_OF_MANY`` holds."""
 
 
 class EqualSizes:

@@ -78,9 +78,11 @@ def page() -> str:
             "a scale for each row, and on Hopper also int8 codes by int4 and uint4 ones (K a multiple of 16), and "
             "codes in blocks by those of weights in blocks of 128 x 128 (`fp8_e4m3.rows128`, groups of 128). Other "
             "products in CUDA decode both to 16 bits, which have all codes, and are as fast as with activations that "
-            "are not quantised. Activations with blocks of 128 columns are otherwise decoded to their own dtype. Sums "
-            "of products of 8-bit floats go to float32 at least every 128; targets without such products (sm_80) "
-            "decode them to 16 bits, and `explain()` says so. Scales and everything else are float32.",
+            "are not quantised. Activations with blocks of 128 columns are otherwise decoded to their own dtype. On "
+            "Hopper, sums of products of 8-bit floats go to float32 every 128 columns; by `mma.sync` (few rows, rows "
+            "that are not aligned, other GPUs) they are sums of that instruction's own accumulators, which on Ada and "
+            "Blackwell may have fewer bits. Targets without such products (sm_80) decode them to 16 bits, and "
+            "`explain()` says so. Scales and everything else are float32.",
             "",
             "The quantisation is computed by the kernel of what is before it, such as an RMSNorm, and once for all "
             "products that read it; with a static scale the kernel of a product quantises its own result for the next.",
