@@ -26,7 +26,7 @@ _LOSSES = (
 _PRODUCTS = (
     *("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "prelu", "einsum"),
     "scaled_dot_product_attention",
-    *("linalg_vecdot", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3))),
+    *("linalg_vecdot", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3)), "conv_tbc"),
 )
 _RESAMPLED = (
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),

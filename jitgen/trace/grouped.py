@@ -28,7 +28,7 @@ def grouped_mm(
     """Multiplies groups of rows by matrices (2-d by 3-d), matrices by groups of columns (3-d by 2-d), or groups of
     columns by groups of rows (2-d by 2-d, with a matrix for each group)."""
     if bias is not None:
-        raise UnsupportedError("grouped_mm with a bias: add bias[ids] to its result, as torch has no bias here either")
+        raise UnsupportedError("grouped_mm with a bias, as torch has none here either; add bias[ids] to its result")
     dtype = input.dtype if out_dtype is None else dtype_name(out_dtype)
     ranks = len(input.shape), len(weight.shape)
     if ranks == (3, 3):

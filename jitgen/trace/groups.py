@@ -38,7 +38,7 @@ def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: s
     """
     if x.is_weight:
         raise UnsupportedError(
-            "grouped_mm: the matrices that share a quantised weight's groups come second, as (G, K, N)"
+            "grouped_mm: a quantised weight is its first operand; give the matrices second, as (G, K, N)"
         )
     if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"grouped_mm: expected operands of one dtype, but got {x.dtype} and {weight.dtype}")
