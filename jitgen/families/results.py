@@ -15,7 +15,7 @@ from jitgen.families.moved import Moved
 from jitgen.families.several_views import are_disjoint
 from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Graph, Node
-from jitgen.ir.nodes import CAT, INPUT
+from jitgen.ir.nodes import CAT, INPUT, VIEW
 from jitgen.ir.program import Alias
 from jitgen.ir.regions import Movement, Region
 from jitgen.ir.views import Strided
@@ -96,6 +96,9 @@ def _returned_alias(
         return None
     if output.under_views.kind is CAT and alias.input < len(graph.inputs):
         return None  # a slice of a concatenation is none of what was joined
+    if not alias.movements and output.kind is VIEW and alias.input < len(graph.inputs):
+        # Of all of the argument, but another tensor than it: x[:].
+        return Alias(alias.input, ((("permute", tuple(range(len(output.shape)))), output.shape),))
     return alias if not alias.movements or _is_view(memory.strides(node)) else None
 
 

@@ -515,23 +515,27 @@ class Trace:
             )
         own_facts.refuse_stored(self, proxy)
         filled = proxy.memory.updates and proxy.memory.input is None  # a tensor of its own, whatever was copied into it
-        if proxy.input is not None or (memory_of(proxy.value).kind is INPUT and not filled):
+        if proxy.input is not None:
             return proxy.value
+        if memory_of(proxy.value).kind is INPUT and not filled:
+            return proxy.value if proxy.value.kind is not INPUT else self._another(proxy.value)
         if id(proxy) in self._returned:
             return self._returned[id(proxy)][1]
         node = proxy.value
         if node.is_weight:
             raise UnsupportedError(self._refused_weight("the return"))
         if self._is_view_of_updated(proxy):
-            if node is proxy.memory.base:  # another tensor than the argument: x[:], x.detach()
-                node = self.make("view", (node,), node.dtype, node.shape, ("permute", tuple(range(len(node.shape)))))
-            return node
+            return self._another(node) if node is proxy.memory.base else node
         is_updated = self.new_values.inputs_of(node) or self.new_values.inputs_of(node.under_views)
         if is_updated or memory_of(node).kind is INPUT or node in self._returned_nodes:
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned[id(proxy)] = proxy, node
         self._returned_nodes.add(node)
         return node
+
+    def _another(self, node: Node) -> Node:
+        """Returns a view of all of ``node``: another tensor in its memory, as ``x[:]`` and ``x.detach()`` are."""
+        return self.make("view", (node,), node.dtype, node.shape, ("permute", tuple(range(len(node.shape)))))
 
     def _is_view_of_updated(self, proxy: TensorProxy) -> bool:
         """Returns whether ``proxy`` is a view of an argument that was updated, or of such a captured tensor."""

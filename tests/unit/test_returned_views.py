@@ -281,3 +281,19 @@ def test_a_program_that_torch_records_has_the_view() -> None:
     found = recorded(*given)
     assert found.data_ptr() == given[0][1].data_ptr()
     assert torch.equal(given[0][1:3], arguments()[0][1:3] + 1)
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:], lambda x: x.view_as(x), lambda x: x.t().t(), lambda x: x.squeeze()])
+def test_a_view_of_all_of_an_argument_is_another_tensor(view: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> Any:
+        return view(x), x, x.contiguous()
+
+    jitted, x = jitgen.jit(function), torch.ones(3, 2)
+    for _ in range(2):
+        found, itself, contiguous = jitted(x)
+        assert itself is x
+        assert contiguous is x
+        assert found is not x
+        assert found.data_ptr() == x.data_ptr()
+        found.unsqueeze_(0)
+        assert x.shape == (3, 2)
