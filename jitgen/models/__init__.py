@@ -4,7 +4,8 @@
 
     model -> units                 the blocks of its lists, and what is left around them      units.py
     module -> State                what its forward may read: tensors, numbers, guarded values    state.py
-    State -> template              a copy of the module, for a trace to run                    state.py
+    Comparison                     of what it reads by name with what that was                 comparison.py
+    State -> template              a copy of the module, for a trace to run                    template.py
     call -> leaves, structure      of its arguments                                            structure.py
     Kind, Route                    modules of one structure share traces, programs, kernels    kinds.py
     caches of transformers         layers that a trace updates, and calls between two programs  caches.py

@@ -1,7 +1,8 @@
 """Runs units: ``Kind`` is what units of one structure share, ``Route`` what their calls of one structure share.
 
 A route has decorated functions of plain tensors and numbers: the call's, then what of the unit is an argument
-(``state.py``). So the dispatch, traces, guards of sizes, kernels and gradients are those of any decorated function.
+(``state.py``); a trace runs a copy of the unit (``template.py``). So the dispatch, traces, guards of sizes, kernels and
+gradients are those of any decorated function.
 
 Where the unit updates a cache that only Python can update, there is one function for each piece between two such calls
 (``caches.py``). Every piece runs the unit's code from the start, with the results of the calls before it; what it does
@@ -23,8 +24,9 @@ from jitgen.call.specialization import Specialization
 from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.models import caches
-from jitgen.models.state import State, Template, contents, same_contents
+from jitgen.models.state import State
 from jitgen.models.structure import Flattened, rebuilt
+from jitgen.models.template import Template, contents, same_contents
 from jitgen.spec import DTYPES
 from jitgen.trace import autocast
 from jitgen.trace.checkpoints import checkpoints_are_calls

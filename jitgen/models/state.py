@@ -1,11 +1,9 @@
-"""Reads what the forward of a module may depend on besides its arguments, and copies a module for a trace.
+"""Reads what the forward of a module may depend on besides its arguments.
 
 ``State`` walks over a module: its submodules, and every attribute of each. Tensors become inputs, and are read again at
-every call. Numbers in which modules of one list differ (``layer_idx``) become numeric arguments. All else is compared:
-modules of equal ``key`` compute the same function of tensors and numbers, and ``is_current`` tells, in a few
-microseconds, whether something was replaced since.
-
-A trace never runs the module itself but a copy that ``Template`` makes, where it is noticed if the code sets anything.
+every call. Numbers in which modules of one list differ (``layer_idx``) become numeric arguments. All else is compared
+(``comparison.py``): modules of equal ``key`` compute the same function of tensors and numbers, and ``is_current`` tells
+whether something was replaced since.
 """
 
 from __future__ import annotations
@@ -13,17 +11,15 @@ from __future__ import annotations
 import argparse
 import enum
 import functools
-import operator
 import sys
 from collections import OrderedDict, UserDict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from jitgen.errors import UnsupportedError
+from jitgen.models.comparison import Comparison
 from jitgen.trace import modes
 from jitgen.trace.mentions import (
     code_names,
@@ -118,25 +114,11 @@ class State:
         self._tensors: dict[int, int] = {}
         self._places: list[tuple[Mapping[Any, Any], Any]] = []
         self._number_places: list[tuple[dict[str, Any], str]] = []
-        self._dicts: list[Mapping[Any, Any]] = []
-        self._keyed: list[Mapping[Any, Any]] = []
-        self._lists: list[Any] = []
-        self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._empty: list[Any] = [*_GLOBAL_HOOKS]
-        self._modules: list[tuple[torch.nn.Module, type]] = []
-        self._same: list[tuple[tuple[Mapping[Any, Any], Any], tuple[Mapping[Any, Any], Any]]] = []
-        self._forwards: dict[type, Any] = {}
-        self._variables: list[tuple[dict[str, Any], str, Any]] = []
-        self._settings: list[tuple[Callable[[], Any], Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
         self._kept: list[Any] = []
+        self._compared = Comparison()
+        self._compared.empty += _GLOBAL_HOOKS
         self.key: Any = self._of_module(module, "")
-        self._names = [*chain.from_iterable(self._dicts)]
-        self._values = [*chain.from_iterable(map(_values, self._dicts))]
-        self._counts = [*map(len, self._dicts)]
-        self._tensor_names = [*chain.from_iterable(self._keyed)]
-        self._absent = self._absences()
-        self._items = [*map(tuple, self._lists)]
+        self._compared.begin()
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns the tensors that are inputs, as they are now."""
@@ -146,53 +128,22 @@ class State:
         """Returns the numbers that are arguments, as they are now."""
         return [place[name] for place, name in self._number_places]
 
-    def _absences(self) -> list[bool]:
-        """Returns for each registered tensor whether it is None."""
-        return [tensor is None for registered in self._keyed for tensor in registered.values()]
+    def tensor_index(self, value: Any) -> int | None:
+        """Returns the index of ``value`` in ``tensors``; None for anything else."""
+        return self._tensors.get(id(value))
 
-    def slot(self, value: Any) -> Any:
-        """Returns what stands for a tensor in a template; None for anything else."""
-        return _Slot(self._tensors[id(value)]) if id(value) in self._tensors else None
-
-    def number(self, container: Any, name: Any) -> Any:
-        """Returns what stands for a number that is an argument; None for any other entry of ``container``."""
-        for index, (attributes, place) in enumerate(self._number_places):
-            if attributes is container and place == name:
-                return _Number(index)
-        return None
+    def number_index(self, container: Any, name: Any) -> int | None:
+        """Returns the index in ``numbers`` of entry ``name`` of ``container``; None for any other entry."""
+        places = enumerate(self._number_places)
+        return next((i for i, (attributes, place) in places if attributes is container and place == name), None)
 
     def is_current(self) -> bool:
         """Returns whether nothing that is compared was replaced since; tensors may have been."""
-        if any(self._empty) or [*chain.from_iterable(self._dicts)] != self._names:
-            return False
-        if not all(map(operator.is_, chain.from_iterable(map(_values, self._dicts)), self._values)):
-            return False
-        return (
-            [*chain.from_iterable(self._keyed)] == self._tensor_names
-            and self._absences() == self._absent
-            and all(type(module) is kind for module, kind in self._modules)
-            and all(place[name] is other[its_name] for (place, name), (other, its_name) in self._same)
-            and all(getattr(kind, "forward", None) is forward for kind, forward in self._forwards.items())
-            and all(map(_same_items, self._lists, self._items))
-            and all(now == then for now, then in self._sets)
-            and all(variables.get(name, self) is value for variables, name, value in self._variables)
-            and all(read() == value for read, value in self._settings)
-            and all(cell.cell_contents is value for cell, value in self._cells)
-        )
+        return self._compared.is_same()
 
     def restore(self) -> None:
         """Gives lists and dicts that are compared the items again that they had."""
-        for container, items in zip(self._lists, self._items, strict=True):
-            if not _same_items(container, items):
-                container[:] = items
-        names, values = iter(self._names), iter(self._values)
-        for mapping, count in zip(self._dicts, self._counts, strict=True):
-            entries = dict(zip(islice(names, count), islice(values, count), strict=True))
-            if isinstance(mapping, dict) and not (
-                mapping.keys() == entries.keys() and _same_items([*mapping.values()], (*entries.values(),))
-            ):
-                mapping.clear()
-                mapping.update(entries)
+        self._compared.restore()
 
     def _refuse(self, why: str) -> None:
         self.problem = self.problem or why
@@ -205,8 +156,8 @@ class State:
         self._seen[id(module)] = len(self._seen)
         kind, attributes = type(module), vars(module)
         shown = path or kind.__name__
-        self._modules.append((module, kind))
-        self._forwards[kind] = kind.forward
+        self._compared.modules.append((module, kind))
+        self._compared.forwards[kind] = kind.forward
         self._kept.append(kind.forward)
         code = self._of_class(kind)
         if "_parameters" not in attributes or isinstance(module, torch.jit.ScriptModule):
@@ -216,7 +167,7 @@ class State:
             if attributes.get(name) and (path or name == "_compiled_call_impl"):  # those of a unit run around it
                 self._refuse(f"{shown} has {name.strip('_').replace('_', ' ')}")
             elif path and attributes.get(name) is not None:
-                self._empty.append(attributes[name])
+                self._compared.empty.append(attributes[name])
         if path and "forward" in attributes:
             self.problem = self.problem or f"the forward of {shown} is replaced"
         facts = [
@@ -224,12 +175,12 @@ class State:
             for name, value in attributes.items()
             if name not in _OF_TORCH and name != "forward"
         ]
-        self._dicts.append(attributes)
+        self._compared.dicts.append(attributes)
         tensors = []
         for registered in (attributes["_parameters"], attributes["_buffers"]):
-            self._keyed.append(registered)
+            self._compared.keyed.append(registered)
             tensors.append([(name, self._tensor(registered, name)) for name in registered])
-        self._dicts.append(attributes["_modules"])
+        self._compared.dicts.append(attributes["_modules"])
         children = [
             (name, child if child is None else self._of_module(child, f"{path}.{name}".lstrip(".")))
             for name, child in attributes["_modules"].items()
@@ -242,7 +193,7 @@ class State:
         for owner in users_classes(kind):
             if id(owner) not in self._seen and not _is_installed(sys.modules.get(owner.__module__)):
                 self._seen[id(owner)] = len(self._seen)
-                self._dicts.append(vars(owner))
+                self._compared.dicts.append(vars(owner))
                 facts += [(name, self._of_name(vars(owner), name, owner.__name__)) for name in vars(owner)]
         return tuple(facts)
 
@@ -272,14 +223,14 @@ class State:
                 self._refuse(f"{path} {refusal[0]}")
         variables, where, names = function.__globals__, function.__name__, code_names(function.__code__)
         settings = [(name, read, read()) for name, read in modes.read_by(names)]
-        self._settings += [(read, value) for _, read, value in settings]
+        self._compared.settings += [(read, value) for _, read, value in settings]
         facts: list[Any] = [(name, repr(value)) for name, _, value in settings]
         read = sorted(name for name in global_names(function.__code__) if name in variables)
         places = [(variables, name) for name in read]
         for module in (variables[name] for name in read if _is_of_user(variables[name])):
             places += [(vars(module), name) for name in sorted(names & vars(module).keys())]
         for variables_, name in places:
-            self._variables.append((variables_, name, variables_[name]))
+            self._compared.variables.append((variables_, name, variables_[name]))
             facts.append((name, self._of_name(variables_, name, where)))
         for name, enclosed in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -287,7 +238,7 @@ class State:
             except ValueError:
                 continue
             if name != "__class__":
-                self._cells.append((enclosed, value))
+                self._compared.cells.append((enclosed, value))
                 facts.append((name, self._of_name({name: value}, name, where)))
         return id(function), tuple(facts)
 
@@ -303,7 +254,7 @@ class State:
         if tensor is None:
             return None
         if id(tensor) in self._tensors:
-            self._same.append(((place, name), self._places[self._tensors[id(tensor)]]))
+            self._compared.same.append(((place, name), self._places[self._tensors[id(tensor)]]))
         else:
             self._tensors[id(tensor)] = len(self._places)
             self._places.append((place, name))
@@ -321,19 +272,19 @@ class State:
         self._kept.append(value)
         if kind in (list, tuple, torch.Size):
             if kind is list:
-                self._lists.append(value)
+                self._compared.lists.append(value)
             items = enumerate(value)
             return kind, *(self._fact(item, depth, (value, index), f"{path}.{index}") for index, item in items)
         if kind in (dict, OrderedDict):
             if id(value) not in self._seen:
-                self._dicts.append(value)
+                self._compared.dicts.append(value)
             return kind, *(
                 (key if isinstance(key, PLAIN) else id(key), self._fact(item, depth, (value, key), f"{path}.{key}"))
                 for key, item in value.items()
             )
         if kind in (set, frozenset):
             if kind is set:
-                self._sets.append((value, set(value)))
+                self._compared.sets.append((value, set(value)))
             return kind, frozenset(item if isinstance(item, PLAIN) else id(item) for item in value)
         if kind is MethodType:
             owner = value.__self__
@@ -354,139 +305,12 @@ class State:
             self._refuse(f"{path} leads to more objects than are compared")
             return "is", id(value)
         self._seen[id(value)] = len(self._seen)
-        self._dicts.append(attributes)
+        self._compared.dicts.append(attributes)
         facts = (
             (name, self._fact(item, depth - 1, (attributes, name), f"{path}.{name}"))
             for name, item in attributes.items()
         )
         return "object", id(value), tuple(facts)
-
-
-class _Slot:
-    """Stands in a template for tensor ``index``."""
-
-    def __init__(self, index: int):
-        self.index = index
-
-
-class _Number:
-    """Stands in a template for numeric argument ``index``."""
-
-    def __init__(self, index: int):
-        self.index = index
-
-
-class Template:
-    """Holds a copy of a module without tensors, of which each trace makes one with its own.
-
-    Attributes:
-        numbers: how many numbers are arguments.
-        inputs: how many numbers and tensors are.
-    """
-
-    def __init__(self, module: torch.nn.Module, state: State):
-        self.numbers = len(state.numbers())
-        self.inputs = self.numbers + len(state.tensors())
-        self._blank = _Copier(state.slot, state.number).copy(module)
-
-    def with_inputs(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Copied:
-        """Makes a module that has ``tensors`` and ``numbers`` in the order of ``State``'s."""
-
-        def leaf(value: Any) -> Any:
-            return tensors[value.index] if type(value) is _Slot else None
-
-        def number(container: Any, name: Any) -> Any:
-            value = container[name]
-            return numbers[value.index] if type(value) is _Number else None
-
-        copier = _Copier(leaf, number)
-        module = copier.copy(self._blank)
-        return Copied(module, [(container, contents(container)) for container in copier.containers])
-
-
-class Copied:
-    """Holds the module that a trace runs.
-
-    Attributes:
-        module: the copy.
-    """
-
-    def __init__(self, module: Any, contents: Sequence[tuple[Any, list[Any]]]):
-        self.module = module
-        self._contents = contents
-
-    def check(self) -> None:
-        """Raises UnsupportedError if the forward has set an attribute, or has changed a list or dict."""
-        for container, before in self._contents:
-            now = contents(container)
-            if not same_contents(now, before):
-                names = [name for name, *_ in now if name not in [name for name, *_ in before]]
-                names += [new[0] for new, old in zip(now, before, strict=False) if not _is_same_entry(new, old)]
-                raise UnsupportedError(f"its forward changes {names[0] if names else 'a list'} of the module")
-
-
-def contents(container: Any) -> list[Any]:
-    """Lists the items of a list or dict, each with its name."""
-    return list(container.items()) if isinstance(container, dict) else list(enumerate(container))
-
-
-def same_contents(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Returns whether two results of ``contents`` are the same objects by the same names."""
-    return len(now) == len(before) and all(map(_is_same_entry, now, before))
-
-
-def _is_same_entry(now: Any, before: Any) -> bool:
-    return now[0] == before[0] and now[1] is before[1]
-
-
-class _Copier:
-    """Copies modules and the plain containers among their attributes; all else is shared.
-
-    Args:
-        leaf: what replaces a value; None for what is copied as it is.
-        number: the same of a number at a place, given as container and name.
-    """
-
-    def __init__(self, leaf: Callable[[Any], Any], number: Callable[[Any, Any], Any]):
-        self._leaf = leaf
-        self._number = number
-        self._copies: dict[int, Any] = {}
-        self.containers: list[Any] = []
-
-    def copy(self, value: Any) -> Any:
-        replaced = self._leaf(value)
-        if replaced is not None:
-            return replaced
-        if id(value) in self._copies:
-            return self._copies[id(value)]
-        kind = type(value)
-        if isinstance(value, torch.nn.Module):
-            copy = self._copies[id(value)] = object.__new__(kind)
-            vars(copy).update(self._entries(vars(value)))
-            vars(copy).pop("forward", None)
-            self.containers.append(vars(copy))
-            return copy
-        if kind in (dict, OrderedDict):
-            made = self._copies[id(value)] = kind()
-            made.update(self._entries(value))
-            self.containers.append(made)
-            return made
-        if kind is list:
-            items = self._copies[id(value)] = [*map(self.copy, value)]
-            self.containers.append(items)
-            return items
-        if kind is tuple:
-            return tuple(map(self.copy, value))
-        if kind is MethodType and id(value.__self__) in self._copies:
-            return MethodType(value.__func__, self._copies[id(value.__self__)])
-        return value
-
-    def _entries(self, container: dict[Any, Any]) -> dict[Any, Any]:
-        entries = {}
-        for name, value in container.items():
-            number = self._number(container, name)
-            entries[name] = self.copy(value) if number is None else number
-        return entries
 
 
 def _is_installed(module: Any) -> bool:
@@ -496,11 +320,3 @@ def _is_installed(module: Any) -> bool:
 def _is_of_user(value: Any) -> bool:
     """Returns whether ``value`` is a module of the user's own."""
     return isinstance(value, ModuleType) and not is_library(value.__name__) and not _is_installed(value)
-
-
-def _values(mapping: Mapping[Any, Any]) -> Any:
-    return mapping.values()
-
-
-def _same_items(now: Sequence[Any], then: tuple[Any, ...]) -> bool:
-    return len(now) == len(then) and all(map(operator.is_, now, then))
