@@ -2,19 +2,24 @@
 
     python -m bench.whole_models first  --sizes llama-3-8b --route jitgen.compile --json first.json
     python -m bench.whole_models decode --sizes llama-3-8b --batches 1 2 8 --routes jitgen.compile --json decode.json
+    python -m bench.whole_models prefill --sizes llama-3-8b --routes eager inductor jitgen.compile --json prefill.json
+    python -m bench.whole_models checks --sizes llama-3-8b --json checks.json
 
 ``first`` runs in a process of its own for each figure: the seconds, after the weights are there, until the first token
 of a prompt and until the second, and of both how many went into tracing, planning, kernels (compiled or fetched from
 the store) and launchers. ``decode`` has the routes in one process, on the same weights: milliseconds of a step in a
-CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, and that over the time. Errors are
-those of logits against eager torch of the same dtype, relative in norm. Routes are ``eager``, ``inductor``, ``jitgen``
-(torch.compile's backend) and ``jitgen.compile``, which comes last, as it changes the model.
+CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, that over the time, and the time in
+which a sum reads as many bytes (``floor ms``). Errors are those of logits against eager torch of the same dtype,
+relative in norm. ``prefill`` has prompts of 2 x 512 and 1 x 4096 tokens, with the logits of the last one. ``checks``
+has the microseconds in which a unit compares its module with what it was, which each call does. Routes are ``eager``,
+``inductor``, ``jitgen`` (torch.compile's backend) and ``jitgen.compile``, which comes last, as it changes the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +36,8 @@ SIZES: dict[str, dict[str, int]] = {
 }
 TOKENS = {"tiny": 16, "llama-3-8b": 512}
 """Tokens of a prompt."""
+PREFILLS = ((2, 512), (1, 4096))
+"""Batches and tokens of the prompts of ``prefill``."""
 LENGTH = 1024
 """Tokens for which a cache has room."""
 
@@ -180,6 +187,7 @@ def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, t
         "ready s": round(ready, 2),
         "GB": round(size / 1e9, 3),
         "TB/s": round(size / taken / 1e9, 3),
+        "floor ms": round(size / read_bandwidth() * 1e3, 4),
     } | ({} if reference is None else _difference(logits, reference))
 
 
@@ -188,6 +196,66 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]
         "error": float((logits - reference).norm() / reference.norm()),
         "same argmax": bool((logits.argmax(-1) == reference.argmax(-1)).all()),
     }
+
+
+def prefill(model: Any, sizes: str, route: str, batch: int, length: int, expected: dict[Any, Any]) -> dict[str, Any]:
+    """Measures prompts of one route and size, in a CUDA graph; ``expected`` gets the logits of the first route."""
+    from transformers import StaticCache
+
+    torch._dynamo.reset()
+    tokens = torch.randint(
+        0, 1000, (batch, length), device="cuda", generator=torch.Generator("cuda").manual_seed(length)
+    )
+    start = time.perf_counter()
+    run, cache = compiled(model, route), StaticCache(config=model.config, max_cache_len=length)
+    with torch.no_grad():
+
+        def step() -> Any:
+            for layer in cache.layers:
+                if layer.is_initialized:
+                    layer.cumulative_length.zero_()
+            return run(tokens, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+
+        step()
+        logits = step().float()
+        torch.cuda.synchronize()
+        ready = time.perf_counter() - start
+        taken = milliseconds(graph_of(step), 5)
+    reference = expected.setdefault((batch, length), logits)
+    row = {"route": route, "batch": batch, "tokens": length, "ms": round(taken, 3), "ready s": round(ready, 2)}
+    return row | ({} if reference is logits else _difference(logits, reference))
+
+
+@functools.cache
+def read_bandwidth() -> float:
+    """Measures the bytes a second at which a sum of 2 GiB reads."""
+    x = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
+    return x.nbytes / milliseconds(graph_of(lambda: x.sum()), 10) * 1e3
+
+
+def checks(model: Any) -> list[dict[str, Any]]:
+    """Measures what units compare at every call: for each class of units the median of one module's 2,000 comparisons.
+
+    A unit that a model has once, such as its head, is among them.
+    """
+    import jitgen
+    from jitgen.models.compile import forwards
+    from jitgen.models.state import State
+
+    jitgen.compile(model)
+    rows, seen = [], set()
+    for unit in forwards(model):
+        if unit.name in seen:
+            continue
+        seen.add(unit.name)
+        state = State(model.get_submodule(unit.path))
+        times = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            state.is_current()
+            times.append(time.perf_counter() - start)
+        rows.append({"unit": unit.name, "compared in us": round(sorted(times)[1000] * 1e6, 2)})
+    return rows
 
 
 def captured(model: Any, batch: int) -> dict[str, Any]:
@@ -214,7 +282,7 @@ def captured(model: Any, batch: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("first", "decode"))
+    parser.add_argument("what", choices=("first", "decode", "prefill", "checks"))
     parser.add_argument("--sizes", default="llama-3-8b", choices=SIZES)
     parser.add_argument("--route", default="jitgen.compile")
     parser.add_argument("--routes", nargs="+", default=["eager", "jitgen.compile"])
@@ -238,13 +306,21 @@ def main() -> None:
     if options.what == "first":
         say(first(options.sizes, options.route, options.device, dtype, options.batches[0]))
         return
+    if options.what == "checks":
+        for row in checks(model_of(options.sizes, "meta", dtype)):
+            say(row)
+        return
     model = model_of(options.sizes, "cuda", dtype)
-    expected: dict[int, torch.Tensor] = {}
+    expected: dict[Any, torch.Tensor] = {}
     if options.quantize:
         import jitgen
 
         jitgen.quantize_(model.model, options.quantize, group_size=128)
-    for route in options.routes:
+    if options.what == "prefill":
+        for route in options.routes:
+            for batch, length in PREFILLS:
+                say(prefill(model, options.sizes, route, batch, length, expected))
+        return
         for batch in options.batches:
             try:
                 say(

@@ -37,6 +37,10 @@ MOST_FORMS = 32
 """Forms of calls with one cache, such as batches of several sizes; with more, none are captured."""
 
 
+_CACHE = object()
+"""Stands for the cache of a call in its result."""
+
+
 @dataclass
 class Form:
     """Holds calls that one graph stands for.
@@ -45,7 +49,8 @@ class Form:
         inputs: the leaves of their arguments, which the graph reads.
         runs: how many calls have run as ever.
         replay: launches the graph; None before it is captured.
-        result: what the call that was captured returned, which each replay overwrites.
+        result: what the call that was captured returned, which each replay overwrites; ``_CACHE`` is in the place
+            of the cache, which would otherwise never be released.
         reason: why calls are not captured.
     """
 
@@ -111,9 +116,9 @@ class GraphForward:
         self.reason = None
         for kept, leaf in zip(form.inputs, flat.leaves, strict=True):
             if isinstance(kept, torch.Tensor):
-                kept.copy_(leaf)
+                _write(kept, leaf)
         form.replay()
-        return pytree.tree_map_only(torch.Tensor, torch.clone, form.result)
+        return pytree.tree_map(lambda leaf: _returned(leaf, flat.cache), form.result)
 
     def _is_current(self) -> bool:
         state = self._state
@@ -149,12 +154,14 @@ class GraphForward:
 
     def _capture(self, form: Form, flat: Flattened) -> None:
         """Captures a call; it is not made."""
-        copies = {id(leaf): leaf.clone() for leaf in flat.leaves if isinstance(leaf, torch.Tensor)}
-        form.inputs = [copies.get(id(leaf), leaf) for leaf in flat.leaves]
+        form.inputs = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
         cache = flat.cache
         args, kwargs = (rebuilt(key, form.inputs, cache) for key in flat.key)
         try:
-            form.replay, form.result = capture(lambda: self.inner(*args, **kwargs))
+            replay, result = capture(lambda: self.inner(*args, **kwargs))
+            kept = {id(cache): _CACHE}
+            form.result = pytree.tree_map(lambda leaf: kept.get(id(leaf), leaf), result, is_leaf=lambda it: it is cache)
+            form.replay = replay
             self.captured += 1
         except Exception as error:
             form.reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -168,6 +175,31 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     with torch.cuda.graph(graph):
         result = function()
     return graph.replay, result
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of the strides and the alignment of ``tensor``, for which launches are bound already."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr() % 16 // tensor.element_size()
+    memory = tensor.new_empty(begin + max(extent, 0))
+    copy = memory.as_strided(tensor.shape, tensor.stride(), begin)
+    _write(copy, tensor)
+    return copy
+
+
+def _write(copy: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Writes the elements of ``tensor`` to ``copy``, those that are in several places once."""
+    for dim, stride in enumerate(copy.stride()):
+        if stride == 0 and copy.shape[dim] > 1:
+            copy, tensor = copy.narrow(dim, 0, 1), tensor.narrow(dim, 0, 1)
+    copy.copy_(tensor)
+
+
+def _returned(leaf: Any, cache: Any) -> Any:
+    """Returns what a replay returns in the place of ``leaf`` of the captured result."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return cache if leaf is _CACHE else leaf
 
 
 def _addresses(state: State) -> list[int]:

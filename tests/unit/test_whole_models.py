@@ -13,27 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.models import graphs
 from jitgen.models.compile import forwards
+from tests import blocks
+from tests.blocks import Block, Net
 
-SCALE = 2.0
 SEEN: list[Any] = []
-
-
-class Block(nn.Module):
-    def __init__(self, index: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(16)
-        self.up = nn.Linear(16, 24)
-        self.down = nn.Linear(24, 16)
-        self.index = index
-        self.kind = "gelu"
-        self.options = {"shift": 0.0}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.up(self.norm(x)) * SCALE + self.options["shift"]
-        y = F.gelu(y) if self.kind == "gelu" else y.tanh()
-        return x + self.down(y)
 
 
 class Third(Block):
@@ -56,19 +40,6 @@ class Logs(Block):
 class Refused(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if x.sum().item() > 1e9 else super().forward(-x)
-
-
-class Net(nn.Module):
-    def __init__(self, block: type[Block] = Block, count: int = 4):
-        super().__init__()
-        self.embed = nn.Linear(8, 16)
-        self.layers = nn.ModuleList(map(block, range(count)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +88,7 @@ def test_numbers_in_which_blocks_differ_are_arguments_or_guards() -> None:
     assert traces(model) == 3  # index % 3 is 2 in one of four
 
 
-def test_what_changes_is_noticed() -> None:
-    global SCALE
+def test_what_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = jitgen.compile(Net())
     results = [matches(model, X)]
     changes = (
@@ -137,11 +107,8 @@ def test_what_changes_is_noticed() -> None:
         torch.testing.assert_close(results[-1], model(X), atol=1e-5, rtol=1e-5)
         jitgen.compile(model)
         assert not torch.allclose(results[-1], results[-2])
-    before, SCALE = SCALE, 3.0
-    try:
-        assert not torch.allclose(matches(model, X), results[-1])
-    finally:
-        SCALE = before
+    monkeypatch.setattr(blocks, "SCALE", 3.0)
+    assert not torch.allclose(matches(model, X), results[-1])
 
 
 def test_hooks_run() -> None:
@@ -286,98 +253,6 @@ def test_checkpointed_layers_are_computed_again() -> None:
     model.gradient_checkpointing_enable()
     torch.testing.assert_close(gradients(), eager, atol=1e-5, rtol=1e-4)
     assert all(unit.reason is None for unit in jitgen.report(model).units)
-
-
-def replayed(function: Any) -> Any:
-    """Captures as a CUDA graph would: a replay runs nothing but what ``function`` computed, of the same tensors."""
-    before = torch.get_rng_state()
-    result = function()
-    torch.set_rng_state(before)
-
-    def replay() -> None:
-        for kept, now in zip(
-            torch.utils._pytree.tree_leaves(result), torch.utils._pytree.tree_leaves(function()), strict=True
-        ):
-            if isinstance(kept, torch.Tensor):
-                kept.copy_(now)
-
-    return replay, result
-
-
-def test_calls_are_captured_where_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "DEVICE", "cpu")
-    monkeypatch.setattr(graphs, "capture", replayed)
-    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
-    eager = copy.deepcopy(jitgen.decompile(model))
-    jitgen.compile(model, cuda_graph=True)
-    kept = []
-    for index in range(5):
-        x = X + index
-        kept.append((model(x), eager(x)))
-    for left, right in kept:  # no result is overwritten by a later call
-        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
-    assert str(jitgen.report(model)).splitlines()[1] == "1 forms of calls are CUDA graphs"
-    model.layers[0].kind = eager.layers[0].kind = "tanh"
-    torch.testing.assert_close(model(X), eager(X), atol=1e-5, rtol=1e-5)
-    assert "the last call was none: call 1 of its form runs as ever" in str(jitgen.report(model))
-    with torch.enable_grad():
-        model(X)
-    assert "the last call was none: gradients are enabled" in str(jitgen.report(model))
-    jitgen.decompile(model)
-    assert "forward" not in vars(model)
-
-
-class Counting(torch.nn.Module):
-    """A model that adds to its second argument, as one that gets a cache as plain tensors does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        total += self.inner(x)
-        return total * 2
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_calls_that_update_an_argument_are_not_captured(monkeypatch: pytest.MonkeyPatch, context: Any) -> None:
-    monkeypatch.setattr(graphs, "DEVICE", "cpu")
-    monkeypatch.setattr(graphs, "capture", replayed)
-    model = jitgen.compile(Counting().eval(), cuda_graph=True)
-    eager = copy.deepcopy(jitgen.decompile(model))
-    jitgen.compile(model, cuda_graph=True)
-    with context():
-        left, right, x = torch.zeros(2, 8), torch.zeros(2, 8), torch.randn(2, 8)
-        for _ in range(5):
-            torch.testing.assert_close(model(x, left), eager(x, right), atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
-    assert "its forward updates an argument" in str(jitgen.report(model))
-
-
-def test_models_with_hooks_within_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "DEVICE", "cpu")
-    monkeypatch.setattr(graphs, "capture", replayed)
-    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
-    calls: list[int] = []
-    next(iter(model.layers[1].children())).register_forward_hook(lambda *_: calls.append(1))
-    with torch.no_grad():
-        for number in range(5):
-            model(X)
-            assert len(calls) == number + 1
-    assert "0 forms of calls are CUDA graphs; the last call was none: layers.1.norm has forward hooks" in str(
-        jitgen.report(model)
-    )
-
-
-def test_a_capture_that_fails_is_a_call_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "DEVICE", "cpu")
-    monkeypatch.setattr(graphs, "capture", lambda function: 1 / 0)
-    model = jitgen.compile(Net(Block, 2).eval(), cuda_graph=True)
-    results = [model(X), model(X)]
-    with pytest.warns(jitgen.FallbackWarning, match="calls of Net are not captured: division by zero"):
-        results.append(model(X))
-    assert torch.equal(results[0], results[2])
-    assert "0 forms of calls are CUDA graphs; the last call was none: division by zero" in str(jitgen.report(model))
 
 
 def test_tensors_that_come_and_go_are_noticed() -> None:
