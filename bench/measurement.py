@@ -120,7 +120,7 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
         "commit": commit or current_commit(),
         "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
         **versions(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "settings": asdict(bench),
@@ -191,7 +191,7 @@ def _triton_version() -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

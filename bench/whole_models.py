@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from bench.measurement import cpu_model, current_commit, gpu_facts, versions
+
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 8}
     | {"num_key_value_heads": 4, "vocab_size": 1000},
@@ -300,8 +302,9 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-            options.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1))
+            facts = {"commit": current_commit(), "cpu": cpu_model(), **versions()}
+            facts |= gpu_facts() if options.device == "cuda" else {}
+            options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
     if options.what == "first":
         say(first(options.sizes, options.route, options.device, dtype, options.batches[0]))
