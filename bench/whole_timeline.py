@@ -57,18 +57,19 @@ class Launches:
             noted.source = getattr(launch, "source", "")  # type: ignore[attr-defined]
             return noted
 
-        Specialization.bind = bound  # type: ignore[method-assign]
+        setattr(Specialization, "bind", bound)  # noqa: B010  its type is no method's
 
 
 def kernels_of(replay: Callable[[], None]) -> list[tuple[str, float, float]]:
     """Returns name, begin and end in microseconds of each kernel of one replay: of the median of five."""
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(7):
             replay()
             torch.cuda.synchronize()
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
     count = len(events) // 7
     steps = [events[number * count : (number + 1) * count] for number in range(2, 7)]
@@ -116,7 +117,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     before = 0.0
     for name, begin, end in kernels:
-        row = {"name": name[:120], "us": round(end - begin, 2), "gap us": round(begin - before, 2)}
+        row: dict[str, Any] = {"name": name[:120], "us": round(end - begin, 2), "gap us": round(begin - before, 2)}
         if name in entries:
             row |= next(noted, {})
             row["of bandwidth"] = round(row.get("bytes", 0) / (end - begin) * 1e6 / bandwidth, 3)
