@@ -223,9 +223,12 @@ def _codes() -> Iterator[Case]:
             yield f"codes_{rows}_{dtype}", scaled, (x, w, *scales)
             scales = Spec((rows, 32), single), Spec((48, 32), single)
             yield f"blocks_{rows}_{dtype}", in_blocks, (x, w, *scales)
-        for format in ("int4", "uint4"):
-            weight = Spec((6144, 4096), half, format=format, group_size=128, activation="int8")
-            yield f"{format}_codes_{rows}", F.linear, (Spec((rows, 4096), half), weight)
+        for format, group, kind in (
+            *(("int4", 128, "int8"), ("uint4", 128, "int8"), ("int8", None, "int8")),
+            *(("fp8_e4m3", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128")),
+        ):
+            weight = Spec((6144, 4096), half, format=format, group_size=group, activation=kind)
+            yield f"{format.replace('.', '_')}_codes_{rows}", F.linear, (Spec((rows, 4096), half), weight)
 
 
 def _ordered() -> Iterator[Case]:

@@ -186,7 +186,7 @@ class Derivative:
         inputs, rest = list(kept[:weights_from]), list(kept[weights_from:])
         for weight, dtype in zip(self.plan.weights, self._weight_dtypes, strict=True):
             tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
-            format, group_size, layout = weight.attrs
+            format, group_size, layout, _ = weight.attrs
             shape: Any = weight.shape
             inputs.append(dense(tuple(tensors), format, group_size, layout, shape, dtype))
         return inputs

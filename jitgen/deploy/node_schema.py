@@ -42,7 +42,9 @@ from jitgen.ir.scans import PLACES, SCANS
 from jitgen.ir.scatters import SCATTERS
 from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
+from jitgen.quant.activations import check_activation
 from jitgen.quant.formats import FORMATS, check_group_size, find
+from jitgen.quant.layouts import LAYOUTS
 from jitgen.spec import DTYPES, dtype_name
 
 OPERAND_LIMIT = 4096
@@ -384,8 +386,8 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "in
 
 
 def _dequantize(node: Node) -> None:
-    format, group, layout = node.attributes(3)
-    layout.one_of(("portable", *dict.fromkeys(weights.LAYOUTS.values()), "rows"))
+    format, group, layout, activation = node.attributes(4)
+    layout.one_of(LAYOUTS)
     node.require(DTYPES[node.dtype].is_floating_point, f"a weight of {node.dtype}")
     sizes = node.field.value["shape"]
     node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
@@ -396,6 +398,7 @@ def _dequantize(node: Node) -> None:
     try:
         node.require(row.name == format.value, f"{shown(format.value)} is spelled {row.name}")
         node.require(check_group_size(group.value, row) == group.value, f"{row.name} has another group size")
+        check_activation(activation.value, row, group.value, sizes[1])
         tensors = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), layout.value)
     except (FormatError, RuntimeError) as error:  # torch's, where sizes are too large
         node.field.refuse(f"dequantize: {shown(str(error))}")
@@ -498,7 +501,7 @@ def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
         if field.value["op"] != DEQUANTIZE.name:
             continue
         members = dict(zip(_MEMBERS, field.members(*_MEMBERS), strict=True))
-        moved = members["attrs"].value[-1:] == ["portable"]
+        moved = members["attrs"].value[2:3] == ["portable"]
         for operand in members["inputs"].items(OPERAND_LIMIT):
             if operand.value in tensors:
                 operand.refuse("is a tensor of another weight already")

@@ -103,6 +103,8 @@ class DequantizeAttrs(NamedTuple):
     format: str
     group_size: int | None
     layout: str
+    activation: str | None = None
+    """How products quantise what they multiply with the weight (``quant/activations.py``); None for not at all."""
 
 
 # --------------------------------------------------------------------------------------------------------------- views

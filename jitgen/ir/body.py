@@ -364,7 +364,7 @@ class BodyBuilder:
         if base.kind is not DEQUANTIZE:
             operands, described = (self._operand("weight", weight),), (None, None, None)
         else:
-            format, _, layout = described = base.attrs
+            format, _, layout = described = base.attrs[:3]
             tile = 1 if layout == "portable" else ROW_TILE
             operands = tuple(
                 self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in slices))

@@ -312,7 +312,7 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
     for node in topological(graph.results):
         if node.kind is DEQUANTIZE:
             first, *others = (tensor.attrs.number for tensor in node.inputs)
-            format, group_size, _ = node.attrs
+            format, group_size, *_ = node.attrs
             words[first] = f"{format} g{group_size or 'K'}[{shape(node.shape)}]"
             for other in others:
                 words.pop(other, None)

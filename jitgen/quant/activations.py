@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from jitgen.errors import FormatError
-from jitgen.quant.formats import Float, Format, Integer, find
+from jitgen.quant.formats import Float, Format, Integer
 
 MOST_COLUMNS = 2**16
 """The largest group of columns: sums of so many products of codes are int32."""
@@ -173,13 +173,3 @@ def linear(
     rounded = quantized(x, activation, input_scale)
     product = torch.nn.functional.linear(rounded, weight.to(rounded.dtype)).to(x.dtype)
     return product if bias is None else product + bias
-
-
-def multiplies_codes(activation: str, format: str, layout: str) -> bool:
-    """Returns whether kernels that read ``layout`` multiply codes by the codes of a weight of ``format`` as they decode
-    these. Those of a CPU do so with int8, and with int8, int4 and uint4 weights; in CUDA C++ the layout ``mma8`` is for
-    that."""
-    kind = ACTIVATIONS[activation]
-    if kind.block or layout == "mma":
-        return False
-    return layout != "cpu" or (kind.is_integer and find(format).stored.tiled)

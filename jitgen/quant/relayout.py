@@ -1,7 +1,8 @@
 """Rewrites a traced graph for quantised weights in another layout than the one it was traced with.
 
-A traced graph takes the tensors of a weight in the layout of its backend (``weights.LAYOUTS``). In a manifest they are
-in the portable layout, so that a graph recorded with one backend can be built for another. A weight that a function
+A traced graph takes the tensors of a weight in the layout that its backend reads (``weights.layout_of``), and is
+otherwise the same for each of them. In a manifest they are in the portable layout, so that a graph recorded with one
+backend can be built for another. A weight that a function
 gathers rows of and multiplies too keeps its layout, and the graph is for backends with that one.
 """
 
@@ -15,7 +16,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Builder, Graph, InputSpec, Node, input_shape, topological
-from jitgen.ir.nodes import DEQUANTIZE, INPUT
+from jitgen.ir.nodes import DEQUANTIZE, INPUT, VIEW
 from jitgen.ir.views import Memory, Strided, contiguous_strides
 from jitgen.quant import weights
 from jitgen.spec import dtype_name
@@ -32,8 +33,8 @@ class Relaid:
 
 
 def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layout: str) -> Relaid:
-    """Rewrites ``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made
-    them.
+    """Rewrites ``graph``, and what belongs to it, as a trace for the backend that reads ``layout`` would have made
+    them. With ``"portable"`` all weights are in that.
 
     Raises:
         UnsupportedError: ``layout`` is not the portable one, and the graph has a weight that keeps another layout.
@@ -41,18 +42,28 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
     changed: dict[int, torch.Tensor] = {}  # by index of the input
     elsewhere = {id(i) for node in topological(graph.results) if node.kind is not DEQUANTIZE for i in node.inputs}
+    matrices = {id(n.inputs[0]) for n in topological(graph.results) if n.kind is VIEW and n.attrs.kind == "reshape"}
+    wanted = dict[int, str]()
     for node in topological(graph.results):
-        if node.kind is DEQUANTIZE and node.attrs.layout != layout:
+        if node.kind is not DEQUANTIZE:
+            continue
+        own = wanted[id(node)] = layout
+        if layout != "portable" and node.attrs.activation and id(node) not in matrices:
+            format, group_size, _, activation = node.attrs
+            columns: Any = node.shape[1]
+            own = wanted[id(node)] = weights.layout_for_codes(format, group_size, columns, activation, layout)
+        if node.attrs.layout != own:
             # An embedding of the weight has addresses in the layout that it was traced with, and keeps it.
             if any(id(tensor) in elsewhere for tensor in node.inputs):
                 if layout == "portable":
+                    wanted[id(node)] = node.attrs.layout
                     continue
                 raise UnsupportedError(
                     f"{graph.name} has an embedding and a product of one quantised weight, and was recorded with the "
-                    f"layout {node.attrs.layout!r}; this backend reads {layout!r}: record it with this backend"
+                    f"layout {node.attrs.layout!r}; this backend reads {own!r}: record it with this backend"
                 )
-            format, group_size, _ = node.attrs
-            tensors = weights.described_tensors(format, group_size, node.shape, layout)  # type: ignore[arg-type]
+            format, group_size, *_ = node.attrs
+            tensors = weights.described_tensors(format, group_size, node.shape, own)  # type: ignore[arg-type]
             changed |= {input.attrs.number: tensor for input, tensor in zip(node.inputs, tensors, strict=True)}
     if not changed:
         return Relaid(graph, environment, memory)
@@ -70,8 +81,7 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
             spec = inputs[node.attrs.number]
             memo[id(node)] = builder.make("input", (), spec.dtype, spec.shape, node.attrs)
         else:
-            replaced = node.kind is DEQUANTIZE and node.inputs[0].attrs.number in changed
-            attrs = node.attrs._replace(layout=layout) if replaced else node.attrs
+            attrs = node.attrs._replace(layout=wanted[id(node)]) if node.kind is DEQUANTIZE else node.attrs
             memo[id(node)] = builder.make(node.op, children, node.dtype, node.shape, attrs)
     outputs = tuple(memo[id(node)] for node in graph.outputs)
     mutated = tuple((index, memo[id(node)]) for index, node in graph.mutated)

@@ -118,27 +118,36 @@ def _check_experts(token: Token) -> None:
 
 
 def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
-    """Returns the layout in which kernels read ``weight``: ``layout``, their backend's own, or ``rows`` where they
-    multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA it may be ``mma8``, of 4-bit codes
-    that meet int8 activations, or ``blocks``, where weights and activations have scales of blocks."""
-    if weight.activation is None or layout not in ROWS_BESIDE:
+    """Returns the layout in which kernels read ``weight``: ``layout``, their backend's own, or one that
+    ``layout_for_codes`` names."""
+    if weight.activation is None:
         return layout
-    from jitgen.quant.activations import ACTIVATIONS
-    from jitgen.quant.formats import find
-
-    kind, format = ACTIVATIONS[weight.activation], find(weight.format)  # type: ignore[arg-type]
     token: Any = weight.token if is_quantized(weight) else weight
     if len(token.shape) != 2:
         return layout
     columns = getattr(token, "weight_shape", token.shape)[-1]
-    if layout == "mma" and kind.is_integer and kind.block is None and format.stored.tiled and format.bits == 4:
-        return "mma8" if columns % CODE_COLUMNS == 0 else layout
-    of_codes = format.row == ("int8" if kind.is_integer else "fp8_e4m3") and format.scale_dtype.is_floating_point
-    if layout == "mma" and of_codes and kind.block and format.scale_rows == weight.group_size == kind.block:
-        return "blocks"
-    if weight.group_size is not None:
+    return layout_for_codes(token.format, token.group_size, columns, token.activation, layout)
+
+
+def layout_for_codes(format: str, group_size: int | None, columns: int, activation: str, layout: str) -> str:
+    """Returns the layout in which kernels read a matrix that multiplies quantised activations: ``layout``, their
+    backend's own, or ``rows`` where they multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA
+    it may be ``mma8``, of 4-bit codes that meet int8 activations, or ``blocks``, where weights and activations have
+    scales of blocks."""
+    if layout not in ROWS_BESIDE:
         return layout
-    return "rows" if of_codes and kind.block is None and columns <= MOST_CODES else layout
+    from jitgen.quant.activations import ACTIVATIONS
+    from jitgen.quant.formats import find
+
+    kind, row = ACTIVATIONS[activation], find(format)
+    if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
+        return "mma8" if columns % CODE_COLUMNS == 0 else layout
+    has_codes = row.row == ("int8" if kind.is_integer else "fp8_e4m3") and row.scale_dtype.is_floating_point
+    if layout == "mma" and has_codes and kind.block and row.scale_rows == group_size == kind.block:
+        return "blocks"
+    if group_size is not None:
+        return layout
+    return "rows" if has_codes and kind.block is None and columns <= MOST_CODES else layout
 
 
 def dense(

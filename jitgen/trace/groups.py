@@ -125,20 +125,12 @@ def by_codes(trace: Trace, product: Node) -> Node:
     def sums(left: Node, right: Node) -> Node:
         return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
 
+    # 16 bits have all codes, but no product of a code and a scale. The gemm family multiplies codes where it can.
     codes, scales = quantized.codes(x, weight)
-    rows = quantized.rows_of_codes(weight) if not groups else None
-    if rows is not None:  # the gemm family makes products of codes of products of what they are cast to
-        total = sums(trace.cast(codes, "float32"), trace.cast(rows[0], "float32"))
-        scaled = pointwise(trace, "mul", pointwise(trace, "mul", total, scales), rows[1])
-    elif quantized.multiplies_codes(weight):
-        scaled = pointwise(trace, "mul", sums(codes, weight), scales)
-    elif quantized.has_blocks(weight):
-        # Decoded to the activation's dtype, as 16 bits have no product of code and scale. Where the weight has blocks
-        # too, the gemm family makes products of codes of it.
-        values = quantized.values(codes, scales, weight)
-        scaled = sums(values if weight.under_views.attrs.layout == "blocks" else trace.cast(values, x.dtype), weight)
-    else:  # 16 bits have all codes
-        decoded = trace.cast(codes, quantized.decoded_dtype(x.dtype))
+    if quantized.has_blocks(weight):
+        scaled = sums(trace.cast(quantized.values(codes, scales, weight), x.dtype), weight)
+    else:
+        decoded = trace.cast(codes, x.dtype if x.dtype in ("float16", "bfloat16") else "float32")
         scaled = pointwise(trace, "mul", sums(decoded, weight), scales)
     return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 

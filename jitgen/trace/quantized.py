@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import VIEW
 from jitgen.quant import activations, formats, lookup, weights
 from jitgen.spec import dtype_name
 from jitgen.trace.captured import captured_part, captured_token
@@ -52,7 +51,7 @@ class QuantizedWeights:
             raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {wanted!r}")
         format, make = formats.find(token.format), self._trace.builder.make
         named = dict(zip(format.tensor_names, tensors, strict=True))
-        attrs = (format.stored.name, token.group_size, token.layout)
+        attrs = (format.stored.name, token.group_size, token.layout, token.activation)
         tensors = tensors[: len(format.stored.tensor_names)]
         node = make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
         self._tokens[id(node)] = token
@@ -92,18 +91,6 @@ class QuantizedWeights:
         token = self._tokens.get(id(weight.under_views))
         return None if token is None else token.activation
 
-    def multiplies_codes(self, weight: Node) -> bool:
-        """Returns whether kernels multiply codes of activations by codes of ``weight``, or decode them before."""
-        token = self._tokens[id(weight.under_views)]
-        if token.layout == "mma8":  # the CUDA dialect's layout of weights that do
-            return True
-        return activations.multiplies_codes(token.activation, token.format, self.layout)
-
-    def decoded_dtype(self, dtype: str) -> str:
-        """Returns the dtype in which codes of an activation of ``dtype`` are multiplied where kernels do not multiply
-        codes. 16 bits have them all, and the tensor cores multiply such; a CPU is faster with 32."""
-        return dtype if self.layout != "cpu" and dtype in ("float16", "bfloat16") else "float32"
-
     def has_blocks(self, weight: Node) -> bool:
         """Returns whether blocks of an activation's columns have scales of their own in products with ``weight``."""
         return activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation].block is not None
@@ -135,25 +122,6 @@ class QuantizedWeights:
         kind = activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation]
         given = [self._proxy(codes), self._proxy(scales)]
         return self._trace.composed(lambda codes, scales: activations.values_of(codes, scales, kind), given)
-
-    def rows_of_codes(self, weight: Node) -> tuple[Node, Node] | None:
-        """Returns the codes (N, K) of ``weight``, or of the view that it is, and their scales (N); None where they are
-        in another layout than ``rows``."""
-        views, base = [], weight
-        while base.kind is VIEW:
-            views.append(base)
-            base = base.inputs[0]
-        if base.attrs.layout != "rows":
-            return None
-        make, (codes, scales) = self._trace.builder.make, base.inputs
-        if codes.shape != base.shape:
-            codes = make("view", (codes,), codes.dtype, base.shape, ("slice", 1, 0, 1))
-        scales = make("view", (scales,), scales.dtype, base.shape, ("expand",))
-        for view in reversed(views):
-            codes, scales = (make("view", (node,), node.dtype, view.shape, view.attrs) for node in (codes, scales))
-        rows = (scales.shape[0], 1)
-        scales = make("view", (scales,), scales.dtype, rows, ("slice", 1, 0, 1))
-        return codes, make("view", (scales,), scales.dtype, rows[:1], ("squeeze", 1))
 
     def _proxy(self, node: Node) -> TensorProxy:
         return TensorProxy(node, self._trace)

@@ -1,39 +1,49 @@
-"""Makes products of codes of an activation, of one byte, and a quantised weight what the CUDA dialect has a mainloop
-for.
+"""Makes products of an activation that is quantised and a quantised weight what the dialect has a mainloop for.
 
-wgmma multiplies int8 codes by 4-bit codes of the layout "mma8", which lanes decode to int8 (``gemm_wgmma_codes.cuh``).
-Where there is no such mainloop, on other targets and for weights of other layouts, the activation's codes become
-bfloat16, which has them all, and meet weights that are decoded to it.
+A trace has the activation's codes cast to floats, which is the product that every dialect has. The layout of the
+weight's tensors says which other it becomes:
+
+``rows``
+    A product of dense codes, whose sums are multiplied by the weight's scales.
+``interleaved``, ``cpu``
+    Codes meet the weight, which kernels decode as they read it. Those of a CPU do so with int8 activations and int8,
+    int4 and uint4 weights; other codes become float32 there.
+``mma8``
+    wgmma multiplies int8 codes by 4-bit codes, which lanes decode to int8 (``gemm_wgmma_codes.cuh``). On other targets
+    the activation's codes become bfloat16, and meet weights that are decoded to it.
+``blocks``
+    Codes with scales of blocks (``block_products.py``): the activation's values are float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Partition
-from jitgen.families.gemm.mainloops import BYTES
 from jitgen.ir import symbols
 from jitgen.ir.body import BLOCK, BLOCKS
-from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import DEQUANTIZE
-from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
+from jitgen.ir.graph import Node, kinds_of
+from jitgen.ir.nodes import CAST, DEQUANTIZE, VIEW
+from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
+from jitgen.quant.formats import find
 
+CODES = ("int8", "float8_e4m3fn")
+"""Dtypes of codes of activations."""
 COLUMNS = 16
 """Columns of a tile of the layouts."""
 
 
 def products_of_low_bits(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """Rewrites the products of ``values`` of codes and quantised weights for which the target has no mainloop."""
-    device = partition.device
-    if device.dialect != "cuda" or DEQUANTIZE not in kinds_of(values):
+    """Rewrites the products of ``values`` of activations that are quantised and quantised weights."""
+    if DEQUANTIZE not in kinds_of(values):
         return values
-    if not any(product.match(node) or in_blocks.match(node) for node in topological(values)):
+    if not partition.mover.any_behind(values, _quantizes):
         return values
-    images = _Rewriter(_REWRITES, partition.mover, device).images(values)
+    images = _Rewriter(_REWRITES, partition.mover, partition.device).images(values)
     return [images[id(value)] for value in values]
 
 
@@ -45,19 +55,77 @@ class _Rewriter(Rewriter):
         self.has_mainloop = device.target.arch == "sm_90a" and device.has_tensor_maps
 
 
-def _has_no_mainloop(rewriter: _Rewriter, x: Node, weight: Node) -> bool:
-    return not rewriter.has_mainloop or x.dtype != "int8" or weight.under_views.attrs.layout != "mma8"
-
-
-def _as_bfloat16(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
-    codes = rewriter.make("cast", (x,), "bfloat16", x.shape, (), node.location)
+def _quantizes(weight: Node) -> bool:
+    """Returns whether products of ``weight``, a quantised one or a view of it, quantise what they multiply with it."""
     base = weight.under_views
-    if base.attrs.layout == "mma8":  # the layout of the mainloops of 16 bits, but for the order of columns
-        if base is not weight:
+    return base.kind is DEQUANTIZE and base.attrs.activation is not None
+
+
+def _values(x: Node) -> Node:
+    """Returns the values of an activation with scales of blocks, float32, of which ``x`` may be the rounded ones."""
+    return x.inputs[0] if x.kind is CAST and x.inputs[0].dtype == "float32" else x
+
+
+def _unrounded(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    values = _values(x)
+    return None if values is x else rewriter.like(node, (values, weight))
+
+
+def _of_dense_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
+    """Computes ``node``, whose weight is in the layout ``rows``, of codes; ``code_products.py`` goes on with it."""
+    codes, scales = _codes_of_rows(weight, rewriter.mover)
+    wide = [rewriter.make("cast", (one,), "float32", one.shape, (), node.location) for one in (x.inputs[0], codes)]
+    total = rewriter.like(node, wide)
+    for _ in node.shape[1:]:
+        scales = rewriter.mover.move(scales, ("unsqueeze", 0), (1, *scales.shape))
+    spread = rewriter.mover.move(scales, ("expand",), node.shape)
+    return rewriter.make("mul", (total, spread), node.dtype, node.shape, (), node.location)
+
+
+def _views_over(weight: Node) -> tuple[list[Node], Node]:
+    """Returns the views that ``weight`` consists of, the innermost first, and the node that they are of."""
+    views, base = list[Node](), weight
+    while base.kind is VIEW:
+        views.append(base)
+        base = base.inputs[0]
+    return views[::-1], base
+
+
+def _codes_of_rows(weight: Node, mover: Mover) -> tuple[Node, Node]:
+    """Returns the codes (N, K) of ``weight``, in the layout ``rows``, or of the view that it is, and their scales
+    (N)."""
+    views, base = _views_over(weight)
+    codes, scales = base.inputs
+    if codes.shape != base.shape:
+        codes = mover.move(codes, ("slice", 1, 0, 1), base.shape)
+    scales = mover.move(scales, ("expand",), base.shape)
+    for view in views:
+        codes, scales = (mover.move(one, view.attrs, view.shape) for one in (codes, scales))
+    rows = weight.shape[:1]
+    return codes, mover.move(mover.move(scales, ("slice", 1, 0, 1), (*rows, 1)), ("squeeze", 1), rows)
+
+
+def _by_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    """Computes ``node`` of the codes of ``x``, with a weight that kernels decode."""
+    (codes,), attrs = x.inputs, weight.under_views.attrs
+    if attrs.layout == "mma":
+        return None
+    if attrs.layout == "cpu" and not (codes.dtype == "int8" and find(attrs.format).tiled):
+        if x.dtype == "float32":
             return None
-        codes = _in_the_order_of(rewriter.mover, codes)
-        weight = rewriter.like(base, base.inputs, attrs=(*base.attrs[:2], "mma"))
-    return rewriter.like(node, (codes, weight))
+        codes = rewriter.make("cast", (codes,), "float32", codes.shape, (), node.location)
+    return rewriter.like(node, (codes, weight, *node.inputs[2:]))
+
+
+def _as_bfloat16(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
+    """Computes ``node`` of codes in bfloat16 and a weight in the layout of the mainloops of 16 bits, which differs from
+    "mma8" in the order of columns."""
+    views, base = _views_over(weight)
+    codes = rewriter.make("cast", x.inputs, "bfloat16", x.shape, (), node.location)
+    decoded = rewriter.like(base, base.inputs, attrs=base.attrs._replace(layout="mma"))
+    for view in views:
+        decoded = rewriter.mover.move(decoded, view.attrs, view.shape)
+    return rewriter.like(node, (_in_the_order_of(rewriter.mover, codes), decoded))
 
 
 def _in_the_order_of(mover: Mover, x: Node) -> Node:
@@ -84,24 +152,44 @@ def _with_decoded_blocks(rewriter: _Rewriter, node: Node, x: Node, weight: Node)
     whole = move(split, ("expand",), (down, BLOCK, along, BLOCK))
     values = make("cast", (codes,), "float32", codes.shape, (), node.location)
     dense = make("mul", (values, move(whole, ("reshape",), weight.shape)), "float32", weight.shape, (), node.location)
-    return rewriter.like(node, (x, dense))
+    return rewriter.like(node, (_values(x), dense))
 
 
-x, weight = wildcards("x weight")
-in_blocks = contract(x, weight.where(lambda node: node.kind is DEQUANTIZE and node.attrs.layout == BLOCKS))
-product = contract(x.where(lambda node: node.dtype in BYTES), weight.where(lambda node: node.is_weight))
+def _is_of_codes(x: Node) -> bool:
+    return x.kind is CAST and x.inputs[0].dtype in CODES
+
+
+def _lies_in(layout: str) -> Callable[[Node], bool]:
+    return lambda weight: _quantizes(weight) and weight.under_views.attrs.layout == layout
+
+
+x, weight, groups = wildcards("x weight groups")
+codes = x.where(_is_of_codes)
+low_bits = weight.where(_quantizes)
+in_blocks = contract(x, weight.where(_lies_in(BLOCKS)))
 
 _REWRITES = Rewrites(
     Rewrite(
         "a weight with scales of blocks is decoded before its product, which has no mainloop of codes",
         in_blocks,
         _with_decoded_blocks,
-        lambda rewriter: not rewriter.has_mainloop,
+        lambda rewriter, weight: not rewriter.has_mainloop and weight.kind is DEQUANTIZE,
+    ),
+    Rewrite("an activation with scales of blocks is not rounded to 16 bits", in_blocks, _unrounded),
+    Rewrite(
+        "codes of an activation meet codes of a weight, and the scales of its rows the sums",
+        contract(codes, weight.where(_lies_in("rows"))),
+        _of_dense_codes,
     ),
     Rewrite(
         "codes of an activation become bfloat16: there is no mainloop of them and these weights",
-        product,
+        contract(codes, weight.where(_lies_in("mma8"))),
         _as_bfloat16,
-        _has_no_mainloop,
+        lambda rewriter: not rewriter.has_mainloop,
+    ),
+    Rewrite(
+        "codes of an activation meet codes of a weight, which kernels decode as they read it",
+        contract(codes, low_bits) | operation("grouped", codes, low_bits, groups),
+        _by_codes,
     ),
 )
