@@ -59,15 +59,30 @@ def test_heads_that_share_keys(backend: str, function: Callable[..., Any]) -> No
     check(function, q, k, v, backend=backend)
 
 
-@backends
-def test_operands_of_the_rule(backend: str) -> None:
-    q, k, v = operands((2, 3), 200, 250, 64, 64, BF16)
-    check(functions.sunk, q, k, v, sample((3,), BF16), backend=backend)
-    check(functions.sloped, q, k, v, sample((3,)).abs(), backend=backend, fused=False)
-    check(functions.biased, q, k, v, sample((3, 200, 250)), backend=backend, fused=False)
+def _shown() -> torch.Tensor:
     shown = sample((200, 250)) > 0
     shown[3] = False
-    check(functions.shown, q, k, v, shown, backend=backend)
+    return shown
+
+
+@backends
+@pytest.mark.parametrize(
+    ("function", "operand", "fused"),
+    [
+        (functions.sunk, lambda: sample((3,), BF16), True),
+        (functions.sloped, lambda: sample((3,)).abs(), False),
+        (functions.biased, lambda: sample((3, 200, 250)), False),
+        (functions.shown, _shown, True),
+    ],
+)
+def test_operands_of_the_rule(
+    backend: str, function: Callable[..., Any], operand: Callable[[], torch.Tensor], fused: bool
+) -> None:
+    check(function, *operands((2, 3), 200, 250, 64, 64, BF16), operand(), backend=backend, fused=fused)
+
+
+@backends
+def test_documents(backend: str) -> None:
     ids = torch.arange(250).div(33, rounding_mode="floor").expand(2, 250).contiguous()
     check(functions.documents, *operands((2, 3), 250, 250, 64, 64, BF16), ids, backend=backend, fused=False)
 
