@@ -82,13 +82,19 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
         )
     chains = [_steps_from(base, alias.value) for alias in sharing]
     for alias, chain in zip(sharing, chains, strict=True) if len(sharing) > 1 else ():
-        if chain is None or not _is_writable(chain, memory, alias.is_view):
+        if chain is None or not (_is_surely_a_view(chain, memory) or alias.is_view):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
-                f"results of reshape, expand and contiguous are{quote(user_location())}\n"
-                f"  clone it where it is made, or use the operation that returns a new tensor; it is made"
-                f"{quote(_made_at(base, alias.value))}"
+                f"results of reshape, flatten and contiguous are{quote(user_location())}\n"
+                "  make it by view, which never copies, or clone it, or use the operation that returns a new tensor; "
+                f"it is made{quote(_made_at(base, alias.value))}"
             )
+    steps = _steps_from(base, proxy.value) or ()
+    if len(sharing) > 1 and any(step.attrs[0] == "expand" for step in steps):
+        raise UnsupportedError(
+            f"{trace.name}: {name} updates an expanded tensor, of which several elements are one number in memory"
+            f"{quote(user_location())}\n  clone it first, as eager torch asks too"
+        )
     shape = proxy.value.shape
     same = len(value.shape) == len(shape) and all(
         trace.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
@@ -107,7 +113,6 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     if trace.new_values.inputs_of(value) - {memory.input}:  # results are told by values
         copy = ("copy", _COPIES_OF_UPDATES + len(trace.new_values.by_input))
         value = trace.make("cast", (value,), value.dtype, value.shape, copy)
-    steps = _steps_from(base, proxy.value) or ()
     is_tracked = _is_tracked(trace, steps, value, name)
     if len(sharing) == 1:
         memory.base = proxy.value = value if is_tracked else _with_history(trace, value, proxy.value, name)
@@ -179,11 +184,10 @@ def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
 
 
 def _made_at(base: Node, value: Node) -> str | None:
-    """Returns the line that made ``value`` of ``base``: the one of a reshape, an expansion or a copy among those
-    steps."""
+    """Returns the line that made ``value`` of ``base``: the one of a reshape or a copy among those steps."""
     node = value
     while node is not base and node.inputs:
-        if node.kind is not VIEW or node.attrs.kind in ("reshape", "expand"):
+        if node.kind is not VIEW or node.attrs.kind == "reshape":
             return node.location
         node = node.inputs[0]
     return value.location
@@ -198,18 +202,12 @@ def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
                 result.is_view &= steps is not None and all(step.attrs[0] != "reshape" for step in steps)
 
 
-def _is_writable(steps: Sequence[Node], memory: Memory, is_view: bool) -> bool:
-    """Returns whether each element of the view that ``steps`` lead to is one of the tensor's.
-
-    Args:
-        is_view: whether no reshape among them may be a copy.
-    """
-    if is_view:
-        return all(step.attrs[0] != "expand" for step in steps)
+def _is_surely_a_view(steps: Sequence[Node], memory: Memory) -> bool:
+    """Returns whether ``steps`` lead to a view of the tensor, and to no copy, at any strides that ``memory`` allows."""
     is_row_major = memory.is_row_major
     for step in steps:
         attrs: Any = step.attrs if step.kind is VIEW else (GATHER.name,)
-        if attrs[0] == "expand" or (attrs[0] == "reshape" and not is_row_major):
+        if attrs[0] == "reshape" and not is_row_major:
             return False
         keeps = attrs[0] in ("reshape", "squeeze", "unsqueeze", "detach", "untracked_view") or attrs[:2] == ("slice", 0)
         is_row_major = is_row_major and keeps and (attrs[0] != "slice" or attrs[3] == 1)

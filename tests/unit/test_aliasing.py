@@ -244,14 +244,22 @@ def test_an_update_through_a_view_is_seen_or_refused(update: Callable[..., Any],
             jitgen.jit(function)(x)
 
 
-def test_a_view_of_any_argument_is_not_read_as_it_was_before_an_update() -> None:
+@pytest.mark.parametrize("is_view_updated", [False, True])
+@pytest.mark.parametrize("rows", [4, 1])
+def test_a_view_of_any_argument_is_not_read_as_it_was_before_an_update(is_view_updated: bool, rows: int) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         view = torch.broadcast_tensors(x, y)[1]
-        y.add_(1)
+        (view if is_view_updated else y).add_(1)
         return view * 2
 
-    with pytest.raises(UnsupportedError, match="shares memory with what may be a view"):
-        jitgen.jit(function)(number_matrix(4), number_matrix(4))
+    y = number_matrix(4)[:rows]
+    if is_view_updated and rows == 1:
+        with pytest.raises(UnsupportedError, match="updates an expanded tensor"):
+            jitgen.jit(function)(number_matrix(4), y)
+        return
+    eager = y.clone()
+    assert torch.equal(jitgen.jit(function)(number_matrix(4), y), function(number_matrix(4), eager))
+    assert torch.equal(y, eager)
 
 
 def test_memory_that_repeats_elements_is_not_written_where_gradients_are_needed() -> None:

@@ -256,3 +256,44 @@ def test_a_value_without_elements_leaves_its_history() -> None:
     y = jitgen.jit(function)(x)
     assert y.requires_grad
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.zeros(3, 4))
+
+
+def _row(x: torch.Tensor) -> torch.Tensor:
+    spread = x[1].expand(3, -1)
+    x[1] += 1
+    return spread * 1
+
+
+def _all(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    spread = x.broadcast_to(2, *x.shape)
+    x.mul_(2)
+    return spread.sum(0), spread
+
+
+def _column(x: torch.Tensor) -> torch.Tensor:
+    spread = x[:, :1].expand(x.shape).t()
+    x[:, 0].mul_(3)
+    return spread @ x
+
+
+def _not_expanded(x: torch.Tensor) -> torch.Tensor:
+    x.expand(4, 3).mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [_row, _all, _column, _not_expanded])
+def test_expanded_views_see_updates_of_their_tensor(function: Callable[[torch.Tensor], Any]) -> None:
+    x, y = operand(), operand()
+    torch.testing.assert_close(jitgen.jit(function)(x), function(y))
+    assert torch.equal(x, y)
+
+
+def test_an_expanded_tensor_is_not_updated() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x[:1].expand(4, 3).add_(1)
+        return x * 2
+
+    x = operand()
+    with pytest.raises(UnsupportedError, match=r"updates an expanded tensor[^$]*clone it first"):
+        jitgen.jit(function)(x)
+    assert torch.equal(x, operand())
