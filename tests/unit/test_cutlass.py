@@ -99,7 +99,10 @@ def test_two_products_are_two_kernels() -> None:
     [
         (linear, (spec(ROWS, LENGTH, dtype=torch.float32), spec(COLUMNS, LENGTH, dtype=torch.float32)), "float32"),
         (linear, (spec(ROWS, 257), spec(COLUMNS, 257)), "activation is not contiguous"),
-        (linear, (X, spec(511, LENGTH)), "no result has contiguous rows"),
+        (linear, (X, spec(511, LENGTH)), "no result is whole, with contiguous rows"),
+        (lambda x, w: F.linear(x, w)[:, :60], (X, WEIGHT), "it is a slice"),
+        (lambda x, w: F.dropout(F.linear(x, w), 0.1), (X, WEIGHT), "positions of elements, as random numbers do"),
+        (linear, (spec(ROWS, 0), spec(COLUMNS, 0)), "sums nothing"),
         (linear, (X, TensorSpec((COLUMNS, LENGTH), torch.bfloat16, format="int4", group_size=128)), "int4"),
         (torch.matmul, (spec(3, ROWS, LENGTH), spec(3, LENGTH, COLUMNS)), "batches"),
         (lambda x, w: F.linear(x, w).to(torch.int32), (X, WEIGHT), "int32"),

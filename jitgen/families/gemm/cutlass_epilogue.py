@@ -88,6 +88,8 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
         elif instruction.op == "scalar":
             if instruction.dtype != "float32":
                 return f"the epilogue reads a number of {instruction.dtype}, and an EVT computes in float32"
+        elif instruction.op == "iota":
+            return "the epilogue computes with positions of elements, as random numbers do, which no EVT node has"
         elif reason := evt.lack(instruction, [dtypes[a] for a in instruction.args]):
             return f"an operation of the epilogue has no EVT node: {reason}"
     stored = [index for index, operand in enumerate(body.operands) if operand.kind == "store"]
@@ -95,7 +97,10 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
         if body.operands[index].dtype not in evt.ELEMENTS:
             return f"a result is {body.operands[index].dtype}, and an EVT stores floats of at most 32 bits"
     if not any(is_mapped(body, layout, index) for index in stored):
-        return "no result has contiguous rows that begin at multiples of 16 bytes, which tensor maps need"
+        return (
+            "no result is whole, with contiguous rows that begin at multiples of 16 bytes, as tensor maps need: it is a "
+            "slice, transposed, or its number of columns is no multiple of 8, say"
+        )
     return None
 
 

@@ -64,6 +64,8 @@ def _refuse(problem: Problem, reason: str) -> NoReturn:
 def _lack(problem: Problem) -> str:
     """Returns why CUTLASS has no kernel for ``problem``; empty if it has one."""
     (body, *others), layout, contraction = problem.bodies, problem.layouts[0], problem.contractions[0]
+    if 0 in problem.columns or problem.length == 0:
+        return "it has no columns, or sums nothing"
     if problem.quantized:
         return f"weights of {contraction.format} are not supported"
     if problem.dtype not in ELEMENTS:
@@ -84,8 +86,6 @@ def _lack(problem: Problem) -> str:
             return f"the {what} is not contiguous along K, as operands of one byte have to be"
         if kind == "strided" or unit * item_size(problem.dtype) < ACCESS_BYTES:
             return f"the {what} is not contiguous with rows that begin at multiples of {ACCESS_BYTES} bytes"
-    if 0 in problem.columns or problem.length == 0:
-        return "it has no columns, or sums nothing"
     return cutlass_epilogue.lack(body, layout) or ""
 
 
