@@ -98,8 +98,8 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
             return f"a result is {body.operands[index].dtype}, and an EVT stores floats of at most 32 bits"
     if not any(is_mapped(body, layout, index) for index in stored):
         return (
-            "no result is whole, with contiguous rows that begin at multiples of 16 bytes, as tensor maps need: it is a "
-            "slice, transposed, or its number of columns is no multiple of 8, say"
+            "no result is whole, with contiguous rows that begin at multiples of 16 bytes, as tensor maps need: it is "
+            "a slice, transposed, or its number of columns is no multiple of 8, say"
         )
     return None
 
