@@ -60,6 +60,16 @@ def accumulator_dtype(dtype: str) -> str:
     return "int32" if dtype in ("uint8", "int8", "int16") else compute_dtype(dtype)
 
 
+MAGNITUDES = {"int8": 128, "uint8": 255}
+"""The largest magnitude of an integer code, by dtype."""
+
+
+def longest_exact_sum(x: str, weight: str) -> int:
+    """Returns the largest K of which a sum of products of codes of these dtypes fits int32, whatever the codes are:
+    131,071 of int8 by int8, 33,025 of uint8 by uint8."""
+    return (2**31 - 1) // (MAGNITUDES[x] * MAGNITUDES[weight])
+
+
 @dataclass(frozen=True)
 class Instruction:
     """Represents one step of a body; its result is named by its position.

@@ -79,10 +79,11 @@ def page() -> str:
             "codes in blocks by those of weights in blocks of 128 x 128 (`fp8_e4m3.rows128`, groups of 128). Other "
             "products in CUDA decode both to 16 bits, which have all codes, and are as fast as with activations that "
             "are not quantised. Activations with blocks of 128 columns are otherwise decoded to their own dtype. On "
-            "Hopper, sums of products of 8-bit floats go to float32 every 128 columns; by `mma.sync` (few rows, rows "
-            "that are not aligned, other GPUs) they are sums of that instruction's own accumulators, which on Ada and "
-            "Blackwell may have fewer bits. Targets without such products (sm_80) decode them to 16 bits, and "
-            "`explain()` says so. Scales and everything else are float32.",
+            "GPUs, sums of products of 8-bit floats go to float32 every 64 or 128 columns, because tensor cores keep "
+            "some 14 bits of them. Where int8 codes have one scale for all of K, and their sums of K products may "
+            "exceed int32 (above 131,071), they are decoded to 16 bits, or added up in parts in float32. Targets "
+            "without such products (sm_80) decode them to 16 bits, and `explain()` says so. Scales and everything else "
+            "are float32.",
             "",
             "The quantisation is computed by the kernel of what is before it, such as an RMSNorm, and once for all "
             "products that read it; with a static scale the kernel of a product quantises its own result for the next.",

@@ -34,8 +34,6 @@ ROWS_BESIDE = ("interleaved", "mma")
 """Layouts of backends that read the layout ``rows`` too, of weights whose products multiply codes by codes."""
 CODE_COLUMNS = 16
 """K is a multiple of this many columns in the layout ``mma8``."""
-MOST_CODES = (2**31 - 1) // 127**2
-"""The largest K of which sums of products of int8 codes are int32."""
 
 
 def exist() -> bool:
@@ -136,6 +134,7 @@ def layout_for_codes(format: str, group_size: int | None, columns: int, activati
     scales of blocks."""
     if layout not in ROWS_BESIDE:
         return layout
+    from jitgen.ir.body import longest_exact_sum
     from jitgen.quant.activations import ACTIVATIONS
     from jitgen.quant.formats import find
 
@@ -147,7 +146,8 @@ def layout_for_codes(format: str, group_size: int | None, columns: int, activati
         return "blocks"
     if group_size is not None:
         return layout
-    return "rows" if has_codes and kind.block is None and columns <= MOST_CODES else layout
+    exact = not kind.is_integer or columns <= longest_exact_sum("int8", "int8")
+    return "rows" if has_codes and kind.block is None and exact else layout
 
 
 def dense(

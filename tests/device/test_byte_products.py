@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.quant.activations import ACTIVATIONS, codes_of, scales_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,6 +27,8 @@ UNEVEN = [(1, 5, 3), (9, 33, 17), (70, 130, 100), (200, 66, 1001)]
 FLOAT_ERROR = 2.0**-12
 """Of sums of products of 8-bit floats in float32, relative to the norm of the result: wgmma keeps some 14 bits of the
 sums of 128 products."""
+ROUNDED = 2.0**-9
+"""Of a result rounded to bfloat16."""
 ONE_SIGN_ERROR = 2.0**-10
 """The same where all products have one sign, so that all of what wgmma drops has one."""
 
@@ -53,8 +56,17 @@ def run(function: Callable[..., Any], *arguments: Any, says: str = "a product of
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Compares by the norm."""
     error = ((found.double() - expected).norm() / expected.norm()).item()
     assert error < tolerance, f"{error:.2e}"
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compares products of codes of ``dtype`` in float32: of integers they are the exact sums, rounded once."""
+    if dtype.is_floating_point:
+        close(found, expected, FLOAT_ERROR)
+    else:
+        assert torch.equal(found, expected.to(found.dtype))
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, *UNEVEN], ids=str)
@@ -89,11 +101,34 @@ def test_kinds_of_float8(kinds: tuple[torch.dtype, torch.dtype]) -> None:
         close(run(lambda x, w: x.float() @ w.float().T, x, w), product(x, w), FLOAT_ERROR)
 
 
-@pytest.mark.parametrize("k", [4096, 65536])
-def test_float8_of_one_sign(k: int) -> None:
-    """Sums of one sign lose the most, and no more for a longer K."""
-    x, w = codes(200, k, dtype=E4M3).float().abs().to(E4M3), codes(144, k, dtype=E4M3).float().abs().to(E4M3)
+@pytest.mark.parametrize("rows", [1, 8, 200])
+@pytest.mark.parametrize("k", [4096, 65535, 65536])
+def test_float8_of_one_sign(k: int, rows: int) -> None:
+    """Sums of one sign lose the most, and no more for a longer K: by wgmma, and by mma.sync of few rows and of rows
+    that begin anywhere."""
+    x, w = codes(rows, k, dtype=E4M3).float().abs().to(E4M3), codes(144, k, dtype=E4M3).float().abs().to(E4M3)
     close(run(lambda x, w: x.float() @ w.float().T, x, w), product(x, w), ONE_SIGN_ERROR)
+
+
+@pytest.mark.parametrize("k", [131072, 131073, 140032])
+def test_sums_beyond_int32(k: int) -> None:
+    """Of codes of -128 throughout. Integers wrap around as torch's do; sums of floats of the same codes do not."""
+    for rows in (3, 100):
+        x, w = (torch.full((count, k), -128, dtype=torch.int8, device="cuda") for count in (rows, 48))
+        wrapped = (k * 2**14 + 2**31) % 2**32 - 2**31
+        assert (jitgen.jit(lambda x, w: torch._int_mm(x, w.T), backend="cuda")(x, w) == wrapped).all()
+        assert (jitgen.jit(lambda x, w: x.float() @ w.float().T, backend="cuda")(x, w) == float(k * 2**14)).all()
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_weights_beyond_int32(format: str) -> None:
+    """All codes of the weight are the least, and those of x -127: their sum is above 2**31."""
+    k = 163840
+    x = torch.full((70, k), -3.0, dtype=torch.bfloat16, device="cuda")
+    dense = torch.full((48, k), -1.0, device="cuda")
+    weight = jitgen.quantize(dense, format, None, activation="int8")
+    expected = x.double() @ weight.dequantize(torch.float64).T
+    close(jitgen.jit(F.linear, backend="cuda")(x, weight), expected, 2.0**-7)
 
 
 def rowwise(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -108,8 +143,10 @@ def rowwise(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor, dtype: torch.dtyp
 def test_activations_are_quantised_by_row(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, n, k = sizes
     x, w, t = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), codes(n, k, dtype=dtype), torch.rand(n).cuda()
-    expected = rowwise(x, w, t, dtype).double()
-    close(run(lambda x, w, t: rowwise(x, w, t, dtype), x, w, t), expected, 2.0**-8)
+    wide = x.float() / (s := x.float().abs().amax(-1, keepdim=True) / (448 if dtype == E4M3 else 127))
+    q = wide.to(E4M3) if dtype == E4M3 else wide.round()
+    expected = F.silu(product(q, w) * s.double() * t.double() + 0.5)
+    close(run(lambda x, w, t: rowwise(x, w, t, dtype), x, w, t), expected, ROUNDED + FLOAT_ERROR)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])
@@ -121,25 +158,25 @@ def test_several_weights(dtype: torch.dtype) -> None:
         return F.silu(x.float() @ a.float().T * 1e-3) * (x.float() @ b.float().T)
 
     expected = F.silu(product(x, weights[0]) * 1e-3) * product(x, weights[1])
-    close(run(swiglu, x, *weights[:2]), expected, FLOAT_ERROR)
+    close(run(swiglu, x, *weights[:2]), expected, FLOAT_ERROR if dtype == E4M3 else 2.0**-20)
     found = run(lambda x, a, b, c: [x.float() @ w.float().T for w in (a, b, c)], x, *weights)
     for one, weight in zip(found, weights, strict=True):
-        close(one, product(x, weight), FLOAT_ERROR)
+        same(one, product(x, weight), dtype)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])
 def test_batches(dtype: torch.dtype) -> None:
     x, w = codes(5, 200, 272, dtype=dtype), codes(5, 144, 272, dtype=dtype)
-    close(run(lambda x, w: x.float() @ w.float().mT, x, w), x.double() @ w.double().mT, FLOAT_ERROR)
+    same(run(lambda x, w: x.float() @ w.float().mT, x, w), x.double() @ w.double().mT, dtype)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])
 def test_operands_along_their_rows(dtype: torch.dtype) -> None:
     x, w = codes(272, 208, dtype=dtype), codes(272, 144, dtype=dtype)
     expected = x.double().T @ w.double()
-    close(run(lambda x, w: x.T.float() @ w.float(), x, w), expected, FLOAT_ERROR)
+    same(run(lambda x, w: x.T.float() @ w.float(), x, w), expected, dtype)
     wide = x.T.contiguous()
-    close(run(lambda x, w: x.float() @ w.float(), wide, w), expected, FLOAT_ERROR)
+    same(run(lambda x, w: x.float() @ w.float(), wide, w), expected, dtype)
 
 
 def by_blocks(q: torch.Tensor, s: torch.Tensor | None, p: torch.Tensor, t: torch.Tensor | None) -> torch.Tensor:
@@ -188,6 +225,14 @@ def test_activations_are_quantised_by_block() -> None:
     close(run(layer, x, w, t, bias, says="for each block of 128 of K"), layer(x, w, t, bias).double(), 2.0**-8)
 
 
+def quantised(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """The numbers that the codes of ``x`` stand for, each code to the bit as kernels compute it."""
+    kind = ACTIVATIONS[activation]
+    scales = scales_of(x, kind)
+    codes = codes_of(x, scales, kind).double()
+    return codes * scales.double().repeat_interleave(kind.block or x.shape[-1], -1)
+
+
 @pytest.mark.parametrize(
     ("format", "group"), [("int4", 128), ("int4", 64), ("int4", 32), ("int4", None), ("uint4", 128)]
 )
@@ -203,10 +248,8 @@ def test_int8_activations_of_4_bit_weights(format: str, group: int | None) -> No
         x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
         weight = jitgen.quantize(dense, format, group, activation="int8")
         bias = torch.randn(n, dtype=torch.bfloat16, device="cuda")
-        step = x.float().abs().amax(-1, keepdim=True) / 127
-        codes_of_x = (x.float() / step).round().double() * step.double()
-        expected = codes_of_x @ weight.dequantize(torch.float64).T + bias.double()
-        close(run(lambda x, w, b: F.linear(x, w, b), x, weight, bias, says="times codes of int8"), expected, 2.0**-8)
+        expected = quantised(x, "int8") @ weight.dequantize(torch.float64).T + bias.double()
+        close(run(lambda x, w, b: F.linear(x, w, b), x, weight, bias, says="times codes of int8"), expected, ROUNDED)
 
 
 def test_swiglu_of_4_bit_weights() -> None:
@@ -216,10 +259,8 @@ def test_swiglu_of_4_bit_weights() -> None:
     def swiglu(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.silu(F.linear(x, a)) * F.linear(x, b)
 
-    step = x.float().abs().amax(-1, keepdim=True) / 127
-    wide = (x.float() / step).round().double() * step.double()
-    first, second = (wide @ w.dequantize(torch.float64).T for w in weights)
-    close(run(swiglu, x, *weights, says="2 products of one activation"), F.silu(first) * second, 2.0**-6)
+    first, second = (quantised(x, "int8") @ w.dequantize(torch.float64).T for w in weights)
+    close(run(swiglu, x, *weights, says="2 products of one activation"), F.silu(first) * second, 2.0**-7)
 
 
 @pytest.mark.parametrize("sizes", [(1, 128, 256), (70, 576, 1152), (900, 2176, 512)], ids=str)
@@ -228,11 +269,9 @@ def test_weights_and_activations_in_blocks(sizes: tuple[int, int, int]) -> None:
     m, n, k = sizes
     x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
     weight = jitgen.quantize(dense, "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
-    wide = x.float().unflatten(-1, (-1, 128))
-    step = wide.abs().amax(-1, keepdim=True) / 448
-    expected = ((wide / step).to(E4M3).double() * step.double()).flatten(-2) @ weight.dequantize(torch.float64).T
-    # A code on the edge between two may be the other one: kernels multiply by the reciprocal of a scale.
-    close(run(lambda x, w: F.linear(x, w), x, weight, says="for each block of 128 of K"), expected, 2.0**-7)
+    expected = quantised(x, "fp8_e4m3.block128") @ weight.dequantize(torch.float64).T
+    found = run(lambda x, w: F.linear(x, w), x, weight, says="for each block of 128 of K")
+    close(found, expected, ROUNDED + FLOAT_ERROR)
 
 
 def test_scaled_mm_takes_scales_of_blocks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jitgen.families.attention.backward.match import ORIENTATIONS, oriented
 from jitgen.families.attention.forward.match import Attention, matched, maxima, sums
 from jitgen.families.attention.forward.spellings import SPELLINGS
-from jitgen.families.gemm.integer_products import MOST_INT8_LENGTH, PRODUCTS
+from jitgen.families.gemm.integer_products import LONGEST, PRODUCTS
 from jitgen.ir.exponentials import linear_operand
 from jitgen.ir.graph import Builder, Node, topological
 from jitgen.ir.patterns import (
@@ -488,9 +488,9 @@ def test_what_is_proportional(case: str, g: Graph) -> None:
         ("uint8", "int32", 5, True),
         ("int64", "int64", 5, True),
         ("int8", "int32", 5, False),
-        ("int8", "int32", MOST_INT8_LENGTH, False),
-        ("int8", "int32", MOST_INT8_LENGTH + 1, True),
-        ("float32", "float32", MOST_INT8_LENGTH + 1, False),
+        ("int8", "int32", LONGEST, False),
+        ("int8", "int32", LONGEST + 1, True),
+        ("float32", "float32", LONGEST + 1, False),
         ("bfloat16", "float32", 5, False),
     ],
 )

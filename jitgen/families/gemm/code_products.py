@@ -29,7 +29,7 @@ from jitgen.families.gemm.low_bit_products import products_of_low_bits
 from jitgen.families.gemm.mainloops import multiplies_bytes
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
-from jitgen.ir.body import BLOCKS
+from jitgen.ir.body import BLOCKS, MAGNITUDES, longest_exact_sum
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
@@ -38,12 +38,8 @@ from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
 
-MAGNITUDES = {"int8": 128, "uint8": 255}
-"""The largest magnitude of an integer code, by dtype."""
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 """Dtypes of codes that are floats."""
-INT32_LIMIT = 2**31
-"""The least number that an int32 sum of products cannot hold."""
 NARROW_FLOATS = ("float16", "bfloat16")
 
 x, weight = wildcards("x weight")
@@ -137,7 +133,7 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
     wide = node.dtype if node.dtype not in NARROW_FLOATS else "float32"
     sums = _sums(left.codes.dtype, right.codes.dtype, wide)
     if sums == "int32" and node.dtype != "int32":
-        most = (INT32_LIMIT - 1) // (MAGNITUDES[left.codes.dtype] * MAGNITUDES[right.codes.dtype])
+        most = longest_exact_sum(left.codes.dtype, right.codes.dtype)
         sums = sums if mover.decide(symbols.compare("le", length, most)) else None
     if sums is None or mover.decide(symbols.compare("eq", length, 0)):
         return None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
+from jitgen.ir.body import longest_exact_sum
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import CONTRACT
@@ -18,7 +19,7 @@ from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
 
-MOST_INT8_LENGTH = 2**17 - 1
+LONGEST = longest_exact_sum("int8", "int8")
 """K up to which a sum of int8 products is an int32. Beyond it Triton's ``tl.dot`` would saturate (``mma.sync`` with
 ``.satfinite``) where torch wraps around."""
 
@@ -54,7 +55,7 @@ def _cast(node: Node, dtype: str, mover: Mover) -> Node:
 
 
 def _is_long(rewriter: Rewriter, x: Node) -> bool:
-    return rewriter.mover.decide(symbols.compare("gt", x.shape[-1], MOST_INT8_LENGTH))
+    return rewriter.mover.decide(symbols.compare("gt", x.shape[-1], LONGEST))
 
 
 # ------------------------------------------------------------------------------------------------------------- the list
@@ -70,7 +71,7 @@ PRODUCTS = Rewrites(
         lambda rewriter, x: x.dtype != "int8",
     ),
     Rewrite(
-        f"a product of int8 over more than {MOST_INT8_LENGTH} elements is a sum of products",
+        f"a product of int8 over more than {LONGEST} elements is a sum of products",
         product,
         _sum_of_products,
         _is_long,

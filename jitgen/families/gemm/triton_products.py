@@ -19,6 +19,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import TritonSchedule
+from jitgen.ir.body import longest_exact_sum
 from jitgen.quant import formats
 from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
@@ -44,8 +45,6 @@ COMPUTED = {
 float16 before they are such too."""
 E4M3_ROWS = ("fp8_e4m3", "mxfp8")
 """Formats whose codes are float8_e4m3fn."""
-MOST_CODES = (2**31 - 1) // 128**2
-"""The largest K of which sums of products of int8 codes are int32."""
 CHAIN = 128
 """Products of 8-bit floats that Hopper's tensor cores add up before the sum goes to a float32 accumulator: they keep
 about 14 bits (DeepSeek-V3's report, section 3.3.2, promotes sums of 128 too)."""
@@ -275,7 +274,8 @@ def sums_type(product: ContractionContext, group: int | None) -> str:
     one scale multiplies them all; those of groups are too, until they are scaled."""
     contraction = product.contraction
     of_codes = contraction.dtype == "int8" and contraction.format is not None
-    whole = of_codes and group is None and isinstance(contraction.length, int) and contraction.length <= MOST_CODES
+    longest = longest_exact_sum("int8", "int8")
+    whole = of_codes and group is None and isinstance(contraction.length, int) and contraction.length <= longest
     return "tl.int32" if whole else product.type
 
 

@@ -46,6 +46,11 @@ struct ByteOperands<Bytes<X_, W_>> {
 template <class X_, class W_>
 struct ByteOperands<BytePair<X_, W_>> : ByteOperands<Bytes<X_, W_>> {};
 
+// Whether sums of products of an Element are added up outside of the tensor cores: of 8-bit floats these keep some 14
+// bits (Hopper, and as it is said Ada), so that a chain of 64 products is added to the others in float32.
+template <class Element>
+constexpr bool promoted = ByteOperands<Element>::are && is_floating<typename SumType<Element>::type>;
+
 // multiply_add of any Element: 16 k's of two bytes each, or 32 of one byte.
 template <class Element, class Sum>
 JITGEN_DEVICE void multiply_32_bytes(Sum (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,

@@ -64,6 +64,20 @@ JITGEN_DEVICE void wgmma_of(float (&d)[n], Indices<i...>, int accumulate, const 
   Atom::fma(operands..., d[i]..., cute::SM90::GMMA::ScaleOut(accumulate));
 }
 
+// Says that wgmma has written `d`, after the wait for it. Nothing else ties reads of these registers to that wait: to the
+// compiler wgmma has written them when it began, so that it may move arithmetic on them ahead of the wait. (CUTLASS and
+// DeepGEMM have the same after their waits, warpgroup_fence_operand.) It takes no instruction.
+template <int n>
+JITGEN_DEVICE void wgmma_written(float (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+}
+template <int n>
+JITGEN_DEVICE void wgmma_written(int32_t (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(d[i]) : : "memory");
+}
+
 // d[64 rows, n] (+)= A[64, 16] B[n, 16]^T for one warpgroup, asynchronously. A comes from registers (`registers` are
 // the four words of an m16n8k16 fragment, and warp w of the group has rows 16w..16w+15), or is given by a descriptor.
 // A B that is contiguous along K has 128 bytes a row.

@@ -277,6 +277,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
       for (int c = 0; c < C; ++c) {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
+          Sum fresh[T][4] = {};
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             uint32_t a[4];
@@ -284,8 +285,13 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, i
                            W::matrix((warp_n * R + r) * 2 + lane / 8 % 2, half * 4 + s * 2 + lane / 16, lane));
 #pragma unroll
             for (int t = 0; t < T; ++t) {
-              multiply_32_bytes<Element>(acc[c][r][t], a, b[t][s * 2], b[t][s * 2 + 1], acc[c][r][t]);
+              Sum(&sum)[4] = promoted<Element> ? fresh[t] : acc[c][r][t];
+              multiply_32_bytes<Element>(sum, a, b[t][s * 2], b[t][s * 2 + 1], sum);
             }
+          }
+          if constexpr (promoted<Element>) {
+#pragma unroll
+            for (int i = 0; i < T * 4; ++i) acc[c][r][i / 4][i % 4] += fresh[i / 4][i % 4];
           }
         }
       }

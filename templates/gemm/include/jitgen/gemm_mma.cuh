@@ -5,8 +5,8 @@
 // A block computes 16 * row_tiles * warps_n rows of the weight and up to 8 * token_tiles tokens. K is distributed among
 // warps_k groups of warps, and among the blocks of a cluster. Each group has `depth` chunks of 64 k's of the weights in
 // flight and two windows of x, and waits for no other group, so that a block of few tokens is little more than a stream
-// of 16-byte loads. Each group of a quantised weight is summed in float32, and its sum is scaled in float32. The
-// epilogue is called by gemm_epilogue.cuh.
+// of 16-byte loads. Each group of a quantised weight is summed in float32, and its sum is scaled in float32. Products of
+// 8-bit floats are added up 128 at a time. The epilogue is called by gemm_epilogue.cuh.
 #pragma once
 
 #include "jitgen/gemm_activation.cuh"
@@ -104,7 +104,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   constexpr int parts = by_step ? 2 : Weight::parts, steps = 4 / parts;
   constexpr int own = Weight::tiles, reads = R / own;  // row tiles of one read of a lane, and its reads
   constexpr bool exact = !Config::sums;
-  constexpr bool direct = Weight::group == 0 && exact;  // one accumulator for all of k
+  constexpr bool direct = Weight::group == 0 && exact && !promoted<Element>;  // one accumulator for all of k
   static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits < 8 && !by_step)), "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -241,9 +241,9 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                 if constexpr (direct) {
                   multiply_32_bytes<Element>(acc[c][r][t], a, b0, b1, acc[c][r][t]);
                 } else if ((step > 0 && !by_step) || (!exact && Weight::zero_points)) {
-                  multiply_add<Element>(product[t], a, b0, b1, product[t]);
+                  multiply_32_bytes<Element>(product[t], a, b0, b1, product[t]);
                 } else if constexpr (exact) {
-                  multiply_add<Element>(product[t], a, b0, b1, zero);
+                  multiply_32_bytes<Element>(product[t], a, b0, b1, zero);
                 } else {
                   multiply_add<Element>(product[t], a, b0, b1, sum[t]);
                 }

@@ -94,11 +94,9 @@ struct BlockScales {
   const float* weight;
   int64_t weight_row, weight_step;
 
-  JITGEN_DEVICE float at(int row, int block, int column_block) const {
-    float scale = 1.0f;
-    if constexpr (of_x) scale = x[row * x_row + block * x_step];
-    if constexpr (of_weight) scale *= weight[column_block * weight_row + block * weight_step];
-    return scale;
+  JITGEN_DEVICE float of_row(int row, int block) const { return of_x ? x[row * x_row + block * x_step] : 1.0f; }
+  JITGEN_DEVICE float of_columns(int column_block, int block) const {
+    return of_weight ? weight[column_block * weight_row + block * weight_step] : 1.0f;
   }
 };
 using NoScales = BlockScales<false, false>;
@@ -133,6 +131,8 @@ struct DenseShape {
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
   static constexpr int rows = Config::down * 64;
   static constexpr int width = Config::columns / Config::across;  // columns of a warpgroup
+  // Columns whose products a warpgroup has beside its sums, where these are promoted: more would take registers.
+  static constexpr int slice = width > 160 && width % 32 == 0 ? width / 2 : width, slices = width / slice;
 
   static constexpr int x_bytes = rows * 128;
   static constexpr int weight_bytes = Config::columns * 128;
@@ -164,6 +164,7 @@ struct DenseKernel {
   using Shape = DenseShape<Config>;
   using Region = DenseRegion<Config::contractions>;
   using Multiply = Wgmma<typename Config::Element, Shape::width>;
+  using Slice = Wgmma<typename Config::Element, Shape::slice>;
   using Ring = StageRing<Config::stages>;
   static constexpr int contractions = Config::contractions;
   static constexpr int blocks = Shape::blocks;
@@ -172,9 +173,9 @@ struct DenseKernel {
   using Products = Product[contractions][blocks][Shape::width / 2];
   using Sums = Sum[contractions][blocks][Shape::width / 2];
   static constexpr bool promoted = Multiply::promoted || Scales::any;
-  static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::width == 0 && contractions == 1 &&
+  static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::slice == 0 && contractions == 1 &&
                                  Config::regions == 1 && !Batch::several),
-                "a stage has one block, and a warpgroup's columns are of one");
+                "a stage has one block, and a slice's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
@@ -312,25 +313,67 @@ struct DenseKernel {
     cute::warpgroup_commit_batch();
   }
 
-  // The scales of a stage: of this thread's two rows of each block of 64.
+  // The scales of a stage: of this thread's two rows of each block of 64, and of the columns of each slice. They are
+  // loaded a stage ahead, and multiplied only where they are used, so that nothing waits for them before.
   struct StageScales {
-    float of_row[blocks][2];
+    float of_row[blocks][2], of_columns[Shape::slices];
   };
   JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int down, int across, int chunk) const {
     StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
-      const int of_columns = smaller((tile.column + across * Shape::width) / scale_block, last);
       const int row = tile.row + down * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          found.of_row[b][half] = scales.at(smaller(row + b * 64 + half * 8, rows - 1), chunk, of_columns);
+          found.of_row[b][half] = scales.of_row(smaller(row + b * 64 + half * 8, rows - 1), chunk);
         }
+      }
+#pragma unroll
+      for (int s = 0; s < Shape::slices; ++s) {
+        const int column = tile.column + across * Shape::width + s * Shape::slice;
+        found.of_columns[s] = scales.of_columns(smaller(column / scale_block, last), chunk);
       }
     }
     return found;
+  }
+
+  // Adds the products of a stage to `acc` in float32, a slice of columns after another. The tensor cores have those of
+  // the other warpgroup while this one adds.
+  JITGEN_DEVICE void promote(Sums& acc, int stage, int down, int across, const StageScales& of_stage) const {
+    constexpr int slice = Shape::slice;
+    const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
+#pragma unroll
+    for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int s = 0; s < Shape::slices; ++s) {
+          Product fresh[slice / 2];
+          const uint64_t weight = descriptor_k_major(weight_at(stage, c) + (across * Shape::width + s * slice) * 128);
+          cute::warpgroup_arrive();
+#pragma unroll
+          for (int step = 0; step < 4; ++step) {
+            Slice::template shared<0>(fresh, a + b * (8192 / 16) + step * 2, weight + step * 2, step > 0);
+          }
+          cute::warpgroup_commit_batch();
+          cute::warpgroup_wait<0>();
+          wgmma_written(fresh);
+          Sum(&sums)[Shape::width / 2] = acc[c][b];
+#pragma unroll
+          for (int i = 0; i < slice / 2; ++i) {
+            Sum& sum = sums[s * (slice / 2) + i];
+            if constexpr (Scales::any) {
+              const float scale = of_stage.of_row[b][i % 4 / 2] * of_stage.of_columns[s];
+              sum = __fmaf_rn(float(fresh[i]), scale, sum);
+            } else {
+              sum += fresh[i];
+            }
+          }
+        }
+      }
+    }
   }
 
   JITGEN_DEVICE void consume(Sums& acc, const TilePlace& tile, int first, int last, bool alone, Ring& ring, bool follows,
@@ -350,26 +393,9 @@ struct DenseKernel {
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
       if constexpr (promoted) {
-        // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32. The
-        // tensor cores have the products of the other warpgroup until then.
-        Products fresh;
-        multiply(fresh, stage, down, across, false);
-        cute::warpgroup_wait<0>();
+        // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32.
+        promote(acc, stage, down, across, now);
         release(stage, alone);
-#pragma unroll
-        for (int c = 0; c < contractions; ++c) {
-#pragma unroll
-          for (int b = 0; b < blocks; ++b) {
-#pragma unroll
-            for (int i = 0; i < Shape::width / 2; ++i) {
-              if constexpr (Scales::any) {
-                acc[c][b][i] = __fmaf_rn(float(fresh[c][b][i]), now.of_row[b][i % 4 / 2], acc[c][b][i]);
-              } else {
-                acc[c][b][i] += fresh[c][b][i];
-              }
-            }
-          }
-        }
       } else {
         multiply(acc, stage, down, across, true);
         cute::warpgroup_wait<1>();
@@ -380,6 +406,11 @@ struct DenseKernel {
     }
     if constexpr (!promoted) {
       cute::warpgroup_wait<0>();
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+        for (int b = 0; b < blocks; ++b) wgmma_written(acc[c][b]);
+      }
       if (first < last) release(before, alone);
     }
   }

@@ -216,10 +216,12 @@ struct QuantizedKernel {
     }
   }
 
-  // Products of codes by codes. The int32 sums of a group are exact; times its scales they are added up in float32.
+  // Products of codes by codes. The int32 sums of a group are exact; times its scales they are added up in float32. So are
+  // those of `exact_chunks` where all of K has one scale: beyond 131,071 products of codes of -128, int32 overflows.
   JITGEN_DEVICE void add_codes(Sums& acc, int first, int last, Ring& ring) const {
     using Part = QuantizedStage<PartOf<Config, 64 * span / parts / Shape::step_k>, Weight>;  // whose `steps` are a part's
     constexpr int steps = 64 * span / parts / Shape::step_k;
+    constexpr int exact_chunks = Shape::group_scales ? 1 : 65536 / (64 * span);
     const typename Part::Lane lane;
     typename Part::Fetched fetched;
     typename Part::Held held;
@@ -233,6 +235,8 @@ struct QuantizedKernel {
       const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
       ring.next();
       held.take(fetched);
+      const bool fresh = Shape::group_scales || (chunk - first) % exact_chunks == 0;
+      if (!Shape::group_scales && fresh && chunk > first) add_exact(acc, sums);
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         Part::dequantise(fragments, held, part);
@@ -243,7 +247,7 @@ struct QuantizedKernel {
           for (int b = 0; b < blocks; ++b) {
             const int step = part * steps + s;
             const uint64_t at = tokens + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
-            const int adds = Shape::group_scales ? s > 0 : s > 0 || chunk > first;
+            const int adds = s > 0 || !(fresh && (Shape::group_scales || part == 0));
             Multiply::registers(sums[b], fragments[s][b], at, adds);
           }
         }
@@ -253,6 +257,8 @@ struct QuantizedKernel {
           Part::fetch(fetched, memory, lane, ring.stage);
         }
         cute::warpgroup_wait<0>();
+#pragma unroll
+        for (int b = 0; b < blocks; ++b) wgmma_written(sums[b]);
         if (part == parts - 1) release(stage);
         if constexpr (Shape::group_scales) {
 #pragma unroll
@@ -266,12 +272,14 @@ struct QuantizedKernel {
         }
       }
     }
-    if constexpr (!Shape::group_scales) {
+    if constexpr (!Shape::group_scales) add_exact(acc, sums);
+  }
+  template <class Exact>
+  static JITGEN_DEVICE void add_exact(Sums& acc, const Exact& sums) {
 #pragma unroll
-      for (int b = 0; b < blocks; ++b) {
+    for (int b = 0; b < blocks; ++b) {
 #pragma unroll
-        for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = float(sums[b][i]);
-      }
+      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] += float(sums[b][i]);
     }
   }
 
@@ -316,6 +324,8 @@ struct QuantizedKernel {
       before = stage;
     }
     cute::warpgroup_wait<0>();
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) wgmma_written(acc[b]);
     release(before);
   }
 
