@@ -5,7 +5,8 @@ It is loaded with ``-p tests.watched``, and ``WATCHED`` names a folder. In it
 * ``running/<pid>`` has the test that a worker runs: when it began, on the monotonic clock, and its name;
 * ``reports`` has a line of JSON for every report of a test, as the process that collects them gets them;
 * ``collected`` has the names of all tests of the run;
-* ``killed`` has the tests whose workers ``tools/gpu_test.py`` has killed, which it writes.
+* ``killed`` has the tests whose workers ``tools/gpu_test.py`` has killed, which it writes;
+* ``slowest`` has the names of tests that took long in an earlier run, the slowest first; the workers begin with these.
 
 A kernel that failed leaves a CUDA context in which every later call fails too. So a worker ends after such a test, and
 pytest-xdist replaces it.
@@ -13,6 +14,7 @@ pytest-xdist replaces it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -47,6 +49,33 @@ def _is_worker() -> bool:
 
 def _folder() -> Path:
     return Path(os.environ[FOLDER])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slowest = _folder() / "slowest"
+    if slowest.exists():
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        names = spread([item.nodeid for item in items], slowest.read_text().splitlines(), workers)
+        by_name = {item.nodeid: item for item in items}
+        items[:] = [by_name[name] for name in names]
+
+
+def spread(tests: Sequence[str], slowest: Sequence[str], workers: int) -> list[str]:
+    """Orders ``tests`` so that each of ``workers`` begins with its part of the ``slowest``.
+
+    A test that takes a minute and begins last holds up the end by a minute. ``--dist worksteal`` gives every worker an
+    equal run of consecutive tests, and the slow ones are dealt to the beginnings of these.
+    """
+    there = set(tests)
+    slow = [test for test in slowest if test in there]
+    others = iter([test for test in tests if test not in set(slow)])
+    ordered: list[str] = []
+    for worker in range(workers):
+        end = len(tests) * (worker + 1) // workers
+        ordered += slow[worker::workers]
+        ordered += itertools.islice(others, max(end - len(ordered), 0))
+    return [*ordered, *others]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

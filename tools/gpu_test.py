@@ -52,6 +52,8 @@ SECONDS = 480.0
 """Limit of the whole: less than the 10 minutes after which many machines with GPUs end a command."""
 CASES = 2
 """Cases of a test that may be killed before its other cases are not run."""
+SLOWEST = 42
+"""Slow tests that a record names: the workers of the next run begin with them, three each."""
 IDLE_SECONDS = 60.0
 """After so many seconds without a test that runs, the run is ended: a process of it has died in a way unforeseen."""
 RANK = ("passed", "skipped", "not run", "failed")
@@ -95,6 +97,14 @@ class Limits:
 # ------------------------------------------------------------------------------------------------------- one run
 
 
+def slowest_before() -> list[str]:
+    """Names the tests that took longest in the newest records, the slowest first."""
+    seconds: dict[str, float] = {}
+    for path in device_record.DIRECTORY.glob("device-tests-*.json"):
+        seconds |= json.loads(path.read_text(encoding="utf-8")).get("slowest", {})
+    return sorted(seconds, key=lambda test: -seconds[test])
+
+
 def run_pytest(
     arguments: Sequence[str],
     workers: int,
@@ -106,6 +116,7 @@ def run_pytest(
     with tempfile.TemporaryDirectory(prefix="gpu-test-") as temporary:
         folder = Path(temporary)
         (folder / "running").mkdir()
+        (folder / "slowest").write_text("\n".join(slowest_before()))
         environment = {**os.environ, FOLDER: temporary, CASES_KILLED: str(limits.cases), "PYTHONUNBUFFERED": "1"}
         environment |= variables
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -256,7 +267,7 @@ def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: 
     outcomes |= dict.fromkeys(hangs, "hangs") | dict.fromkeys(alone.interrupted, "not run")
     outcomes |= {test: found for test, found in ended_alone.items() if found != "not run"}
     names = {kind: sorted(test for test, found in outcomes.items() if found == kind) for kind in set(outcomes.values())}
-    slowest = sorted(first.seconds.items(), key=lambda item: -item[1])[:10]
+    slowest = sorted(first.seconds.items(), key=lambda item: -item[1])[:SLOWEST]
     errors = {**first.errors, **alone.errors}
     return {
         "closing": [run.closing for run in (first, alone) if run.closing],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.watched import spread
 from tools import device_record, gpu_code, gpu_test
 
 CHECKOUT = gpu_code.CHECKOUT
@@ -116,6 +117,16 @@ def test_all_end_when_the_time_is_over(tmp_path: Path) -> None:
     assert len(found["interrupted"]) == 2
     assert found["closing"] == []
     assert found["seconds"] < 60
+
+
+def test_workers_begin_with_what_was_slow() -> None:
+    tests = [f"test_{number}" for number in range(20)]
+    ordered = spread(tests, ["test_19", "gone", "test_7", "test_0", "test_12"], 3)
+    assert sorted(ordered) == sorted(tests)
+    shares = [ordered[20 * worker // 3 : 20 * (worker + 1) // 3] for worker in range(3)]
+    assert [share[:2] for share in shares] == [["test_19", "test_12"], ["test_7", "test_5"], ["test_0", "test_13"]]
+    assert spread(tests, [], 3) == tests
+    assert spread(tests[:1], tests, 3) == tests[:1]
 
 
 def test_where_tests_that_need_a_gpu_are() -> None:
