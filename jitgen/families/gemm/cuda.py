@@ -252,7 +252,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
         initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
         described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
-        if products.batch:
+        if products.batch and not products.grouping:
             described["matrix_lines"] = _epilogue_moves(region, products)
         regions.append(described)
     return {
@@ -284,6 +284,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "alike": True,
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "batch": _batch(products),
+        "batch_type": _batch_type(products),
         "block_scales": _block_scales(first),
     }, {}
 
@@ -314,8 +315,17 @@ def _block_scales(product: ContractionContext) -> str:
     return f", jitgen::OneMatrix(), jitgen::BlockScales<{flags}>{{{', '.join(values)}}}"
 
 
+def _batch_type(products: GemmContext) -> str:
+    """Prints the type that describes a batch, or groups of rows, after the number of contractions."""
+    return f"RowGroups<{{}}, {products.groups.storage}>" if products.groups is not None else "MatrixBatch<{}>"
+
+
 def _batch(products: GemmContext) -> str:
-    """Prints the initializer of the mainloop's ``MatrixBatch``; empty without a batch."""
+    """Prints the initializer of the mainloop's ``MatrixBatch``, or ``RowGroups``; empty without a batch or groups."""
+    if products.grouping:
+        count = f"int({products.name('group_count')})"
+        of_weights = ", ".join(["{0, 1}"] * len(products.regions[0].contractions))
+        return f"{{{_ends(products)}, {count}, {count} + 1, {{0, 0}}, {{{of_weights}}}}}"
     if not products.batch:
         return ""
     (region,) = products.regions

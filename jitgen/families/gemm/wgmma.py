@@ -83,7 +83,7 @@ def for_launch(
     """Returns the tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its
     K."""
     contractions, first = bodies[0].contractions, geometries[0]
-    if first.matrices > 1 or not first.elements:
+    if first.matrices > 1 or first.grouping or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
     weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
     estimates = [estimate(tiling, first.rows, weights) for tiling in schedule.tilings]
@@ -139,6 +139,7 @@ def _mapped(
     body: Body, geometry: GemmGeometry, index: int, shape: tuple[int, int], along: int, box: tuple[int, int]
 ) -> MappedTensor:
     """Makes the tensor map of operand ``index``, a matrix of these sizes and strides, or a batch of such matrices."""
-    strides, rank = geometry.strides[index], BATCH_RANK if geometry.batch else 0
-    batch = list(zip(geometry.batch, strides[2:], strict=True))
+    strides, rank = geometry.strides[index], BATCH_RANK if geometry.batch or geometry.grouping else 0
+    sizes = geometry.batch or (geometry.group_count,) * (len(strides) - 2)
+    batch = list(zip(sizes, strides[2:], strict=True))
     return mapped_tensor(body.operands[index], geometry.offsets[index], batch, rank, shape, strides[along], box)

@@ -137,7 +137,7 @@ def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) 
 
 def k_splits(problem: Problem) -> int:
     """Returns how many ranges K should be split into over a temporary: 1 for none, and where wgmma is not used."""
-    if problem.matrices > 1 or problem.device.batch_invariant or not _takes_wgmma(problem):
+    if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant or not _takes_wgmma(problem):
         return 1
     weights = _weights(problem)
     tilings = _wgmma_tilings(problem)
@@ -153,7 +153,7 @@ def k_splits(problem: Problem) -> int:
 def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
     """Lists the tilings of ``wgmma_tiles``, with stages that shared memory may not hold."""
     weights = _weights(problem)
-    if problem.matrices > 1:
+    if problem.matrices > 1 or problem.grouping:
         return wgmma_tiles.batched_candidates(problem.rows, weights)
     tilings = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
     if problem.rows > STAGGERED_ROWS or not _camping(problem):
@@ -169,7 +169,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         tilings = [replace(tiling, cluster_k_splits=1) for tiling in tilings if tiling.multicast == 1]
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
-    if problem.matrices > 1 or problem.device.batch_invariant:
+    if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant:
         return fitted
     best = sorted(fitted, key=lambda tiling: cost(problem, tiling))[:PAIRED]
     return [*fitted, *itertools.starmap(WgmmaPair, itertools.combinations(best, 2))]
@@ -185,7 +185,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         return _simt_cost(problem, candidate)
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
-    if problem.matrices > 1:
+    if problem.matrices > 1 or problem.grouping:
         assert isinstance(candidate, WgmmaDense)
         return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, problem.fewest_rows, problem.rows, _weights(problem))
@@ -232,7 +232,13 @@ def _takes_wgmma(problem: Problem) -> bool:
     in_blocks = bool(problem.contractions[0].blocks)
     alone = in_blocks or (problem.quantized and problem.dtype in BYTES)  # no other mainloop computes it
     few = problem.rows <= MMA_ROWS and not alone
-    if problem.grouping or problem.target.arch != "sm_90a" or few or problem.length < CHUNK or not _mappable(problem):
+    if (
+        (problem.grouping and not _is_mapped_grouping(problem))
+        or problem.target.arch != "sm_90a"
+        or few
+        or problem.length < CHUNK
+        or not _mappable(problem)
+    ):
         return False
     if in_blocks:
         return 0 not in problem.columns
@@ -260,6 +266,11 @@ def _multiplies_low_codes(problem: Problem) -> bool:
 def _camping(problem: Problem) -> bool:
     """Returns whether tiles that are copied at the same time are in few memory channels (see ``CAMPING_LENGTH``)."""
     return problem.length >= CAMPING_LENGTH and problem.length & (problem.length - 1) == 0
+
+
+def _is_mapped_grouping(problem: Problem) -> bool:
+    """Returns whether the wgmma mainloop divides rows among groups so: dense weights of one region, by offsets."""
+    return problem.grouping == "offsets" and not problem.quantized and len(problem.bodies) == 1
 
 
 def _mappable(problem: Problem) -> bool:

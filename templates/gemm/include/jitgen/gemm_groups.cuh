@@ -37,6 +37,19 @@ JITGEN_DEVICE int most_tiles(int groups, int rows) {
   return rows / block + (groups < rows ? groups + 1 : rows);
 }
 
+// The tiles of all groups, of `block` rows each, and of the rows of none. By whole warps.
+template <int block, class Integer>
+JITGEN_DEVICE int tiles_of_groups(const Integer* ends, int64_t stride, int groups, int rows) {
+  uint32_t tiles = 0;
+  for (int group = threadIdx.x % 32; group <= groups; group += 32) {
+    const GroupRange range = range_of_group(ends, stride, groups, rows, group);
+    tiles += uint32_t(range.end - range.begin + block - 1) / block;
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) tiles += __shfl_xor_sync(0xffffffffu, tiles, step);
+  return int(tiles);
+}
+
 // The group of tile number `tile`, where each group has tiles of `block` rows of its own. Each warp looks for it among 32
 // groups at a time.
 template <int block, class Integer>

@@ -55,6 +55,7 @@
 #pragma once
 
 #include "jitgen/wgmma_ptx.cuh"
+#include "jitgen/gemm_groups.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
 
 namespace jitgen {
@@ -67,7 +68,7 @@ struct DenseRegion {
 
 // One product of matrices.
 struct OneMatrix {
-  static constexpr bool several = false;
+  static constexpr bool several = false, grouped = false;
   JITGEN_DEVICE int matrices() const { return 1; }
 };
 // `count` products in two batch dimensions, the inner one of size `inner`. A walk says for each dimension whether an
@@ -77,7 +78,7 @@ struct MatrixWalk {
 };
 template <int contractions>
 struct MatrixBatch {
-  static constexpr bool several = true;
+  static constexpr bool several = true, grouped = false;
   int count, inner;
   MatrixWalk x, weights[contractions];
   JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
@@ -108,6 +109,18 @@ struct ScaledSum {
 template <class Product>
 struct ScaledSum<true, Product> {
   using type = float;
+};
+
+// Rows that belong to `groups` matrices of weights, one group's after another's (gemm_groups.cuh). Tensor maps have no
+// matrix number `groups`, so that the weights of rows of no group are 0.
+template <int contractions, class Integer>
+struct RowGroups {
+  static constexpr bool several = true, grouped = true;
+  const Integer* ends;
+  int64_t stride;
+  int groups, inner;  // groups + 1
+  MatrixWalk x, weights[contractions];
+  JITGEN_DEVICE int matrices() const { return 1; }
 };
 
 // Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
@@ -182,7 +195,8 @@ struct DenseKernel {
   const TensorMap& x;
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
-  const int rows, chunks, row_tiles;  // row_tiles: rounded up to whole clusters
+  const int rows, chunks;
+  int row_tiles;            // rounded up to whole clusters
   const int rank;                     // this block's, in the cluster
   const int splits;                   // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
@@ -204,6 +218,22 @@ struct DenseKernel {
     TilePlace tile = place_in<Config::raster, Config::columns>(inside, row_tiles, column_tiles, regions);
     const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
     return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
+  }
+
+  // Moves a tile, which so far is one of the tiles of all groups, to the rows of its group; returns its matrix, and where
+  // its rows end. By whole warps.
+  struct Matrix {
+    int number, end;
+  };
+  JITGEN_DEVICE Matrix matrix_of(TilePlace& tile, int number) const {
+    if constexpr (Batch::grouped) {
+      const GroupTile own =
+          group_of_tile<Shape::rows>(batch.ends, batch.stride, batch.groups, rows, tile.row / Shape::rows);
+      tile.row = own.begin + own.tile * Shape::rows;
+      return {own.group < 0 ? batch.groups : own.group, own.end};
+    } else {
+      return {number, rows};
+    }
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
@@ -416,7 +446,7 @@ struct DenseKernel {
   }
 
   template <class Own>
-  JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
+  JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
     constexpr int chunk = Shape::chunk, runs = chunk / 8, turns = Shape::width / chunk;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
@@ -511,9 +541,10 @@ struct DenseKernel {
   }
 
   template <class Own>
-  JITGEN_DEVICE void finish_tile(const Own& epilogue, const TilePlace& tile, const Sums& acc, bool split) const {
+  JITGEN_DEVICE void finish_tile(
+      const Own& epilogue, const TilePlace& tile, const Sums& acc, bool split, int end) const {
     const int columns = columns_of(regions, tile.region);
-    if (!split) return finish(epilogue, tile, acc, columns);
+    if (!split) return finish(epilogue, tile, acc, columns, end);
     leave(acc);
     cluster_sync("sums of the cluster's blocks");
     finish_split(epilogue, tile, columns);
@@ -534,10 +565,11 @@ struct DenseKernel {
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
+        const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
+        const int item = int(walk.item - Item(batch_number) * tiles);
+        TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+        const int matrix = matrix_of(tile, batch_number).number;
         if (threadIdx.x == Shape::consumers) {
-          const int matrix = Batch::several ? int(walk.item / tiles) : 0;
-          const int item = int(walk.item - Item(matrix) * tiles);
-          const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
           produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
         if (walk.split) {
@@ -552,17 +584,21 @@ struct DenseKernel {
       const Item first = walk.item;
       if (threadIdx.x >= 128) Order::skip(walk, ring, chunks);
       for (; walk.item < items; walk.next()) {
-        const int matrix = Batch::several ? int(walk.item / tiles) : 0;
-        const int item = int(walk.item - Item(matrix) * tiles);
-        const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+        const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
+        const int item = int(walk.item - Item(batch_number) * tiles);
+        TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+        const Matrix matrix = matrix_of(tile, batch_number);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
         consume(acc, tile, begin, end, walk.split, ring, follows, followed);
-        if constexpr (Batch::several) {
-          finish_tile(epilogue.at(matrix), tile, acc, walk.split);
+        if constexpr (Batch::grouped) {
+          if (matrix.number == batch.groups) clear(acc);  // whatever x has there
+          finish_tile(epilogue, tile, acc, walk.split, matrix.end);
+        } else if constexpr (Batch::several) {
+          finish_tile(epilogue.at(matrix.number), tile, acc, walk.split, rows);
         } else {
-          finish_tile(epilogue, tile, acc, walk.split);
+          finish_tile(epilogue, tile, acc, walk.split, rows);
         }
         Order::skip(walk, ring, chunks);
       }
@@ -579,7 +615,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   using Shape = DenseShape<Config>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   constexpr int band = Shape::rows * Config::multicast;
-  const DenseKernel<Config, Epilogue, Batch, Scales> kernel{
+  DenseKernel<Config, Epilogue, Batch, Scales> kernel{
       x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch, scales};
@@ -602,6 +638,9 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
   next_kernel_may_start();
   previous_kernel_wait();
+  if constexpr (Batch::grouped) {
+    kernel.row_tiles = tiles_of_groups<Shape::rows>(batch.ends, batch.stride, batch.groups, rows);
+  }
   kernel.work();
 }
 
