@@ -1,0 +1,185 @@
+"""Grouped products on a GPU against float64: how rows are divided, formats, layouts, epilogues, and bad offsets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import jitgen
+from tests.grouped import chosen, gated, lengths_of_groups, of_lengths, product
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+BACKENDS = ("cuda", "triton")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+TOLERANCE = {BF16: 2.0**-7, F16: 2.0**-9, F32: 2.0**-18}
+"""Of the norm of the difference, relative to the result's. Decoded weights are rounded to the dtype of x."""
+SIZES = [(1, 5, 64, 64), (7, 1, 96, 128), (200, 3, 72, 200), (300, 33, 130, 136), (1000, 8, 256, 512)]
+SIZES += [(1500, 4, 264, 192), (4096, 512, 64, 128), (5000, 128, 384, 256)]
+"""Rows, groups, N and K."""
+
+
+def divisions(rows: int, groups: int) -> dict[str, list[int]]:
+    """Ends of groups, by a name for how they divide the rows."""
+    source = random.Random(rows + groups)
+    drawn = sorted(source.randint(0, rows) for _ in range(groups))
+    few = sorted(source.randint(0, min(rows, 2 * groups)) for _ in range(groups))
+    one = source.randrange(groups)
+    return {
+        "even": [rows * (group + 1) // groups for group in range(groups)],
+        "drawn, rows of none": drawn,
+        "drawn": [*drawn[:-1], rows],
+        "one group": [rows if group >= one else 0 for group in range(groups)],
+        "few rows": few,
+        "no rows": [0] * groups,
+    }
+
+
+def made(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def rows_of_groups(x: torch.Tensor, weight: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    wanted, begin = x.new_zeros(x.shape[0], weight.shape[1], dtype=torch.float64), 0
+    for group, end in enumerate(ends):
+        if end > begin:
+            wanted[begin:end] = x[begin:end].double() @ weight[group].double().T
+        begin = end
+    return wanted
+
+
+def compare(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    assert found.shape == wanted.shape, what
+    assert found.isfinite().all(), what
+    error = (found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30)
+    assert not found.numel() or error <= TOLERANCE[found.dtype], f"{what}: {error:.3g}"
+
+
+def check(backend: str, x: torch.Tensor, weight: Any, exact: torch.Tensor) -> None:
+    """The product of every division of the rows, by one plan, with rows behind it that stay as they are."""
+    run, (rows, columns) = jitgen.jit(backend=backend)(product), (x.shape[0], exact.shape[1])
+    memory = torch.full((rows + 300, columns), 7.0, device="cuda", dtype=x.dtype)
+    for name, ends in divisions(rows, exact.shape[0]).items():
+        memory.fill_(7.0)
+        offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        run.bind(x, weight, offsets)(x, weight, offsets, out=memory[:rows])
+        what = f"{tuple(x.shape)} {tuple(exact.shape)} {name}"
+        compare(memory[:rows], rows_of_groups(x, exact, ends), what)
+        assert (memory[rows:] == 7).all(), f"{what}: written behind the rows"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_dense_weights(size: tuple[int, int, int, int], dtype: torch.dtype, backend: str) -> None:
+    rows, groups, columns, length = size
+    x, weight = made(rows, length, dtype=dtype), made(groups, columns, length, dtype=dtype)
+    check(backend, x, weight, weight)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", [40, 900])
+def test_layouts(rows: int, backend: str) -> None:
+    """Weights along N, rows and matrices with gaps, operands that are not aligned."""
+    x, weight = made(rows, 128), made(6, 192, 128)
+    check(backend, x, weight.mT.contiguous().mT, weight)
+    wide, many = made(rows, 256), made(12, 192, 128)
+    check(backend, wide[:, 64:192], many[::2], many[::2])
+    odd = made(rows, 129)
+    check(backend, odd[:, 1:], weight, weight)
+    check(backend, x.T.contiguous().T, weight, weight)
+
+
+FORMATS = [("int4", 128), ("int4", 32), ("int4", None), ("uint4", 64), ("int8", None), ("int8", 64), ("mxfp4", None)]
+FORMATS += [("nvfp4", None), ("fp8_e4m3", None), ("int3", 64), ("mxfp8", None), ("nf4", 64)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("format", "group"), FORMATS)
+def test_quantised_weights(format: str, group: int | None, backend: str) -> None:
+    dtype = BF16 if group != 64 else F16
+    for rows, groups, columns, length in ((3, 5, 64, 128), (70, 9, 144, 256), (700, 5, 160, 384), (3000, 64, 128, 256)):
+        dense = made(groups, columns, length)
+        weight = jitgen.quantize(dense, format, group)
+        check(backend, made(rows, length, dtype=dtype), weight, weight.dequantize(torch.float64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("format", [None, "int4", "uint4", "mxfp4"])
+@pytest.mark.parametrize("rows", [9, 200, 2000])
+def test_epilogues(rows: int, format: str | None, backend: str) -> None:
+    """Gate and up in one kernel, times a number for each row."""
+    x, dense, scales = made(rows, 256), made(7, 320, 256), torch.rand(rows, device="cuda")
+    weight = jitgen.quantize(dense, format) if format else dense
+    exact = weight.dequantize(torch.float64) if format else dense.double()
+    run = jitgen.jit(backend=backend)(gated)
+    for name, ends in divisions(rows, 7).items():
+        offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        gate, up = rows_of_groups(x, exact, ends).chunk(2, -1)
+        assert len(run.lower(x, weight, offsets, scales).kernels) == 1
+        compare(run(x, weight, offsets, scales), F.silu(gate) * up * scales.double()[:, None], name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_lengths_of_groups(dtype: torch.dtype, backend: str) -> None:
+    run = jitgen.jit(backend=backend)(of_lengths)
+    for rows, groups, columns, length in ((20, 5, 24, 30), (130, 9, 264, 700), (64, 130, 64, 1000)):
+        x, weight = made(rows, length, dtype=dtype), made(length, columns, dtype=dtype)
+        for name, ends in divisions(length, groups).items():
+            offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+            compare(run(x, weight, offsets), lengths_of_groups(x, weight, ends), f"{length} {name}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_matrices_that_ids_choose(backend: str) -> None:
+    run = jitgen.jit(backend=backend)(chosen)
+    for rows, groups, columns, length in ((1, 8, 256, 512), (8, 128, 72, 256), (33, 5, 64, 128)):
+        x, dense = made(rows, length), made(groups, columns, length)
+        ids = torch.randint(-groups, groups, (rows,), device="cuda")
+        for weight in (dense, jitgen.quantize(dense, "int4", 128)):
+            exact = weight.dequantize(torch.float64) if isinstance(weight, jitgen.QTensor) else dense.double()
+            wanted = 2 * torch.einsum("snk,sk->sn", exact[ids], x.double())
+            compare(run(x, weight, ids), wanted, "by ids")
+            outside = ids.clone()
+            outside[0] = 3 * groups
+            found = run(x, weight, outside)
+            assert (found[0] == 0).all()
+            compare(found[1:], wanted[1:], "beside an id of no group")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.parametrize("rows", [30, 1500])
+def test_bad_offsets_write_nothing_outside(rows: int, format: str | None, backend: str) -> None:
+    run: Callable[..., Any] = jitgen.jit(backend=backend)(product)
+    x, dense = made(rows, 128), made(5, 192, 128)
+    weight = jitgen.quantize(dense, format) if format else dense
+    memory = torch.full((3 * rows, 192), 7.0, device="cuda", dtype=BF16)
+    for ends in ((9, 3, 30, 12, 30), (-5, 3, 300, 100, 7), (2**31 - 1, -(2**31), 500, 0, 2**30), (500,) * 5):
+        offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        run.bind(x, weight, offsets)(x, weight, offsets, out=memory[rows : 2 * rows])  # type: ignore[attr-defined]
+        torch.cuda.synchronize()
+        assert (torch.cat([memory[:rows], memory[2 * rows :]]) == 7).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_bits_are_the_same_in_a_graph(format: str | None, backend: str) -> None:
+    """One graph computes what any offsets ask for."""
+    run, dense = jitgen.jit(backend=backend)(product), made(16, 256, 512)
+    weight = jitgen.quantize(dense, format) if format else dense
+    x, offsets = made(777, 512), torch.zeros(16, device="cuda", dtype=torch.int32)
+    run(x, weight, offsets)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(x, weight, offsets)
+    for name, ends in divisions(777, 16).items():
+        offsets.copy_(torch.tensor(ends, dtype=torch.int32))
+        graph.replay()
+        assert torch.equal(result, run(x, weight, offsets)), name
