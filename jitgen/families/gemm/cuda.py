@@ -7,7 +7,7 @@ of each region, the types that describe its weights, and an entry that distribut
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.codegen.cuda import CUDA
@@ -247,7 +247,9 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     for region, layout in zip(products.regions, layouts, strict=True):
         maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
         weights = (
-            [f"Weight{_weight(product, region, schedule.path)}" for product in region.contractions] if quantised else []
+            [f"Weight{_weight(_of_all(product), region, schedule.path)}" for product in region.contractions]
+            if quantised
+            else []
         )
         members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
         initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
@@ -289,6 +291,11 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     }, {}
 
 
+def _of_all(product: ContractionContext) -> ContractionContext:
+    """Returns ``product`` with the weights of all groups, where the mainloop itself goes to those of one."""
+    return replace(product, weight=tuple(replace(operand, pointer=operand.source) for operand in product.weight))
+
+
 def _bytes(product: ContractionContext, name: str = "Bytes") -> str:
     """Returns the Element of a product whose operands are of one byte."""
     assert product.x is not None
@@ -324,8 +331,8 @@ def _batch(products: GemmContext) -> str:
     """Prints the initializer of the mainloop's ``MatrixBatch``, or ``RowGroups``; empty without a batch or groups."""
     if products.grouping:
         count = f"int({products.name('group_count')})"
-        of_weights = ", ".join(["{0, 1}"] * len(products.regions[0].contractions))
-        return f"{{{_ends(products)}, {count}, {count} + 1, {{0, 0}}, {{{of_weights}}}}}"
+        of_weights = ", ".join(f"{{0, {_group_walk(product)}}}" for product in products.regions[0].contractions)
+        return f"{{{_ends(products)}, {count}, {count} + 1, {{{of_weights}}}}}"
     if not products.batch:
         return ""
     (region,) = products.regions
@@ -334,6 +341,15 @@ def _batch(products: GemmContext) -> str:
     operands = (region.contractions[0].x, *(product.weight[0] for product in region.contractions))
     walks = [_batch_walk(operand) for operand in operands]
     return f"{{{' * '.join(sizes)}, {sizes[-1]}, {walks[0]}, {{{', '.join(walks[1:])}}}}}"
+
+
+def _group_walk(product: ContractionContext) -> str:
+    """Prints the steps from the matrix of one group to the next: of a quantised weight the tiles of 16 rows, whose
+    codes are chunks of 64 k's."""
+    if product.contraction.format is None:
+        return "1"
+    codes = product.weight[0]
+    return f"int({codes.batch_strides[0]} / (int64_t(Weight::chunks(int(params.k))) * (128 * Weight::bits)))"
 
 
 def _batch_walk(operand: GemmOperand) -> str:

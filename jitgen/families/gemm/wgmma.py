@@ -117,11 +117,13 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaT
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
-    """Maps the codes as a matrix of 32-bit words with a row for each 16 rows of the weight."""
+    """Maps the codes as a matrix of 32-bit words with a row for each 16 rows of the weight, or of all matrices."""
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
-    tiles = -(-geometry.columns // 16)
-    words = geometry.touched[index] // (4 * tiles)
+    tiles, count = -(-geometry.columns // 16), max(geometry.group_count, 1)
+    words = geometry.touched[index] // (4 * tiles * count)
+    if count > 1:
+        tiles += (count - 1) * (geometry.strides[index][-1] // (4 * words))
     buffer = body.operands[index].buffer
     assert buffer is not None
     box = (schedule.block_n // 16, 32 * bits * schedule.span)
@@ -139,7 +141,8 @@ def _mapped(
     body: Body, geometry: GemmGeometry, index: int, shape: tuple[int, int], along: int, box: tuple[int, int]
 ) -> MappedTensor:
     """Makes the tensor map of operand ``index``, a matrix of these sizes and strides, or a batch of such matrices."""
-    strides, rank = geometry.strides[index], BATCH_RANK if geometry.batch or geometry.grouping else 0
+    strides = geometry.strides[index]
+    rank = BATCH_RANK if strides[2:] else 0
     sizes = geometry.batch or (geometry.group_count,) * (len(strides) - 2)
     batch = list(zip(sizes, strides[2:], strict=True))
     return mapped_tensor(body.operands[index], geometry.offsets[index], batch, rank, shape, strides[along], box)

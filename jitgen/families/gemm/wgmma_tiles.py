@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import geometric_mean
 
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQuantized, WgmmaTiling
@@ -163,9 +164,10 @@ def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
             )
 
 
-def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights) -> tuple[int, float]:
+def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
-    items = -(-rows // tiles.tokens) * sum(-(-n // tiles.block_n) for n in weights.columns) * tiles.k_splits
+    down = -(-rows // tiles.tokens) if groups == 1 else _tiles_of_groups(rows, groups, tiles.tokens)
+    items = down * sum(-(-n // tiles.block_n) for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
@@ -184,9 +186,14 @@ def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights) -> t
         return area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
-    moved = _moved(rows, weights, weights.bits + 0.125, tiles.k_splits)
+    moved = groups * _moved(rows, weights, weights.bits + 0.125, tiles.k_splits)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     return times.least(weights.chip, items, tiles.cluster_k_splits)
+
+
+def _tiles_of_groups(rows: int, groups: int, height: int) -> int:
+    """Estimates the tiles of groups of uneven sizes: the last tile of a group is half full on average."""
+    return math.ceil(groups * max(1.0, rows / height + 0.5))
 
 
 def in_ranges(tilings: Sequence[WgmmaTiling], ranges: int) -> list[WgmmaTiling]:
@@ -312,6 +319,24 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
 def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
     """Lists the tiles that a kernel for a batch of x of these rows can have."""
     return _fitting(_BATCHED if weights.item == 2 else _BATCHED_BYTES, rows, weights)
+
+
+def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
+    """Lists the tiles that a kernel for groups of rows, ``rows`` on average, can have."""
+    return (
+        batched_candidates(rows, weights)
+        if weights.dense
+        else [replace(tiles, cluster_k_splits=1) for tiles in _quantized_tilings(rows, weights)]
+    )
+
+
+def grouped_microseconds(tiles: WgmmaTiling, rows: int, groups: int, weights: Weights) -> float:
+    """Estimates the time of a product of groups of rows, at most ``rows`` on average, by the geometric mean."""
+    if isinstance(tiles, WgmmaDense):
+        return batched_microseconds(tiles, rows, groups, weights)
+    return geometric_mean(
+        _estimate_quantized(tiles, count, weights, groups)[1] for count in sampled_rows(-(-rows // 4), rows, SAMPLES)
+    )
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:

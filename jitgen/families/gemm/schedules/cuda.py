@@ -153,7 +153,9 @@ def k_splits(problem: Problem) -> int:
 def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
     """Lists the tilings of ``wgmma_tiles``, with stages that shared memory may not hold."""
     weights = _weights(problem)
-    if problem.matrices > 1 or problem.grouping:
+    if problem.grouping:
+        return wgmma_tiles.grouped_candidates(problem.rows, weights)
+    if problem.matrices > 1:
         return wgmma_tiles.batched_candidates(problem.rows, weights)
     tilings = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
     if problem.rows > STAGGERED_ROWS or not _camping(problem):
@@ -185,7 +187,10 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         return _simt_cost(problem, candidate)
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
-    if problem.matrices > 1 or problem.grouping:
+    if problem.grouping:
+        assert isinstance(candidate, WgmmaMainloop)
+        return wgmma_tiles.grouped_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
+    if problem.matrices > 1:
         assert isinstance(candidate, WgmmaDense)
         return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, problem.fewest_rows, problem.rows, _weights(problem))
@@ -269,8 +274,9 @@ def _camping(problem: Problem) -> bool:
 
 
 def _is_mapped_grouping(problem: Problem) -> bool:
-    """Returns whether the wgmma mainloop divides rows among groups so: dense weights of one region, by offsets."""
-    return problem.grouping == "offsets" and not problem.quantized and len(problem.bodies) == 1
+    """Returns whether the wgmma mainloops divide rows among groups so: by offsets, for one region, with more rows than
+    are streamed."""
+    return problem.grouping == "offsets" and len(problem.bodies) == 1 and problem.rows > STREAMED_ROWS
 
 
 def _mappable(problem: Problem) -> bool:

@@ -47,16 +47,17 @@
 // rows and a row stride that is a multiple of 16 bytes.
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
-// has one region, and epilogue.at(matrix) is the epilogue of one matrix.
+// has one region, and epilogue.at(matrix) is the epilogue of one matrix. With RowGroups for a batch the rows of one x
+// belong to groups, and a tile has those of one group; the epilogue is that of all rows.
 // Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
 // a multiple of the cluster. Any such grid is correct; the best has as many blocks as are resident at once, or tiles
 // times the cluster if those are fewer. Which tiles are split, `TileWalk` says.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
-#include "jitgen/wgmma_ptx.cuh"
-#include "jitgen/gemm_groups.cuh"
+#include "jitgen/gemm_wgmma_batch.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
+#include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
 
@@ -64,24 +65,6 @@ template <int contractions>
 struct DenseRegion {
   const TensorMap* weights[contractions];
   int columns;  // N
-};
-
-// One product of matrices.
-struct OneMatrix {
-  static constexpr bool several = false, grouped = false;
-  JITGEN_DEVICE int matrices() const { return 1; }
-};
-// `count` products in two batch dimensions, the inner one of size `inner`. A walk says for each dimension whether an
-// operand has a matrix for each index (1), or the same one for all (0).
-struct MatrixWalk {
-  int outer, inner;
-};
-template <int contractions>
-struct MatrixBatch {
-  static constexpr bool several = true, grouped = false;
-  int count, inner;
-  MatrixWalk x, weights[contractions];
-  JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
 };
 
 // Scales of blocks of `scale_block` k's, of which one stage has one: of x (rows, K / scale_block), of a weight
@@ -109,18 +92,6 @@ struct ScaledSum {
 template <class Product>
 struct ScaledSum<true, Product> {
   using type = float;
-};
-
-// Rows that belong to `groups` matrices of weights, one group's after another's (gemm_groups.cuh). Tensor maps have no
-// matrix number `groups`, so that the weights of rows of no group are 0.
-template <int contractions, class Integer>
-struct RowGroups {
-  static constexpr bool several = true, grouped = true;
-  const Integer* ends;
-  int64_t stride;
-  int groups, inner;  // groups + 1
-  MatrixWalk x, weights[contractions];
-  JITGEN_DEVICE int matrices() const { return 1; }
 };
 
 // Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
@@ -196,9 +167,9 @@ struct DenseKernel {
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
   const int rows, chunks;
-  int row_tiles;            // rounded up to whole clusters
-  const int rank;                     // this block's, in the cluster
-  const int splits;                   // blocks of the cluster, if they split K; else 1
+  int row_tiles;     // rounded up to whole clusters
+  const int rank;    // this block's, in the cluster
+  const int splits;  // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
   const Batch& batch;
@@ -220,22 +191,6 @@ struct DenseKernel {
     return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
   }
 
-  // Moves a tile, which so far is one of the tiles of all groups, to the rows of its group; returns its matrix, and where
-  // its rows end. By whole warps.
-  struct Matrix {
-    int number, end;
-  };
-  JITGEN_DEVICE Matrix matrix_of(TilePlace& tile, int number) const {
-    if constexpr (Batch::grouped) {
-      const GroupTile own =
-          group_of_tile<Shape::rows>(batch.ends, batch.stride, batch.groups, rows, tile.row / Shape::rows);
-      tile.row = own.begin + own.tile * Shape::rows;
-      return {own.group < 0 ? batch.groups : own.group, own.end};
-    } else {
-      return {number, rows};
-    }
-  }
-
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
   JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
     constexpr uint16_t all = (1 << Config::multicast) - 1;
@@ -247,7 +202,7 @@ struct DenseKernel {
       const int stage = ring.stage;
       barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
       barrier_arrive_expect(full(stage), bytes);
-      if constexpr (Batch::several) {
+      if constexpr (Batch::several && !Batch::grouped) {
         copy_box_of_matrix(
             x_at(stage), x, chunk * Shape::depth, tile.row, inner_of(matrix, batch.x), outer_of(matrix, batch.x), full(stage));
       } else {
@@ -568,7 +523,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const int matrix = matrix_of(tile, batch_number).number;
+        const int matrix = matrix_of<Shape::rows>(batch, tile, batch_number, rows).number;
         if (threadIdx.x == Shape::consumers) {
           produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
@@ -587,7 +542,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const Matrix matrix = matrix_of(tile, batch_number);
+        const MatrixRows matrix = matrix_of<Shape::rows>(batch, tile, batch_number, rows);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);

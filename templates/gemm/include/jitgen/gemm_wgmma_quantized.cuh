@@ -44,9 +44,12 @@
 // times the cluster if those are fewer.
 // Where a cluster splits K: as long as there is a tile for each block of the grid, each computes one of its own. The
 // tiles that are then left, which would leave some blocks idle, are computed by whole clusters, whose blocks share K.
+// Groups of rows: with RowGroups for the last argument, `batch`, the weight has the rows of a matrix for each group, one
+// matrix after another, in blocks of 16; its codes have one tensor map. There is one region, and each tile is of one group.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
+#include "jitgen/gemm_wgmma_batch.cuh"
 #include "jitgen/gemm_wgmma_finish.cuh"
 #include "jitgen/gemm_wgmma_stage.cuh"
 
@@ -58,7 +61,7 @@ struct PartOf : Config {
   static constexpr int steps = steps_;
 };
 
-template <class Config, class Weight, class Epilogue>
+template <class Config, class Weight, class Epilogue, class Batch>
 struct QuantizedKernel {
   using Shape = QuantizedShape<Config, Weight>;
   using Region = QuantizedRegion<Weight, Config::contractions>;
@@ -77,15 +80,41 @@ struct QuantizedKernel {
   const TensorMap& x;
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
-  const int rows, chunks, row_tiles;  // chunks: of the length of a stage
+  const int rows, chunks;  // chunks: of the length of a stage
+  int row_tiles;
   const int groups;  // groups of a row of the weight
   const int rank;    // this block's, in the cluster
   const int splits;  // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
+  const Batch& batch;
 
   JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
   JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
+
+  // The tiles of 16 rows of a weight that are before matrix number `matrix`. Rows of no group read nothing.
+  JITGEN_DEVICE int tiles_before(int matrix, int contraction) const {
+    if constexpr (Batch::grouped) return matrix * batch.weights[contraction].inner;
+    return 0;
+  }
+  // The region's weights, from those of one matrix on.
+  JITGEN_DEVICE Region weights_at(const TilePlace& tile, int matrix) const {
+    Region region = region_of(regions, tile.region);
+    if constexpr (Batch::grouped) {
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        const int64_t rows_before = int64_t(tiles_before(matrix, c)) * 16;
+        region.weights[c].scales += rows_before * groups;
+        if constexpr (Weight::zero_points) region.weights[c].zeros += rows_before * groups;
+        if constexpr (Weight::factored) region.weights[c].factors += rows_before;
+      }
+    }
+    return region;
+  }
+  JITGEN_DEVICE bool has_weights(int matrix) const {
+    if constexpr (Batch::grouped) return matrix < batch.groups;
+    return true;
+  }
 
   JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
     const int tiles = row_tiles * column_tiles;
@@ -106,9 +135,9 @@ struct QuantizedKernel {
 
   // Called by two warps. A thread of the first starts the copies of x and the codes; the second copies scales and
   // zero-points.
-  JITGEN_DEVICE void produce(TilePlace tile, int first, int last, Ring& ring) const {
+  JITGEN_DEVICE void produce(TilePlace tile, int matrix, int first, int last, Ring& ring) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const Region region = region_of(regions, tile.region);
+    const Region region = weights_at(tile, matrix);
     int chunk = begin(tile, first, last);
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
@@ -135,7 +164,8 @@ struct QuantizedKernel {
           constexpr int words = Shape::tile_bytes / 4;
           constexpr int share = Shape::code_bytes / contractions;
           const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * share;
-          copy_box(to, *region.codes[c], chunk * words, tile.column / 16, full(stage), policy);
+          const int at = tiles_before(matrix, c) + tile.column / 16;
+          copy_box(to, *region.codes[c], chunk * words, at, full(stage), policy);
         }
       }
     } else if (Shape::side_bytes > 0 && warp == 1) {
@@ -341,8 +371,10 @@ struct QuantizedKernel {
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Config::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
+        TilePlace tile = place(walk.item, column_tiles);
+        const int matrix = matrix_of<Config::tokens>(batch, tile, 0, rows).number;
         const int begin = walk.split ? from : range.first(walk.item), end = walk.split ? to : range.last(walk.item);
-        produce(place(walk.item, column_tiles), begin, end, ring);
+        produce(tile, matrix, begin, has_weights(matrix) ? end : begin, ring);
         if (walk.split) {
           __syncwarp();
           cluster_sync("sums of the cluster's blocks");
@@ -352,14 +384,18 @@ struct QuantizedKernel {
       __syncwarp();
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
-      const Finish end{epilogue, rows, rank, splits, memory, base};
       for (; walk.item < items; walk.next()) {
-        const TilePlace tile = place(walk.item, column_tiles);
+        TilePlace tile = place(walk.item, column_tiles);
+        const MatrixRows matrix = matrix_of<Config::tokens>(batch, tile, 0, rows);
+        const bool any = has_weights(matrix.number);
+        const Finish end{epilogue, matrix.end, rank, splits, memory, base};
         Sums acc;
         const int begin = walk.split ? from : range.first(walk.item), last = walk.split ? to : range.last(walk.item);
-        consume(acc, begin, last, ring);
-        const Region region = region_of(regions, tile.region);
-        if constexpr (!Shape::group_scales || Weight::factored) end.scale_rows(acc, tile, region);
+        consume(acc, begin, any ? last : begin, ring);
+        const Region region = weights_at(tile, matrix.number);
+        if constexpr (!Shape::group_scales || Weight::factored) {
+          if (any) end.scale_rows(acc, tile, region);
+        }
         if (walk.split) {
           end.leave(acc);
           cluster_sync("sums of the cluster's blocks");
@@ -377,17 +413,18 @@ struct QuantizedKernel {
   }
 };
 
-template <class Config, class Weight, class Epilogue>
+template <class Config, class Weight, class Epilogue, class Batch = OneMatrix>
 JITGEN_DEVICE void gemm_wgmma_quantized(
     const TensorMap& x, int rows, int depth,
-    const QuantizedRegion<Weight, Config::contractions> (&regions)[Config::regions], const Epilogue& epilogue) {
+    const QuantizedRegion<Weight, Config::contractions> (&regions)[Config::regions], const Epilogue& epilogue,
+    const Batch& batch = Batch()) {
   using Shape = QuantizedShape<Config, Weight>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   const int chunks = (depth + 64 * Shape::span - 1) / (64 * Shape::span);
-  const QuantizedKernel<Config, Weight, Epilogue> kernel{
+  QuantizedKernel<Config, Weight, Epilogue, Batch> kernel{
       x, regions, epilogue, rows, chunks, (rows + Config::tokens - 1) / Config::tokens, Shape::groups(depth),
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
-      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory)};
+      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
   waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);
@@ -406,6 +443,9 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
   next_kernel_may_start();
   previous_kernel_wait();
+  if constexpr (Batch::grouped) {
+    kernel.row_tiles = tiles_of_groups<Config::tokens>(batch.ends, batch.stride, batch.groups, rows);
+  }
   kernel.work();
 }
 

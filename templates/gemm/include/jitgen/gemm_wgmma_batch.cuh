@@ -1,0 +1,56 @@
+// What the wgmma mainloops multiply: one pair of matrices, a batch of pairs, or rows that belong to groups.
+#pragma once
+
+#include "jitgen/gemm_groups.cuh"
+#include "jitgen/gemm_wgmma_walk.cuh"
+
+namespace jitgen {
+
+// One product of matrices.
+struct OneMatrix {
+  static constexpr bool several = false, grouped = false;
+  JITGEN_DEVICE int matrices() const { return 1; }
+};
+// `count` products in two batch dimensions, the inner one of size `inner`. A walk says for each dimension whether an
+// operand has a matrix for each index (1), or the same one for all (0).
+struct MatrixWalk {
+  int outer, inner;
+};
+template <int contractions>
+struct MatrixBatch {
+  static constexpr bool several = true, grouped = false;
+  int count, inner;
+  MatrixWalk x, weights[contractions];
+  JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
+};
+
+// Rows that belong to `groups` matrices of weights, one group's after another's (gemm_groups.cuh). Tensor maps of dense
+// weights have no matrix number `groups`, so that the weights of rows of no group are 0. The walk of a quantised weight
+// has the tiles of 16 rows from one matrix to the next for its inner step.
+template <int contractions, class Integer>
+struct RowGroups {
+  static constexpr bool several = true, grouped = true;
+  const Integer* ends;
+  int64_t stride;
+  int groups, inner;  // groups + 1
+  MatrixWalk weights[contractions];
+  JITGEN_DEVICE int matrices() const { return 1; }
+};
+
+// A matrix of the weights, and where the rows that it multiplies end.
+struct MatrixRows {
+  int number, end;
+};
+// Moves a tile of `height` rows, which so far is one of the tiles of all groups, to the rows of its group; returns the
+// group's matrix, or number `groups`. Without groups the matrix is `number`. By whole warps.
+template <int height, class Batch>
+JITGEN_DEVICE MatrixRows matrix_of(const Batch& batch, TilePlace& tile, int number, int rows) {
+  if constexpr (Batch::grouped) {
+    const GroupTile own = group_of_tile<height>(batch.ends, batch.stride, batch.groups, rows, tile.row / height);
+    tile.row = own.begin + own.tile * height;
+    return {own.group < 0 ? batch.groups : own.group, own.end};
+  } else {
+    return {number, rows};
+  }
+}
+}  // namespace jitgen
