@@ -129,7 +129,7 @@ def _tiled_rows(geometry: GemmGeometry, schedule: GemmSchedule | WgmmaLaunch) ->
         return geometry.rows
     tiling = schedule.tiling if isinstance(schedule, WgmmaLaunch) else schedule
     assert not isinstance(tiling, WgmmaPair)
-    rows, block = geometry.rows, tiling.block_m
+    rows, block = geometry.rows, tiling.block_m * (tiling.multicast if isinstance(tiling, WgmmaMainloop) else 1)
     tiles = rows if geometry.grouping == "ids" else rows // block + min(geometry.group_count + 1, rows)
     return tiles * block
 

@@ -43,6 +43,10 @@ MANY_TOKENS = (128, 96, 64, 80)
 """Rows of a tile where x has more than 64. Of the sizes, here as above, that have all rows of x, the least is the
 largest candidate. Of the 90 products to which the model was first fitted none was fastest with 192 or 224, and one with
 256, by 0.6 %."""
+GROUP_TOKENS = (16, 32, 64, 128)
+"""Rows of a tile where the rows of x belong to groups: whatever these have on average, no size fits all."""
+GROUP_ROWS = 2
+"""How many times the average a group of many rows has, which most of the rows are of."""
 MEDIUM_ROWS = 512
 """Rows of x up to which tiles of more sizes than ``MANY_TOKENS`` are candidates, because a last tile that x does not
 fill is a considerable share of the work."""
@@ -260,6 +264,16 @@ _BATCHED = (
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
+_GROUPED = (
+    *_BATCHED,
+    WgmmaDense(2, 1, 256, stages=4, multicast=2),
+    WgmmaDense(2, 1, 192, stages=4, multicast=2),
+    WgmmaDense(2, 1, 128, stages=6, multicast=2, pingpong=True),
+    WgmmaDense(1, 1, 256, stages=4, multicast=2, pingpong=True),
+)
+"""Tiles of a product of groups of rows."""
+
+
 def _of_bytes(tiles: WgmmaDense) -> WgmmaBytes:
     """Returns ``tiles`` for operands of one byte."""
     return WgmmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)})
@@ -323,11 +337,10 @@ def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
 
 def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     """Lists the tiles that a kernel for groups of rows, ``rows`` on average, can have."""
-    return (
-        batched_candidates(rows, weights)
-        if weights.dense
-        else [replace(tiles, cluster_k_splits=1) for tiles in _quantized_tilings(rows, weights)]
-    )
+    if weights.dense:
+        return _fitting(_GROUPED if weights.item == 2 else _BATCHED_BYTES, rows, weights)
+    tilings = _quantized_tilings(GROUP_ROWS * rows, weights)
+    return [replace(tiles, cluster_k_splits=1) for tiles in tilings if tiles.tokens in GROUP_TOKENS]
 
 
 def grouped_microseconds(tiles: WgmmaTiling, rows: int, groups: int, weights: Weights) -> float:

@@ -95,8 +95,11 @@ def searchsorted(
 
 @composition("histc")
 def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
-    """Counts elements within the bounds, which are those of the elements by default."""
-    require_float(input)
+    """Counts elements within the bounds, which are those of the elements by default. Integers are counted on a GPU
+    alone, as by torch."""
+    whole = not input.is_floating_point() and input.device.type != "cpu"
+    if not whole:
+        require_float(input)
     count = _few(bins, "bins")
     if count <= 0:
         raise ValueError("bins must be positive")
@@ -109,7 +112,7 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
         low, high = low - 1, high + 1
     elif low > high:
         raise ValueError("max must be larger than min")
-    bucket = ((x - low) / (high - low) * count).floor()
+    bucket = (x - low) * count // (high - low) if whole else ((x - low) / (high - low) * count).floor()
     bucket = torch.where(x == high, count - 1, bucket)
     inside = (x >= low) & (x <= high)
     return ((bucket == torch.arange(count).unsqueeze(-1)) & inside).sum(-1).to(input.dtype)

@@ -41,13 +41,14 @@ struct RowGroups {
 struct MatrixRows {
   int number, end;
 };
-// Moves a tile of `height` rows, which so far is one of the tiles of all groups, to the rows of its group; returns the
-// group's matrix, or number `groups`. Without groups the matrix is `number`. By whole warps.
+// Moves a tile, which so far is one of the tiles of all groups, to the rows of its group; returns the group's matrix, or
+// number `groups`. Groups have whole bands of `height` rows, of the tiles of a cluster. Without groups the matrix is
+// `number`. By whole warps.
 template <int height, class Batch>
 JITGEN_DEVICE MatrixRows matrix_of(const Batch& batch, TilePlace& tile, int number, int rows) {
   if constexpr (Batch::grouped) {
     const GroupTile own = group_of_tile<height>(batch.ends, batch.stride, batch.groups, rows, tile.row / height);
-    tile.row = own.begin + own.tile * height;
+    tile.row = own.begin + own.tile * height + tile.row % height;
     return {own.group < 0 ? batch.groups : own.group, own.end};
   } else {
     return {number, rows};

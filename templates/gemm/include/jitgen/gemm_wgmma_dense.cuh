@@ -161,6 +161,7 @@ struct DenseKernel {
                                  Config::regions == 1 && !Batch::several),
                 "a stage has one block, and a slice's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
+  static constexpr int band = Shape::rows * Config::multicast;  // rows of the tiles of a cluster
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
   const TensorMap& x;
@@ -523,7 +524,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const int matrix = matrix_of<Shape::rows>(batch, tile, batch_number, rows).number;
+        const int matrix = matrix_of<band>(batch, tile, batch_number, rows).number;
         if (threadIdx.x == Shape::consumers) {
           produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
@@ -542,7 +543,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const MatrixRows matrix = matrix_of<Shape::rows>(batch, tile, batch_number, rows);
+        const MatrixRows matrix = matrix_of<band>(batch, tile, batch_number, rows);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
@@ -594,7 +595,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   next_kernel_may_start();
   previous_kernel_wait();
   if constexpr (Batch::grouped) {
-    kernel.row_tiles = tiles_of_groups<Shape::rows>(batch.ends, batch.stride, batch.groups, rows);
+    kernel.row_tiles = tiles_of_groups<band>(batch.ends, batch.stride, batch.groups, rows);
   }
   kernel.work();
 }

@@ -1,0 +1,43 @@
+"""Grouped products on sm_90a: wgmma mainloops divide many rows among groups, and compile for that without spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import jitgen
+from tests.grouped import gated, product
+
+BF16 = torch.bfloat16
+
+
+def lowered(function: Any, rows: int, format: str | None, *others: Any, sizes: tuple[int, ...] = (8, 512, 1024)) -> Any:
+    weight = jitgen.TensorSpec(sizes, BF16, format=format)
+    ends = jitgen.TensorSpec(sizes[:1], torch.int32)
+    x = jitgen.TensorSpec((rows, sizes[-1]), BF16)
+    return jitgen.jit(backend="cuda")(function).lower(x, weight, ends, *others, target="sm_90a", backend="cuda")
+
+
+@pytest.mark.parametrize("format", [None, "int4", "uint4", "int8", "mxfp4", "nvfp4", "fp8_e4m3"])
+@pytest.mark.quick(where=lambda format: format in (None, "int4"))
+def test_rows_of_groups_by_wgmma(format: str | None) -> None:
+    """A group of few rows streams weights instead."""
+    paths = {"wgmma_dense"} if format is None else {"wgmma_quantized"}
+    few = lowered(product, 40, format)
+    assert few._lowered.schedules[0].path in ("rows", "mma")
+    for rows in (300, 3000):
+        low = lowered(product, rows, format)
+        assert {low._lowered.schedules[0].path} == paths
+        built = low.compile()
+        assert built.report[0]["spill_bytes"] <= 64
+        assert "HGMMA" in built.asm["sass"]
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_gate_and_up_are_one_kernel(format: str | None) -> None:
+    low = lowered(gated, 3000, format, jitgen.TensorSpec((3000,), torch.float32))
+    assert len(low.kernels) == 1
+    assert low._lowered.schedules[0].path.startswith("wgmma")
+    assert low.compile().report[0]["spill_bytes"] <= 64
