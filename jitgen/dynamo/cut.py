@@ -2,7 +2,7 @@
 
 Nodes keep their order, so that what one writes in place another reads as it did. A program is a run of nodes that
 jitgen has rows for. It ends before a node that needs one of its values and has no row, and where the layer of the model
-changes: then equal layers are one program. No program is longer than ``MAX_NODES``. Arithmetic of sizes is Python's.
+changes: then equal layers are one program. Arithmetic of sizes is Python's.
 
 Neighbours: ``aliasing.py`` knows what shares memory; ``backend.py`` runs what this makes; ``report.py`` tells what
 became of each node.
@@ -35,10 +35,6 @@ ITEMS = "an item of what a checkpointed graph or a decorated function returned"
 VIEWS = "views of what a program returned"
 """The reason why torch makes them, without moving an element."""
 DEVICES = ("cpu", "cuda")
-MAX_NODES = 160
-"""Calls of one program. The time to import one is proportional to its length, the time to partition it grows faster:
-of a decoder with 16 layers that have no numbers, forward and backward take 19 s of processor time as one program of 851
-calls, and 9.7 s as six. Twice the largest layer of the models in ``tests/huggingface.py`` fits."""
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
 _MODES = (
@@ -166,8 +162,7 @@ def segments(nodes: Iterable[fx.Node], rejected: Mapping[fx.Node, str], aliasing
             reason = ITEMS if is_graph else "an item of what torch computed"
         if reason is None:
             layer = layer_of(node)
-            is_full = len(current.nodes) >= MAX_NODES
-            if current.nodes and (layer != current.layer or is_full) and source is None:
+            if current.nodes and layer != current.layer and source is None:
                 close()
             if not current.nodes:
                 current.layer = layer

@@ -235,7 +235,7 @@ def test_random_programs_of_views(seed: int, mode: str, monkeypatch: pytest.Monk
     """Most are cut into programs of few nodes, so that views and their tensors are in different ones."""
     if mode == "grad":  # an argument that requires grad and gets a constant is updated by torch
         warnings.simplefilter("ignore", jitgen.FallbackWarning)
-    monkeypatch.setattr(cut, "MAX_NODES", random.Random(seed).choice((2, 4, 160)))
+    monkeypatch.setattr(cut, "layer_of", view_programs.layers_of(random.Random(seed).choice((2, 4, 160))))
     program = view_programs.view_program(seed, breaks=mode == "breaks", layouts=mode == "plain", grad=mode == "grad")
     check(
         program.function,
@@ -306,7 +306,7 @@ def test_a_static_cache_is_updated_by_kernels() -> None:
 
 
 def test_a_result_that_a_later_step_overwrites_is_what_the_backward_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "MAX_NODES", 1)
+    monkeypatch.setattr(cut, "layer_of", view_programs.layers_of(1))
 
     def function(x: Tensor) -> Any:
         y = torch.sort(x, 0)[0]

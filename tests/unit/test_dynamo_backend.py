@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import view_programs
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -249,8 +250,10 @@ def test_report_takes_models_and_functions_alone() -> None:
         jitgen.report(3)
 
 
-def test_a_model_without_numbered_layers_is_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitgen.dynamo.cut.MAX_NODES", 7)
+@pytest.mark.parametrize("count", [None, 7])
+def test_a_model_without_numbered_layers_is_one_program(count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if count is not None:  # as if so many nodes were a layer
+        monkeypatch.setattr("jitgen.dynamo.cut.layer_of", view_programs.layers_of(count))
 
     def deep(x: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -261,8 +264,11 @@ def test_a_model_without_numbered_layers_is_several_programs(monkeypatch: pytest
     x = torch.randn(3, 5)
     torch.testing.assert_close(torch.compile(deep, backend="jitgen", fullgraph=True)(x), deep(x))
     parts = [part for part in backend.compiled()[-1].parts if part.program is not None]
+    if count is None:
+        assert len(parts) == 1
+        return
     assert len(parts) > 2
-    assert all(len(part.segment.nodes) <= 7 + 2 for part in parts), "the two items of a result are kept with it"
+    assert all(len(part.segment.nodes) <= count + 2 for part in parts), "the two items of a result are kept with it"
 
 
 def test_sizes_that_depend_on_data_stay_with_torch() -> None:
