@@ -5,20 +5,24 @@ again takes a kernel of its own or is not the same. Everything pointwise is *com
 inputs, which costs arithmetic alone, in the registers of the kernel that needs it, where to save it would cost a write
 and a read (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, recompute likewise). The product of
 queries and keys behind the weights of an attention is computed again too, since it is larger than all that it is
-computed from (``weights.py``). A value that the function returns is not saved twice.
+computed from (``weights.py``). A sum of several of them, such as a residual stream, is saved in place of one that only
+it is computed of (``_sums``). A value that the function returns is not saved twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
+from jitgen.ir import symbols
+from jitgen.ir.analysis import walked
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, differentiated, is_detached
-from jitgen.ir.graph import Builder, Graph, Node, topological
+from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, topological
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
@@ -71,24 +75,22 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
     again = {id(product.product) for product in weighted} - compared
     read = [value for node in reached for value in _values_read(node, active)]
     read += [value for product in weighted for value in product.read()]
+    random = _random(graph)
+
+    def stops(node: Node) -> bool:
+        return (is_saved(node) and id(node) not in again) or id(node) in random or node.kind in (INPUT, DEQUANTIZE)
+
+    sums = _sums(graph, read, stops)
     inputs: dict[int, None] = {}
     weights: dict[int, Node] = {}
     saved: dict[int, Node] = {}
-    random = _random(graph)
-    stack, seen = list(reversed(read)), set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in walked(list(reversed(read)), lambda node: () if stops(node) or node in sums else reversed(node.inputs)):
         if node.kind is INPUT:
             inputs[node.attrs.number] = None
         elif node.kind is DEQUANTIZE:
             weights[id(node)] = node
-        elif (is_saved(node) and id(node) not in again) or id(node) in random:
+        elif stops(node) or node in sums:
             saved[id(node)] = node
-        else:
-            stack.extend(reversed(node.inputs))
     return Plan(
         graph,
         tuple(sorted(wanted)),
@@ -98,6 +100,44 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
         tuple(saved.values()),
         tuple(weighted),
     )
+
+
+def _sums(graph: Graph, read: Sequence[Node], stops: Callable[[Node], bool]) -> set[Node]:
+    """Returns those of the values ``read`` that are saved in place of one that they are computed of, which nothing else
+    reads: a residual stream in place of what each layer adds. To compute it again would read what all layers before it
+    have added."""
+    order = list(walked(read, lambda node: () if stops(node) else node.inputs))
+    users: dict[Node, list[Node]] = {node: [] for node in order}
+    for node in order:
+        if not stops(node):
+            for child in node.inputs:
+                users[child].append(node)
+    names = frozenset(name for node in order for size in node.shape for name in symbols.symbols_of(size))
+    equal = equal_sizes(graph.guards, names)
+
+    def shape(node: Node) -> tuple[Any, ...]:
+        return tuple(symbols.substitute(size, equal) for size in node.shape)
+
+    direct, sums = set(read), set[Node]()
+    for node in topological(direct):
+        if node not in direct or stops(node) or not node.kind.is_pointwise:
+            continue
+        ends = walked(node.inputs, lambda end: () if stops(end) or end in sums else end.inputs)
+        alike = [
+            end for end in ends if (stops(end) or end in sums) and end.dtype == node.dtype and shape(end) == shape(node)
+        ]
+        own = [end for end in alike if end.kind is not INPUT and end not in sums]
+        if len(alike) > 1 and any(_is_read_by(end, node, users, direct, sums) for end in own):
+            sums.add(node)
+    return sums
+
+
+def _is_read_by(
+    end: Node, node: Node, users: Mapping[Node, Sequence[Node]], direct: Collection[Node], sums: Collection[Node]
+) -> bool:
+    """Returns whether all that the backward computes of ``end`` is computed of ``node``."""
+    above = walked([end], lambda other: () if other is node or other in sums else users[other])
+    return all(other is node or other in sums or other not in direct for other in above)
 
 
 def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:

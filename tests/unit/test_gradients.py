@@ -403,6 +403,18 @@ def test_what_is_saved() -> None:
     assert found.inputs == (0, 1)
 
 
+def test_a_residual_stream_is_saved_in_place_of_what_layers_add() -> None:
+    def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = x + F.linear(F.rms_norm(x, x.shape[-1:]), weight)
+        return F.rms_norm(x, x.shape[-1:])
+
+    inputs = [randn(5, 8), *(randn(8, 8) for _ in range(3))]
+    saved = plan(lowered_graph(jitgen.jit(layers), *inputs), range(4)).saved
+    assert [node.op for node in saved if node.shape[-1] != 1] == ["add"] * 3
+    check(layers, *inputs)
+
+
 def test_a_second_backward_is_refused_by_torch_and_a_changed_input_is_noticed() -> None:
     function = jitgen.jit(lambda x: x.exp() * x)
     x = torch.randn(3, requires_grad=True)
