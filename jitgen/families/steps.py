@@ -47,9 +47,19 @@ def cycle(after: Mapping[Step, Set[Step]]) -> list[Step]:
     """Returns steps that wait for one another, the first for the second and so on around; empty if every step can come
     after those that ``after`` names for it."""
     left = {step: before & after.keys() for step, before in after.items()}
-    while ready := [step for step, before in left.items() if not before & left.keys()]:
-        for step in ready:
-            del left[step]
+    blocked = {step: len(before) for step, before in left.items()}
+    following: dict[Step, list[Step]] = {step: [] for step in left}
+    for step, before in left.items():
+        for earlier in before:
+            following[earlier].append(step)
+    ready = [step for step, count in blocked.items() if not count]
+    while ready:
+        step = ready.pop()
+        del left[step]
+        for later in following[step]:
+            blocked[later] -= 1
+            if not blocked[later]:
+                ready.append(later)
     if not left:
         return []
     path = [next(iter(left))]
@@ -78,6 +88,8 @@ class Steps:
         self.together: dict[Step, list[Step]] = {}
         self.leader: dict[Step, Step] = {}
         self.apart: set[Step] = set()
+        self._inputs: dict[Step, tuple[list[Region], set[Node]]] = {}
+        """The inputs that the regions of each step read, beside these regions."""
 
     def stages(
         self, updates: Mapping[int, Sequence[tuple[int, list[Region]]]], states: Mapping[Node, State]
@@ -98,19 +110,20 @@ class Steps:
             after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
             changes[index] = steps
         self._compute_values()
-        read = {step: self._read_by(regions, {}) for step, regions in self.waiting.items()}
+        read = {step: self._read_by(self._inputs_of(step), {}) for step in self.waiting}
         for position in range(len(self.temporaries.values)):
             step = Step(position)
             if self.together.get(step) == [step] and (regions := self._with_known_products(position, read)):
-                self.waiting[step], read[step] = regions, self._read_by(regions, {})
+                self.waiting[step] = regions
+                read[step] = self._read_by(self._inputs_of(step), {})
         while True:
             behind = {
                 step: after.get(step, set())
-                | {self.leader.get(before, before) for before in self._read_by(regions, changes, states)}
-                for step, regions in self.waiting.items()
+                | {self.leader.get(before, before) for before in self._read_by(self._inputs_of(step), changes, states)}
+                for step in self.waiting
             }
-            for step, regions in self.waiting.items():
-                for state in {states[node] for node in _inputs_of(regions) if node in states}:
+            for step in self.waiting:
+                for state in {states[node] for node in self._inputs_of(step) if node in states}:
                     behind[changes[state.argument][state.changes]] |= {step} - {changes[state.argument][state.changes]}
             around = cycle(behind)
             if not around:
@@ -161,7 +174,7 @@ class Steps:
             updated: results that are new values of arguments, which are written after all else.
         """
         needed = {
-            position: self._read_by([result], {})
+            position: self._read_by(_inputs_of([result]), {})
             for position, result in enumerate(results)
             if not any(store.result in updated for store in result.stores)
         }
@@ -279,7 +292,7 @@ class Steps:
             return None
         state, step = self.claims.state(), Step(position)
         regions = self.claims.regions_in_memory([value])
-        unread = read[step] - self._read_by(regions, {})
+        unread = read[step] - self._read_by(_inputs_of(regions), {})
         needs_more = len(self.temporaries.values) > state.temporaries
         if needs_more or unread.difference(*(others for other, others in read.items() if other != step)):
             self.claims.restore(state)
@@ -291,15 +304,23 @@ class Steps:
         where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
         return InternalError(f"{self.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}")
 
+    def _inputs_of(self, step: Step) -> set[Node]:
+        """Returns the inputs that the regions of ``step`` read. They are walked through once: every cycle of steps that
+        is broken asks again."""
+        regions = self.waiting[step]
+        known = self._inputs.get(step)
+        if known is None or known[0] is not regions:
+            known = self._inputs[step] = regions, _inputs_of(regions)
+        return known[1]
+
     def _read_by(
         self,
-        regions: Sequence[Region],
+        inputs: Set[Node],
         changes: Mapping[int, Sequence[Step]],
         states: Mapping[Node, State] = types.MappingProxyType({}),
     ) -> set[Step]:
-        """Returns what must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they
-        read, up to the ``states`` that these are read in."""
-        inputs = _inputs_of(regions)
+        """Returns what must be computed before ``inputs`` are read: temporaries, and ``changes`` of arguments, up to
+        the ``states`` that these are read in."""
         first = self.temporaries.first
         read = {Step(node.attrs.number - first) for node in inputs if node.attrs.number >= first}
         for node in inputs:
