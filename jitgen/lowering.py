@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from jitgen import settings
 from jitgen.balance import Balance
 from jitgen.device import Device
 from jitgen.families import registry
@@ -60,9 +61,10 @@ class Route:
     @property
     def alternative(self) -> Route | None:
         """Returns the route of graphs for which a family says that this one ``lacks`` a kernel; None without one."""
-        if not self.automatic or self.backend != "cuda":
-            return None
-        return replace(self, backend="triton", compiler="triton", automatic=False)
+        triton = replace(self, backend="triton", compiler="triton", automatic=False)
+        if self.automatic and self.backend == "cpp" and settings.interpreting_triton():
+            return replace(triton, target=Target.parse("interpreter"))
+        return triton if self.automatic and self.backend == "cuda" else None
 
     @property
     def device(self) -> Device:

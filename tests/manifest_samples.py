@@ -123,6 +123,14 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return shared * 2
 
 
+def launched(x: torch.Tensor, factor: float) -> torch.Tensor:
+    from tests import own_kernels
+
+    out, rows = torch.empty_like(x), x.shape[0]
+    own_kernels.scaled_rows[lambda meta: (rows, meta["PIECES"])](x, out, x.stride(0), x.shape[1], factor, BLOCK=16)
+    return out + 1
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "gate": lambda: (gate, (torch.randn(6, 20), torch.randn(20))),
     "gate of one row": lambda: (gate, (torch.randn(1, 20), torch.randn(20))),
@@ -143,6 +151,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         grouped,
         (torch.randn(8, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16(), torch.tensor([2, 2, 8], dtype=torch.int32)),
     ),
+    "launched": lambda: (launched, (torch.randn(5, 20), 0.5)),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),
     "dense": lambda: (dense, (torch.randn(5, 32), torch.randn(16, 32), torch.randn(16))),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.deploy import expression_schema as expressions
+from jitgen.deploy import launch_schema
 from jitgen.errors import FormatError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
@@ -29,6 +30,7 @@ from jitgen.ir.nodes import (
     INPUT,
     IOTA,
     KINDS,
+    LAUNCH,
     REDUCE,
     SCALAR,
     SCAN,
@@ -450,6 +452,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     REDUCE: _reduce,
     GATHER: _gather,
     SCATTER: _scatter,
+    LAUNCH: launch_schema.check,
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,

@@ -11,13 +11,15 @@ from jitgen.families.convolution import FAMILY as CONVOLUTION
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
+from jitgen.families.launch import FAMILY as LAUNCH
 from jitgen.families.rows.reduction import FAMILY as REDUCTION
 from jitgen.families.rows.scan import FAMILY as SCAN
 from jitgen.families.rows.sort import FAMILY as SORT
 from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.ir.program import Decision, Kernel
 
-FAMILIES: list[Family] = [CONVOLUTION, ATTENTION_BACKWARD, ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [LAUNCH, CONVOLUTION, ATTENTION_BACKWARD, ATTENTION, GEMM]
+FAMILIES += [SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """All families. The last one computes whatever is left."""
 
 

@@ -28,6 +28,7 @@ from jitgen.ir.nodes import (
     CUSTOM_GRADIENT,
     GATHER,
     GROUPED,
+    LAUNCH,
     REDUCE,
     SCAN,
     SCATTER,
@@ -434,6 +435,15 @@ def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:
     for attrs, shape in movements:
         tensor = at.viewed(tensor, attrs, shape)
     return tensor
+
+
+def _launch_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    raise _refused(f"{node.attrs.kernel[1]}, a kernel that you wrote,", "a torch.autograd.Function around it", node)
+
+
+@_derivative(LAUNCH, _launch_reads)
+def _launch(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    raise AssertionError("the derivative of a launch is refused before")
 
 
 def _refused(what: str, instead: str, node: Node) -> UnsupportedError:

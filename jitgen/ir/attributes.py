@@ -99,6 +99,25 @@ class ScatterAttrs(NamedTuple):
     """The view of the base that is written: pairs of a view's attributes and its shape."""
 
 
+class LaunchAttrs(NamedTuple):
+    """Holds a launch of a user's kernel (``ir/launches.py``)."""
+
+    kernel: tuple[str, str, str]
+    """The language, the entry, and the text of a module that defines it and all that it calls."""
+    parameters: tuple[tuple[str, str, Any], ...]
+    """For each parameter its name, how it is passed, and what."""
+    configs: tuple[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...], tuple[Scalar, Scalar, Scalar]], ...]
+    """The ways to launch it, of which one is chosen: constants (name, text), options (name, number), and the grid."""
+    written: tuple[int, ...]
+    """The operands that it writes, in ascending order."""
+    unset: tuple[int, ...]
+    """Those among them whose elements nobody has set before."""
+    strides: tuple[tuple[Scalar, ...] | None, ...]
+    """The strides of each operand that the kernel may be told; None where it is told none, and takes row-major ones."""
+    result: int
+    """The operand of which the node is the new value."""
+
+
 class DequantizeAttrs(NamedTuple):
     format: str
     group_size: int | None

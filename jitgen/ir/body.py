@@ -122,7 +122,8 @@ class Operand:
             are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
             activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), ``"codes"``,
             ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight), and ``"groups"``
-            (offsets or ids). A weight of groups has their number as its first dimension.
+            (offsets or ids). A weight of groups has their number as its first dimension. A user's kernel reads an
+            ``"argument"`` where it wants.
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.
         shape: of the whole buffer (of the index space, for an iota).
@@ -368,7 +369,7 @@ class BodyBuilder:
         nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
         if nested:
             raise AssertionError(f"a {nested[0]} in the activation of a product: a pass should have materialized it")
-        base, slices = _seen_through_views(weight)
+        base, slices = seen_through_views(weight)
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]
         if base.kind is not DEQUANTIZE:
@@ -417,7 +418,7 @@ class BodyBuilder:
     def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
         """Returns the operand that is ``node``, an input or views of one, under further ``slices``; a new one is
         added."""
-        base, movements = _seen_through_views(node)
+        base, movements = seen_through_views(node)
         operand = Operand(kind, base.attrs.number, node.dtype, base.shape, (*movements, *slices))
         if operand not in self.operands:
             self.operands.append(operand)
@@ -437,7 +438,7 @@ class BodyBuilder:
 
     def _gather(self, node: Node, dtype: str) -> int:
         source, *indices = node.inputs
-        base, movements = _seen_through_views(source)
+        base, movements = seen_through_views(source)
         movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         operand = Operand(self._chosen, base.attrs.number, node.dtype, base.shape, movements, None, row, len(indices))
@@ -447,7 +448,7 @@ class BodyBuilder:
         return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
 
     def _leaf(self, node: Node, dtype: str) -> int:
-        base, movements = _seen_through_views(node)
+        base, movements = seen_through_views(node)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.kind is INPUT:
             operand = Operand(self._load, base.attrs.number, node.dtype, base.shape, movements, None, row)
@@ -582,7 +583,7 @@ def _of_tiles(movement: Movement, tensor: Node, tile: int) -> Movement:
     return (kind, dim, symbols.floordiv(start, tile), step), shape
 
 
-def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
+def seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
     """Returns the node that ``node`` is a view of, and the movements that lead from it to ``node``."""
     movements: list[Movement] = []
     while node.kind is VIEW:

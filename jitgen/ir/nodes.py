@@ -28,6 +28,7 @@ from jitgen.ir.attributes import (
     DequantizeAttrs,
     GroupedAttrs,
     InputAttrs,
+    LaunchAttrs,
     NothingAttrs,
     NumberAttrs,
     ReduceAttrs,
@@ -246,6 +247,15 @@ SCATTER = Kind(
     batch=batching.batch_scatter,
     is_saved=True,
 )
+LAUNCH = Kind(
+    "launch",
+    "the operands as the launch of a user's kernel leaves one of them, which it writes (``ir/launches.py``)",
+    (1, MANY),
+    Reads.ANYWHERE,
+    LaunchAttrs,
+    read_whole=True,
+    is_saved=True,
+)
 SCAN = Kind(
     "scan",
     "at every element, those up to it along a dimension combined (``ir/scans.py``)",
@@ -294,7 +304,7 @@ CUSTOM_GRADIENT = Kind(
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})
 """The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
 STRUCTURED = (*_LEAVES, *_COMPUTED)

@@ -12,6 +12,7 @@ as K of a product. The *stages* are the steps of a kernel in the order in which 
 ``sort``      the elements in another order
 ``scatter``   values combined with elements of the result, which is read and written in place; by the region's order
               along the sequential axes
+``launch``    a kernel that a user wrote, which says itself what it does over the axes of its grid
 ============  ==========================================================================================
 
 RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. Stages follow from the stored
@@ -29,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jitgen.ir.graph import Node, Shape, topological
-from jitgen.ir.nodes import PRODUCTS, SCATTER
+from jitgen.ir.nodes import LAUNCH, PRODUCTS, SCATTER
 from jitgen.ir.symbols import Size
 
 Movement = tuple[tuple[Any, ...], Shape]
@@ -39,7 +40,7 @@ MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
 
-STAGES = ("map", "contract", "reduce", "scan", "sort", "scatter")
+STAGES = ("map", "contract", "reduce", "scan", "sort", "scatter", "launch")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Store:
     @property
     def is_update(self) -> bool:
         """Returns whether the store leaves some elements of the result unchanged."""
-        return self.value.kind is SCATTER or bool(self.indices)
+        return self.value.kind in (SCATTER, LAUNCH) or bool(self.indices)
 
     def moved(self, attrs: tuple[Any, ...], shape: Shape, move: Callable[[Node], Node]) -> Store:
         """Moves the store's iteration space to ``shape``; ``move`` does the same to a node."""

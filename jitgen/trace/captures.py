@@ -44,6 +44,7 @@ from jitgen.trace.captured import (
     variable,
 )
 from jitgen.trace.journal import Journal
+from jitgen.trace.kernels.triton_module import constants_read, is_launcher
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
     asks_identity,
@@ -216,6 +217,11 @@ class Captures:
             self._refuse(captured.path, *refusal)
         if isinstance(value, types.BuiltinFunctionType | types.FunctionType) and (read := modes.reader(value)):
             self.guards.append(Captured(f"{captured.path}()", read, read()))
+        if is_launcher(value):  # the trace takes its text, which reads nothing but these
+            self.guards.append(captured)
+            for space, name in constants_read(value):
+                self.guards.append(Captured(name, functools.partial(space.get, name, MISSING), space[name]))
+            return
         if isinstance(value, GUARDED):
             self.guards.append(captured)
             if not (_is_bound(value) or (isinstance(value, type) and not is_library(value.__module__))):

@@ -12,12 +12,14 @@ import torch
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _REAL_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+_TRITON = "/triton/runtime/"
+"""What the paths of Triton's launchers have in them."""
 _GENERATED = "<jitgen "
 """The start of the file names of functions that jitgen generates (``codegen/python.py``)."""
 
 
 def user_location() -> str | None:
-    """Returns ``"model.py:12"`` for the innermost frame that is neither jitgen's nor torch's."""
+    """Returns ``"model.py:12"`` for the innermost frame that is neither jitgen's, torch's nor Triton's."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_users(frame):
@@ -38,7 +40,7 @@ def raised_at(error: BaseException) -> str | None:
 
 def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return not name.startswith((_OURS, _TORCH, _REAL_TORCH, _GENERATED, "<frozen"))
+    return not (name.startswith((_OURS, _TORCH, _REAL_TORCH, _GENERATED, "<frozen")) or _TRITON in name)
 
 
 def quote(location: str | None) -> str:

@@ -30,6 +30,7 @@ class Memory:
         base: the node of the whole tensor's current value, which the values of all views are views of.
         proxies: the tensor and its views.
         is_row_major: whether it is known to be contiguous, so that a reshape of it is a view.
+        is_unset: whether it was made without values, by ``torch.empty`` and the like.
         updates: how often it was updated in place.
         input: the index of the graph input whose memory it is; None for that of other tensors.
     """
@@ -39,6 +40,7 @@ class Memory:
         self.input = input
         self.proxies: list[weakref.ref[TensorProxy]] = []
         self.is_row_major = is_row_major
+        self.is_unset = False
         self.updates = 0
 
 

@@ -19,6 +19,7 @@ from jitgen.trace.captured import MISSING, Captured, call_leaves, same_value
 from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.journal import Change
+from jitgen.trace.kernels import launches
 from jitgen.trace.location import quote, raised_at
 from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mentions import line_of_change
@@ -93,7 +94,14 @@ def _run_once(*arguments: Any) -> tuple[Trace, Traced, list[Change], list[Change
 
     It runs in a copy of the context, since a context variable that had no value cannot lose one that it gets.
     """
-    return contextvars.copy_context().run(_run_in_context, *arguments)
+    triton_was_known = launches.knows_triton()
+    try:
+        return contextvars.copy_context().run(_run_in_context, *arguments)
+    except Exception:
+        if triton_was_known or not launches.knows_triton():
+            raise
+        # The function has imported Triton, and launched a kernel before its launches were traced.
+        return contextvars.copy_context().run(_run_in_context, *arguments)
 
 
 def _run_in_context(
@@ -130,6 +138,7 @@ def _as_in_eager_torch(state: Trace) -> Iterator[None]:
         transforms_are_refused(),
         stand_ins(),
         checkpoints_are_calls(),
+        launches.launches_are_traced(state),
         reported_to(state.captures),
     ):
         yield

@@ -237,7 +237,17 @@ ROW_MODULES: tuple[str, ...] = (
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "quantiles", "random", "reductions", "scans", "scatters", "selection", "sorting")
+ROW_MODULES += (
+    "pointwise",
+    "quantiles",
+    "random",
+    "reductions",
+    "scans",
+    "scatters",
+    "selection",
+    "sorting",
+    "strides",
+)
 ROW_MODULES += tuple(
     f"compositions.{name}"
     for name in (

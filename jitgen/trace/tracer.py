@@ -76,6 +76,8 @@ _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
+_UNSET = ("empty", "empty_like", "new_empty")
+"""Functions that make tensors without values."""
 _VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal", "einsum", "unfold")
 """Functions whose results are views at all strides, made of reshapes here, or that raise an error."""
 _COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
@@ -133,6 +135,8 @@ class Trace:
         self.chosen: dict[int, tuple[Node, Node, Node]] = {}
         """Matrices that ids chose, by the id of their node: the node, what they were chosen of, and the ids."""
         self.host_scalars: list[TensorProxy] = []
+        self.strides_read: dict[Node, tuple[Any, ...]] = {}
+        """The strides that the function has asked for."""
         self._returned: dict[int, tuple[TensorProxy, Node]] = {}
         self._returned_nodes: set[Node] = set()
         self.captures = Captures(function, name, objects)
@@ -262,6 +266,8 @@ class Trace:
             made = self._leave(self._unaliased(result))
             if name.rpartition(".")[2] in _ROW_MAJOR:
                 made.memory.is_row_major = True
+            if name.rpartition(".")[2] in _UNSET:
+                made.memory.is_unset = True
             return made
 
     def _of_lists(self, row: table.Row, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

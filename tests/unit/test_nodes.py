@@ -29,6 +29,7 @@ from jitgen.ir.nodes import (
     INPUT,
     IOTA,
     KINDS,
+    LAUNCH,
     REDUCE,
     SCALAR,
     SCAN,
@@ -83,21 +84,21 @@ def test_a_gradient_flows_through_every_kind_with_operands() -> None:
 
 
 def test_every_kind_with_operands_is_computed_over_a_batch() -> None:
-    assert {kind for kind in KINDS.values() if kind.batch is None} == LEAVES | {DEQUANTIZE, GROUPED}
+    assert {kind for kind in KINDS.values() if kind.batch is None} == LEAVES | {DEQUANTIZE, GROUPED, LAUNCH}
 
 
 def test_views_move_by_a_rule_or_by_commuting() -> None:
-    """A view of anything else is read from memory: of tensors, indices, weights, convolutions, and of what a scatter
-    writes."""
+    """A view of anything else is read from memory: of tensors, indices, weights, convolutions, and of what a scatter or
+    a user's kernel writes."""
     assert not [kind for kind in KINDS.values() if kind.commutes and kind.move]
     stay = {kind for kind in KINDS.values() if not kind.commutes and kind.move is None}
-    assert stay == {INPUT, IOTA, VIEW, CONVOLVE, SCATTER, DEQUANTIZE}
+    assert stay == {INPUT, IOTA, VIEW, CONVOLVE, SCATTER, LAUNCH, DEQUANTIZE}
 
 
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
     assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST}
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
-    elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, SORT, DEQUANTIZE}
+    elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, LAUNCH, SORT, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere
     assert {kind for kind in KINDS.values() if kind.reads_others} == elsewhere | {REDUCE, SCAN}
     assert {kind for kind in KINDS.values() if kind.reads is Reads.NOTHING} == LEAVES

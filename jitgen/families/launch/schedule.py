@@ -1,0 +1,102 @@
+"""Chooses among the configurations that a user gave a kernel: the one that was measured to be the best, else the
+first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jitgen.device import Device
+from jitgen.errors import UnsupportedError
+from jitgen.families.family import Problem
+from jitgen.families.launch.layout import LaunchGeometry, Layout, attrs_of
+from jitgen.ir.launches import Config
+from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import LaunchShape
+from jitgen.kernel.operands import WARP
+from jitgen.schedule.declared import DeclaredSchedule
+from jitgen.spec import digest
+
+USUAL = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
+"""The options of a launch that states none, as Triton has them."""
+GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+"""The most blocks in each dimension of a grid (CUDA C++ Programming Guide, "Technical Specifications")."""
+
+
+@dataclass(frozen=True)
+class Schedule(DeclaredSchedule):
+    """Holds a configuration: the constants that it chooses, and options of the compiler."""
+
+    sentence = ("{words}",)
+    template: ClassVar[str] = "launch"
+    constants: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, int], ...]
+
+    @property
+    def words(self) -> str:
+        chosen = ", ".join(f"{name} {value}" for name, value in (*self.constants, *self.options))
+        return f"as launched, with {chosen}" if chosen else "as launched"
+
+    def option(self, name: str) -> int:
+        return dict(self.options).get(name, USUAL[name])
+
+
+def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """Returns a schedule for each configuration."""
+    (body,) = problem.kernel.bodies
+    listed = (Config(*config) for config in attrs_of(body).configs)
+    return tuple(dict.fromkeys(Schedule(config.constants, config.options) for config in listed))
+
+
+def facts(problem: Problem, device: Device) -> Mapping[str, Any] | None:
+    """Returns what measured configurations depend on: the kernel and its numbers. None where there is one alone."""
+    (body,), (geometry,) = problem.kernel.bodies, problem.geometries
+    attrs = attrs_of(body)
+    if len(attrs.configs) == 1:
+        return None
+    dtypes = [operand.dtype for operand in body.operands]
+    return {"kernel": digest(list(attrs.kernel)), "dtypes": dtypes, "numbers": list(geometry.numbers)}
+
+
+def launch(
+    kernel: Kernel,
+    layouts: Sequence[Layout],
+    geometries: Sequence[LaunchGeometry],
+    schedule: Schedule,
+    device: Device,
+) -> LaunchShape:
+    """Launches the grid of the configuration.
+
+    Raises:
+        UnsupportedError: a size of the grid is 0 although there is something to write, or too large.
+    """
+    (geometry,), (body,) = geometries, kernel.bodies
+    attrs = attrs_of(body)
+    chosen = [config[:2] for config in attrs.configs].index((schedule.constants, schedule.options))
+    grid = geometry.grids[chosen]
+    blocks = schedule.option("num_ctas")
+    if not all(0 < size <= most for size, most in zip(grid, GRID_LIMITS, strict=True)):
+        location = body.instructions[0].location
+        raise UnsupportedError(
+            f"the grid of {attrs.kernel[1]} is {grid}{f' at {location}' if location else ''}; each size has to be at "
+            f"least 1, and at most {GRID_LIMITS}"
+        )
+    x, *others = grid
+    threads = (schedule.option("num_warps") * WARP, 1, 1)
+    return LaunchShape((x * blocks, *others), threads, cluster=blocks, any_cluster=blocks > 1)  # type: ignore[arg-type]
+
+
+def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
+    """Explains the kernel: a title, what it reads and writes, and among how many configurations it was chosen."""
+    (body,) = kernel.bodies
+    attrs = attrs_of(body)
+    names = {value: name for name, how, value in reversed(attrs.parameters) if how == "tensor"}
+    written = ", ".join(names[number] for number in attrs.written)
+    read = ", ".join(names[number] for number in range(len(body.operands)) if number not in attrs.written)
+    location = body.instructions[0].location
+    lines = [f"the kernel {attrs.kernel[1]}, written by you" + (f", launched at {location}" if location else "")]
+    lines.append(f"writes {written}" + (f", reads {read}" if read else ""))
+    if len(attrs.configs) > 1:
+        lines.append(f"one of {len(attrs.configs)} configurations; jitgen tune measures them")
+    return lines

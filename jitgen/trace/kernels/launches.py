@@ -1,0 +1,378 @@
+"""Traces ``kernel[grid](...)``, the launch of a user's Triton kernel: each tensor that it writes gets a new value.
+
+While a function is traced, Triton's ``run`` of kernels (plain, autotuned, with heuristics, or interpreted) comes here.
+Sizes among the arguments stay symbolic where the kernel takes a number; a constant of the kernel that depends on one
+is a guard. A grid that is a function is called with the arguments, once for each configuration of an autotuner.
+
+Neighbours: ``triton_module.py`` has the kernel's text, ``triton_accesses.py`` what it writes, ``ir/launches.py`` what a
+node means.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import TraceError, UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.attributes import LaunchAttrs
+from jitgen.ir.graph import Node
+from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED, results_of
+from jitgen.ir.nodes import INPUT, LAUNCH, VIEW
+from jitgen.trace.kernels.triton_accesses import accesses
+from jitgen.trace.kernels.triton_module import constant, defined, is_jit_function, module_of
+from jitgen.trace.location import quote, user_location
+from jitgen.trace.numbers import SymbolicNumber, unwrap
+from jitgen.trace.replaced import Replaced
+from jitgen.trace.strides import row_major
+from jitgen.trace.updates import updated
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options of a launch that decide how the kernel is compiled."""
+_trace: ContextVar[Trace | None] = ContextVar("launches", default=None)
+"""The trace in progress in this thread, which meets launches."""
+
+
+@contextmanager
+def launches_are_traced(trace: Trace) -> Iterator[None]:
+    """Makes ``trace`` meet launches of Triton's kernels within this context."""
+    token = _trace.set(trace)
+    try:
+        with ExitStack() as stack:
+            for replaced in _launchers() if knows_triton() else ():
+                stack.enter_context(replaced.active())
+            yield
+    finally:
+        _trace.reset(token)
+
+
+def knows_triton() -> bool:
+    """Returns whether Triton has been imported; before, nobody has a kernel."""
+    return "triton.runtime.jit" in sys.modules
+
+
+@cache
+def _launchers() -> tuple[Replaced, ...]:
+    from triton.runtime import autotuner, jit
+
+    classes: list[Any] = [jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics]
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        classes.append(interpreter.InterpretedFunction)
+
+    def run_of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            trace = _trace.get()
+            if trace is None or warmup:
+                return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+            with torch._C.DisableTorchFunction():
+                return _Launch(trace, self, args, grid, kwargs).trace()
+
+        return run
+
+    return tuple(Replaced(owner, {"run": run_of(owner.run)}) for owner in classes)
+
+
+@dataclass
+class _Way:
+    """Describes one way to launch the kernel, while decorators are followed: constants and options by name."""
+
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+
+class _Launch:
+    """Holds one launch that is traced."""
+
+    def __init__(self, trace: Trace, launcher: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> None:
+        self.trace_, self.launcher, self.grid = trace, launcher, grid
+        self.kernel = launcher
+        while not is_jit_function(self.kernel):
+            self.kernel = self.kernel.fn
+        self.own = defined(self.kernel)
+        self.name = self.own.tree.name
+        self.signature = inspect.signature(self.own.function)
+        self.given = self._bound(args, {name: value for name, value in kwargs.items() if name not in _OPTIONS})
+        self.options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
+        self.operands: list[Node] = []
+        self.proxies: list[Any] = []
+        self.owners: dict[str, int] = {}
+
+    # -------------------------------------------------------------------------------------------------- errors
+
+    def refused(self, what: str, remedy: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.trace_.name}: the launch of {self.name} ({self.own.file}:{self.own.line}): {what}"
+            f"{quote(user_location())}\n  {remedy}"
+        )
+
+    def wrong(self, what: str) -> TraceError:
+        return TraceError(
+            f"{self.trace_.name}: the launch of {self.name} ({self.own.file}:{self.own.line}): {what}"
+            f"{quote(user_location())}"
+        )
+
+    # ----------------------------------------------------------------------------------------------- arguments
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments by their names, without those that the kernel has defaults for."""
+        known = self.signature.parameters
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise self.wrong(f"it has no parameter {unknown[0]}; its parameters are {', '.join(known)}")
+        try:
+            return dict(self.signature.bind_partial(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise self.wrong(str(error)) from None
+
+    def _ways(self) -> list[_Way]:
+        """Returns the ways to launch the kernel: those of its autotuner, with the constants of its heuristics."""
+        ways = [_Way({}, {})]
+        layer = self.launcher
+        while layer is not self.kernel:
+            if hasattr(layer, "configs"):
+                ways = [w for way in ways for w in self._tuned(layer, way)]
+            elif hasattr(layer, "values"):
+                for way in ways:
+                    for name, heuristic in layer.values.items():
+                        way.constants[name] = heuristic({**self.given, **way.constants})
+            else:
+                raise self.refused(f"it is under {type(layer).__name__}", "launch the function under @triton.jit")
+            layer = layer.fn
+        return ways
+
+    def _tuned(self, tuner: Any, way: _Way) -> Iterator[_Way]:
+        configs = list(tuner.configs)
+        if tuner.early_config_prune is not None and len(configs) > 1:
+            configs = list(tuner.early_config_prune(configs, dict(self.given), **way.constants))
+        hooks = {config.pre_hook for config in configs}
+        if len(hooks) > 1:
+            raise self.refused("its configurations have different hooks", "give all of them the same pre_hook, or none")
+        for hook in hooks - {None}:
+            with torch._C._EnableTorchFunction():
+                hook({**self.given, **configs[0].kwargs})
+        for config in configs:
+            twice = sorted(config.kwargs.keys() & self.given.keys())
+            if twice:
+                raise self.wrong(f"{twice[0]} is given, and its autotuner chooses it")
+            options = {name: getattr(config, name, None) for name in _OPTIONS}
+            options = {name: number for name, number in options.items() if number is not None}
+            yield _Way({**way.constants, **config.kwargs}, {**way.options, **options})
+
+    def _is_constant(self, parameter: inspect.Parameter) -> bool:
+        return "constexpr" in str(getattr(parameter.annotation, "__name__", parameter.annotation))
+
+    def _operand(self, name: str, value: Any) -> int:
+        """Returns the number of the operand that is the tensor ``value``."""
+        if type(value).__name__ == "QTensor":
+            raise self.refused(f"{name} is a quantised weight", "pass its dequantised values, or its tensors")
+        proxy = value if type(value).__name__ == "TensorProxy" else self.trace_.captured_proxy(value)
+        for number, known in enumerate(self.proxies):
+            if known is proxy or (known.memory is proxy.memory and known.value is proxy.value):
+                return number
+        self.proxies.append(proxy)
+        self.operands.append(proxy.value)
+        return len(self.operands) - 1
+
+    # --------------------------------------------------------------------------------------------------- nodes
+
+    def trace(self) -> None:
+        """Gives each tensor that the kernel writes its new value."""
+        trace = self.trace_
+        ways = self._ways()
+        helpers: dict[int, str] = {}
+        functions = [v for v in self.given.values() if is_jit_function(v)]
+
+        def name_helpers(add: Callable[[Any], str]) -> None:
+            helpers.update((id(function), add(function)) for function in functions)
+
+        entry, text = module_of(self.kernel, name_helpers)
+        parameters = [self._parameter(parameter, ways, helpers) for parameter in self.signature.parameters.values()]
+        tensors = {name: value for name, how, value in parameters if how == TENSOR}
+        written = sorted({tensors[name] for name in accesses(self.kernel).written if name in tensors})
+        if not written:
+            raise self.refused("it writes none of its tensors", "leave the launch out")
+        self._check_memory(written, tensors)
+        if trace.differentiable and torch.is_grad_enabled():
+            self._refuse_gradients(tensors)
+        chosen = {name for name, how, _ in parameters if how == CONFIG}
+        configs = tuple(self._config(way, chosen) for way in ways)
+        unset = [n for n in written if self.proxies[n].memory.is_unset and not self.proxies[n].memory.updates]
+        strides = tuple(trace.strides_read.get(node) for node in self.operands)
+        attrs = LaunchAttrs(
+            ("triton", entry, text),
+            tuple(parameters),
+            tuple(dict.fromkeys(configs)),
+            tuple(written),
+            tuple(unset),
+            strides,
+            written[0],
+        )
+        node = trace.make(LAUNCH.name, self.operands, *_like(self.operands[written[0]]), tuple(attrs))
+        results = results_of(node, node.inputs, trace.builder)
+        for number, result in zip(written, results, strict=True):
+            updated(trace, self.proxies[number], result, self.name)
+
+    def _parameter(
+        self, parameter: inspect.Parameter, ways: Sequence[_Way], helpers: Mapping[int, str]
+    ) -> tuple[str, str, Any]:
+        """Returns name of a parameter, how it is passed, and what."""
+        name = parameter.name
+        if any(name in way.constants for way in ways):
+            missing = next((way for way in ways if name not in way.constants), None)
+            if missing is not None:
+                raise self.wrong(f"a configuration of its autotuner has no {name}")
+            return name, CONFIG, None
+        value = self.given.get(name, parameter.default)
+        if value is inspect.Parameter.empty:
+            raise self.wrong(f"the argument {name} is missing")
+        if isinstance(value, torch.Tensor) or type(value).__name__ == "TensorProxy":
+            if self._is_constant(parameter):
+                raise self.wrong(f"{name} is a constant of the kernel (tl.constexpr), and a tensor is given")
+            number = self._operand(name, value)
+            self.owners.setdefault(name, number)
+            return name, TENSOR, number
+        if is_jit_function(value):
+            return name, CONSTANT, helpers[id(value)]
+        if self._is_constant(parameter) or value is None or isinstance(unwrap(value), (bool, str)):
+            return name, CONSTANT, self._constant(name, value)
+        expr = unwrap(value)
+        kind = symbols.kind_of(expr)
+        if kind == "bool":
+            return name, CONSTANT, repr(bool(value))
+        if kind not in ("int", "float"):
+            text = constant(value)
+            if text is None:
+                raise self.wrong(f"{name} is a {type(value).__name__}; a kernel takes tensors, numbers and constants")
+            return name, CONSTANT, text
+        if kind == "float":
+            return name, FLOAT, expr
+        unspecialized = getattr(self.kernel, "do_not_specialize", None) or getattr(self.kernel, "kwargs", {}).get(
+            "do_not_specialize"
+        )
+        position = list(self.signature.parameters).index(name)
+        is_plain = name in (unspecialized or ()) or position in (unspecialized or ())
+        return name, UNSPECIALIZED if is_plain else INT, expr
+
+    def _constant(self, name: str, value: Any) -> str:
+        """Returns the text of a constant; a symbolic number is that of this call, which becomes a guard."""
+        if isinstance(value, SymbolicNumber):
+            value = self.trace_.guards.value(value.expr)
+        text = constant(value)
+        if text is None:
+            raise self.wrong(
+                f"the constant {name} is a {type(value).__name__}; it may be a number, a string, None, a dtype of "
+                "triton.language, or a function under @triton.jit"
+            )
+        return text
+
+    def _config(self, way: _Way, chosen: set[str]) -> tuple[Any, ...]:
+        constants = tuple((name, self._constant(name, way.constants[name])) for name in sorted(chosen))
+        options = {**way.options, **self.options}
+        options = {name: self.trace_.guards.value(unwrap(number)) for name, number in options.items()}
+        return constants, tuple(sorted(options.items())), self._grid(way)
+
+    def _grid(self, way: _Way) -> tuple[Any, Any, Any]:
+        """Returns the grid of a configuration in three dimensions."""
+        grid = self.grid
+        if callable(grid):
+            defaults = {
+                name: parameter.default
+                for name, parameter in self.signature.parameters.items()
+                if parameter.default is not inspect.Parameter.empty
+            }
+            with torch._C._EnableTorchFunction():
+                grid = grid({**defaults, **self.given, **way.constants, **way.options, **self.options})
+        sizes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+        if not 1 <= len(sizes) <= 3:
+            raise self.wrong(f"a grid has one to three sizes, and this one {len(sizes)}")
+        numbers = []
+        for size in (*sizes, 1, 1)[:3]:
+            expr = unwrap(size)
+            if symbols.kind_of(expr) != "int":
+                raise self.wrong(f"the size {size!r} of the grid is no integer")
+            hint = self.trace_.guards.hint(expr)
+            if hint < 0 or (hint == 0 and not isinstance(expr, symbols.Expr)):
+                raise self.wrong(f"its grid is {self._words(sizes)}; every size has to be at least 1")
+            numbers.append(expr)
+        return numbers[0], numbers[1], numbers[2]
+
+    def _words(self, sizes: Sequence[Any]) -> str:
+        return f"({', '.join(str(self.trace_.guards.hint(unwrap(size))) for size in sizes)})"
+
+    # ---------------------------------------------------------------------------------------------------- checks
+
+    def _check_memory(self, written: Sequence[int], tensors: Mapping[str, int]) -> None:
+        """Raises UnsupportedError where the kernel would not find its tensors as they are in eager torch."""
+        names = {number: name for name, number in tensors.items()}
+        told = self.trace_.strides_read
+        for number in written:
+            name, node = names[number], self.operands[number]
+            for other, proxy in enumerate(self.proxies):
+                if other != number and proxy.memory is self.proxies[number].memory:
+                    raise self.refused(
+                        f"{name}, which it writes, shares memory with {names[other]}",
+                        "pass one tensor for both, or clone one of them",
+                    )
+            if any(base.attrs.kind == "expand" for base in _views(node)):
+                raise self.refused(f"{name}, which it writes, repeats elements", "pass a tensor of its own")
+            if told.get(node, row_major(node.shape)) != row_major(node.shape):
+                raise self.refused(f"{name}, which it writes, is not contiguous", "write to a new tensor, and copy it")
+        for number, node in enumerate(self.operands):
+            if node not in told and any(map(_reorders, _views(node))):
+                raise self.refused(
+                    f"{names[number]} is a view whose elements need not lie one behind the other, and the kernel is "
+                    "told none of its strides",
+                    f"pass {names[number]}.contiguous(), or its strides",
+                )
+            argument = self.proxies[number].memory.input
+            before = (n for n in told if n.under_views.kind is INPUT and n.under_views.attrs.number == argument)
+            uneven = any(told[n] != row_major(n.shape) for n in before)
+            if node.under_views.kind is not INPUT and argument is not None and uneven:
+                raise self.refused(
+                    f"{names[number]} was updated after its strides were read, and it is not contiguous",
+                    "pass contiguous tensors",
+                )
+
+    def _refuse_gradients(self, tensors: Mapping[str, int]) -> None:
+        from jitgen.trace import own_facts
+
+        for name, number in tensors.items():
+            if own_facts.requires_grad(self.trace_, self.operands[number]):
+                raise self.refused(
+                    f"{name} requires grad, and nobody knows the derivative of a kernel that you wrote",
+                    "call the function under torch.no_grad(), or put the launch into a torch.autograd.Function or a "
+                    "torch.library.custom_op with a backward, which is called outside of decorated functions",
+                )
+
+
+def _like(node: Node) -> tuple[str, Any]:
+    return node.dtype, node.shape
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """Yields the views that ``node`` is of what is under them; none of a filled tensor, which is one of its own."""
+    while node.kind is VIEW and not node.under_views.kind.is_number:
+        yield node
+        node = node.inputs[0]
+
+
+def _reorders(view: Node) -> bool:
+    """Returns whether elements of ``view`` may not lie one behind the other where those of its source do."""
+    attrs, shape = view.attrs, view.shape
+    if attrs.kind == "permute":
+        return tuple(attrs.order) != tuple(range(len(shape)))
+    if attrs.kind == "slice":
+        return attrs.step != 1 or any(size != 1 for size in shape[: attrs.dim])
+    return attrs.kind == "expand" and shape != view.inputs[0].shape

@@ -1,0 +1,204 @@
+"""Launches of users' Triton kernels in decorated functions, under Triton's interpreter: against float64 torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+import jitgen
+from tests import own_kernels as kernels
+from tests.interpreter import serve
+
+
+def _add(x: Tensor, y: Tensor, launch: Any = kernels.add, **options: Any) -> Tensor:
+    out = torch.empty_like(x)
+    launch[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel(), **options)
+    return out
+
+
+@jitgen.jit
+def between_operations(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(_add(x * 2, y, BLOCK=64) + bias)
+
+
+@jitgen.jit
+def tuned(x: Tensor, y: Tensor) -> Tensor:
+    return _add(x, y, kernels.tuned_add) * 3
+
+
+@jitgen.jit
+def by_heuristics(x: Tensor, y: Tensor) -> Tensor:
+    return _add(x, y, kernels.add_by_heuristics)
+
+
+@jitgen.jit
+def in_place(x: Tensor, factor: float) -> Tensor:
+    y = x + 1
+    kernels.scale_in_place[(triton.cdiv(y.numel(), 32),)](y, y.numel(), factor, BLOCK=32)
+    return y - 1
+
+
+@jitgen.jit
+def argument_in_place(x: Tensor) -> Tensor:
+    before = x.sum()
+    kernels.scale_in_place[(triton.cdiv(x.numel(), 32),)](x, x.numel(), 0.25, BLOCK=32)
+    return x * before
+
+
+@jitgen.jit
+def two_results(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    total, difference = torch.empty_like(x), torch.empty_like(x)
+    kernels.sum_and_difference[(triton.cdiv(x.numel(), 32),)](x, y, total, difference, x.numel(), BLOCK=32)
+    return total, difference * 2
+
+
+@jitgen.jit
+def one_of_two_results(x: Tensor, y: Tensor) -> Tensor:
+    total, difference = torch.empty_like(x), torch.empty_like(x)
+    kernels.sum_and_difference[(triton.cdiv(x.numel(), 32),)](x, y, total, difference, x.numel(), BLOCK=32)
+    return difference
+
+
+@jitgen.jit
+def counts(x: Tensor, out: Tensor) -> Tensor:
+    found = torch.zeros(10, dtype=torch.int32) + out
+    kernels.histogram[(triton.cdiv(x.numel(), 32),)](x, found, x.numel(), BLOCK=32)
+    return found
+
+
+@jitgen.jit
+def partly_written(x: Tensor, rest: Tensor) -> Tensor:
+    out = rest.clone()
+    kernels.first_elements[(1,)](x, out, x.numel(), BLOCK=64)
+    return out
+
+
+@jitgen.jit
+def product(a: Tensor, b: Tensor) -> Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty((m, n), device=a.device, dtype=a.dtype)
+    grid = lambda meta: (triton.cdiv(m, meta["BLOCK_SIZE_M"]) * triton.cdiv(n, meta["BLOCK_SIZE_N"]),)  # noqa: E731
+    sizes = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 2}
+    strides = a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1)
+    kernels.matmul[grid](a, b, c, m, n, k, *strides, **sizes, ACTIVATION="leaky_relu")
+    return c
+
+
+@jitgen.jit
+def persistent_product(a: Tensor, b: Tensor) -> Tensor:
+    (m, k), n = a.shape, b.shape[1]
+    c = a.new_empty(m, n)
+    kernels.persistent_matmul[(3,)](
+        a, b, c, m, n, k, a.stride(0), b.stride(0), c.stride(0), PROGRAMS=3, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16
+    )
+    return c
+
+
+@jitgen.jit
+def softmax(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    rows, columns = x.shape
+    block = triton.next_power_of_2(columns)
+    kernels.softmax[(rows, 1, 1)](out, x, x.stride(0), out.stride(0), columns, BLOCK_SIZE=block)
+    return out
+
+
+@jitgen.jit
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    y, rows = torch.empty_like(x), x.shape[0]
+    mean, rstd = torch.empty(rows, device=x.device), torch.empty(rows, device=x.device)
+    kernels.layer_norm[(rows,)](x, y, weight, bias, mean, rstd, x.stride(0), x.shape[1], eps, BLOCK_SIZE=16)
+    return y, rstd
+
+
+@jitgen.jit
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = torch.empty_like(q)
+    heads, seq, dim = q.shape
+    kernels.flash_attention[(triton.cdiv(seq, 16), heads)](
+        q, k, v, out, q.stride(0), q.stride(1), seq, dim**-0.5, BLOCK_M=16, BLOCK_N=16, DIM=dim, CAUSAL=True
+    )
+    return out
+
+
+def _wrong(name: str, result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> str | None:
+    error = (result.double() - expected.double()).abs().max().item() if result.numel() else 0.0
+    scale = max(1.0, expected.double().abs().max().item()) if result.numel() else 1.0
+    if result.shape != expected.shape or not error <= tolerance * scale:
+        return f"{name}: {tuple(result.shape)} off by {error}"
+    return None
+
+
+def pointwise() -> Iterator[str | None]:
+    for shape in ((37, 50), (3, 5), (1, 1), (64, 32), (0, 5)):
+        x, y, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
+        expected = F.gelu(x.double() * 2 + y + bias)
+        yield _wrong(f"between operations {shape}", between_operations(x, y, bias), expected)
+        yield _wrong(f"tuned {shape}", tuned(x, y), (x.double() + y) * 3)
+        if 0 not in shape:
+            yield _wrong(f"heuristics {shape}", by_heuristics(x, y), x.double() + y)
+
+
+def updates() -> Iterator[str | None]:
+    x, y = torch.randn(7, 11), torch.randn(7, 11)
+    for factor in (0.5, 3.0):
+        yield _wrong("in place", in_place(x, factor), (x.double() + 1) * factor * 2 - 1)
+    argument = x.clone()
+    yield _wrong("argument in place", argument_in_place(argument), x.double() * 0.5 * x.double().sum())
+    yield _wrong("the argument", argument, x.double() * 0.5)
+    total, difference = two_results(x, y)
+    yield _wrong("sum", total, x.double() + y)
+    yield _wrong("difference", difference, (x.double() - y) * 2)
+    yield _wrong("one of two", one_of_two_results(x, y), x.double() - y)
+    integers = torch.randint(0, 10, (100,), dtype=torch.int32)
+    ones = torch.ones(10, dtype=torch.int32)
+    yield _wrong("histogram", counts(integers, ones), torch.bincount(integers, minlength=10) + 1)
+    rest = torch.randn(100)
+    yield _wrong("partly written", partly_written(x[0].contiguous(), rest), torch.cat([x[0], rest[11:]]))
+
+
+def products() -> Iterator[str | None]:
+    for m, n, k in ((33, 18, 40), (1, 16, 7), (16, 1, 16), (5, 50, 1)):
+        a, b = torch.randn(m, k), torch.randn(k, n)
+        expected = a.double() @ b.double()
+        yield _wrong(f"product {m, n, k}", product(a, b), F.leaky_relu(expected, 0.01))
+        turned = product(a.t().contiguous().t(), b.t().contiguous().t())
+        yield _wrong(f"product {m, n, k} of turned operands", turned, F.leaky_relu(expected, 0.01))
+        yield _wrong(f"persistent {m, n, k}", persistent_product(a, b), expected)
+    half = torch.randn(20, 24, dtype=torch.float16), torch.randn(24, 17, dtype=torch.float16)
+    yield _wrong("halves", product(*half), F.leaky_relu(half[0].double() @ half[1].double(), 0.01), 2e-3)
+
+
+def rows() -> Iterator[str | None]:
+    for shape in ((5, 17), (1, 1), (3, 64)):
+        x = torch.randn(shape)
+        yield _wrong(f"softmax {shape}", softmax(x), x.double().softmax(1))
+        weight, bias = torch.randn(shape[1]), torch.randn(shape[1])
+        y, rstd = layer_norm(x, weight, bias, 1e-5)
+        expected = F.layer_norm(x.double(), shape[1:], weight.double(), bias.double())
+        yield _wrong(f"layer norm {shape}", y, expected, 1e-3 if shape[1] == 1 else 1e-5)
+        yield _wrong(f"rstd {shape}", rstd, (x.double().var(1, correction=0) + 1e-5).rsqrt())
+
+
+def attentions() -> Iterator[str | None]:
+    for heads, seq, dim in ((2, 33, 16), (1, 16, 32)):
+        q, k, v = torch.randn(3, heads, seq, dim)
+        expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
+        yield _wrong(f"attention {heads, seq, dim}", attention(q, k, v), expected)
+
+
+CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
+    "pointwise": pointwise,
+    "updates": updates,
+    "products": products,
+    "rows": rows,
+    "attentions": attentions,
+}
+
+if __name__ == "__main__":
+    serve(CHECKS)

@@ -1,0 +1,179 @@
+"""Kernels that users wrote in Triton, launched within decorated functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitgen
+from jitgen import TensorSpec
+from jitgen.deploy.launch_schema import refusal
+from jitgen.errors import TraceError, UnsupportedError
+from jitgen.trace.kernels.triton_accesses import accesses
+from jitgen.trace.kernels.triton_module import module_of
+from tests import triton_own_kernels
+from tests.interpreter import Interpreter
+
+triton = pytest.importorskip("triton")
+kernels = pytest.importorskip("tests.own_kernels")
+
+MATRIX = TensorSpec((64, 48))
+
+
+@pytest.fixture(scope="module")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_own_kernels") as process:
+        yield process
+
+
+@pytest.mark.parametrize("check", triton_own_kernels.CHECKS)
+def test_values(check: str, failures: Interpreter) -> None:
+    assert failures[check] == []
+
+
+# -------------------------------------------------------------------------------------------------- what a source is
+
+
+def test_a_source_has_the_kernel_and_all_that_it_calls() -> None:
+    entry, text = module_of(kernels.matmul)
+    assert entry == "matmul"
+    assert text.index("def activation(x, KIND: tl.constexpr):") < text.index("def matmul(")
+    assert "    accumulator = activation(accumulator, ACTIVATION)\n" in text
+    _, scaled = module_of(kernels.scale_in_place)
+    assert "SCALE = tl.constexpr(2.0)" in scaled
+    for kernel in (kernels.matmul, kernels.scale_in_place, kernels.flash_attention, kernels.layer_norm):
+        assert refusal(module_of(kernel)[1]) is None
+
+
+def test_kernels_are_compiled_without_a_gpu_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    arguments = (TensorSpec(("M", 64), torch.bfloat16), TensorSpec((64, 48), torch.bfloat16))
+    with jitgen.record(tmp_path / "specs.json"):
+        low = triton_own_kernels.product.lower(*arguments, target="sm_90a")
+    assert "one of" not in low.explain()
+    assert "stride_ak=1" in low.source
+    assert "the kernel matmul, written by you" in low.explain()
+    with jitgen.strict(), pytest.raises(jitgen.CacheMissError):
+        low.compile()
+    assert jitgen.prewarm(tmp_path / "specs.json", ["sm_90a"]).count("failed") == 0
+    with jitgen.strict():
+        compiled = low.compile()
+    assert "wgmma" in compiled.asm["ptx"] or "mma.sync" in compiled.asm["ptx"]
+
+
+def test_configurations_are_candidates() -> None:
+    low = triton_own_kernels.tuned.lower(MATRIX, MATRIX, target="sm_90a")
+    assert "one of 2 configurations" in low.explain()
+    assert "BLOCK=64" in low.source
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tensors", "written"),
+    [
+        (kernels.matmul, {"a_ptr", "b_ptr", "c_ptr"}, {"c_ptr"}),
+        (kernels.layer_norm, {"X", "Y", "W", "B", "Mean", "Rstd"}, {"Y", "Mean", "Rstd"}),
+        (kernels.flash_attention, {"Q", "K", "V", "Out"}, {"Out"}),
+        (kernels.histogram, {"x_ptr", "counts_ptr"}, {"counts_ptr"}),
+        (kernels.scale_in_place, {"x_ptr"}, {"x_ptr"}),
+        (kernels.through_helpers, {"x_ptr", "out_ptr"}, {"out_ptr"}),
+    ],
+    ids=lambda value: getattr(getattr(value, "fn", None), "__name__", ""),
+)
+def test_what_is_written_follows_from_the_text(kernel: Any, tensors: set[str], written: set[str]) -> None:
+    """Numbers that pointers are advanced by are named too, and are none of the tensors."""
+    assert accesses(kernel).written & tensors == written
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+def _launching(**changes: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    options = {"BLOCK": 64, "grid": (4,), "out": torch.empty_like, "n": 12} | changes
+    grid, out = options.pop("grid"), options.pop("out")
+
+    @jitgen.jit
+    def launching(x: Tensor, y: Tensor) -> Tensor:
+        result = out(x)
+        kernels.add[grid](x, y, result, **options)
+        return result
+
+    return launching
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"grid": (0,)}, TraceError, r"its grid is \(0\)"),
+        ({"grid": (1, 1, 1, 1)}, TraceError, "one to three sizes"),
+        ({"grid": (1.5,)}, TraceError, "is no integer"),
+        ({"block": 3}, TraceError, "it has no parameter block"),
+        ({"n": torch.dtype}, TraceError, "n is a type"),
+        ({"BLOCK": object()}, TraceError, "the constant BLOCK is a object"),
+        ({"out": lambda x: x.t()}, UnsupportedError, "shares memory with x_ptr"),
+    ],
+)
+def test_a_mistake_names_the_kernel_and_the_line(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        _launching(**changes).lower(MATRIX, MATRIX, target="sm_90a")
+    assert "test_own_kernels.py:" in str(caught.value)
+    assert "own_kernels.py:" in str(caught.value)
+
+
+def test_a_missing_argument_is_named() -> None:
+    @jitgen.jit
+    def launching(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.add[1,](x, x, out, BLOCK=64)
+        return out
+
+    with pytest.raises(TraceError, match="the argument n is missing"):
+        launching.lower(MATRIX, target="sm_90a")
+
+
+def test_a_kernel_on_the_cpu_says_what_runs_it() -> None:
+    with pytest.raises(UnsupportedError, match="set TRITON_INTERPRET=1"):
+        _launching()(torch.randn(12), torch.randn(12))
+
+
+def test_gradients_are_refused() -> None:
+    x = torch.randn(12, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="nobody knows the derivative"):
+        _launching()(x, torch.randn(12))
+
+
+def test_views_without_their_strides_are_refused() -> None:
+    @jitgen.jit
+    def launching(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.add[1,](x.t(), x, out, x.numel(), BLOCK=64)
+        return out
+
+    with pytest.raises(UnsupportedError, match="told none of its strides"):
+        launching.lower(MATRIX, target="sm_90a")
+    with pytest.raises(UnsupportedError, match="gets a tensor of strides"):
+        _launching().lower(TensorSpec((8, 4), strides=(1, 8)), MATRIX, target="sm_90a")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "import triton\nx = open('a')",
+        "import triton\n@triton.jit\ndef f(x):\n    x.__class__\n",
+        "import triton\n@triton.jit\ndef f(x):\n    triton.runtime.os.system('a')\n",
+        "import triton.language as tl\nimport triton\n@triton.jit\ndef f(x):\n    tl.core.os.system('a')\n",
+        "import triton\n@triton.jit\ndef f(x):\n    eval('a')\n",
+        "import triton\n@triton.jit\ndef f(x=open('a')):\n    pass\n",
+        "import triton\n@triton.jit\ndef f(x):\n    (lambda: 1)()\n",
+        "import triton\n@print\ndef f(x):\n    pass\n",
+        "print(1)",
+        "def",
+    ],
+)
+def test_a_manifest_has_no_other_code(text: str) -> None:
+    assert refusal(text) is not None
