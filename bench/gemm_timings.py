@@ -17,9 +17,10 @@ import concurrent.futures
 import dataclasses
 import math
 import os
+import pickle
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,21 @@ from bench.records import write_rows
 from bench.sizes import log_uniform, side
 from bench.timing import graph_seconds
 from jitgen.families import registry
-from jitgen.families.gemm import wgmma
+from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaPair, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket
 from jitgen.families.gemm.schedules import cuda
 from jitgen.kernel.launch import OVERLAPS
 from jitgen.schedule.choose import Choice
 
+CHOICE = wgmma.for_launch
 KINDS = {
     "mma": ("int4", 1, 16),
     "rows": (None, 1, 16),
     "wgmma_quantized": ("int4", 9, 8192),
     "wgmma_dense": (None, 17, 8192),
+    "wgmma_quantized g64": ("int4", 9, 8192),
+    "wgmma_quantized g32": ("int4", 9, 8192),
     "swiglu_quantized": ("int4", 65, 8192),
     "swiglu_dense": (None, 65, 8192),
     "int4": ("int4", 1, 8192),
@@ -57,12 +61,13 @@ KINDS = {
     "int8_rows": (None, 1, 16),
     "float8_rows": (None, 1, 16),
 }
-"""The format of the weights, and the fewest and the most rows, of each kind. Of the first six every candidate of one
+"""The format of the weights, and the fewest and the most rows, of each kind. Of the first eight every candidate of one
 mainloop is timed, of the others that which is chosen."""
 BYTES = {"int8": torch.int8, "float8": torch.float8_e4m3fn}
 BYTES |= {f"{kind}_rows": dtype for kind, dtype in BYTES.items()}
 """The dtype of both operands, of kinds where that has one byte."""
 PATHS = {"swiglu_quantized": "wgmma_quantized", "swiglu_dense": "wgmma_dense"}
+PATHS |= dict.fromkeys(("wgmma_quantized g64", "wgmma_quantized g32"), "wgmma_quantized")
 PATHS |= {kind: "bytes" if kind.endswith("_rows") else "wgmma_dense" for kind in BYTES}
 """The mainloop of a kind, where it is not the kind's name."""
 CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
@@ -91,10 +96,10 @@ def llama() -> Iterator[tuple[str, int, int, int]]:
             yield kind, rows, 14336, 4096
 
 
-def drawn(source: random.Random, kind: str, fewest: int) -> tuple[int, int, int]:
-    """(rows, columns, length), with at least ``fewest`` rows."""
+def drawn(source: random.Random, kind: str, fewest: int, at_most: int) -> tuple[int, int, int]:
+    """(rows, columns, length), with ``fewest`` to ``at_most`` rows."""
     _, least, most = KINDS[kind]
-    least = max(least, fewest)
+    least, most = max(least, fewest), min(most, at_most)
     while True:
         rows = int(log_uniform(source, least, most + 1))
         columns, length = side(source, 16 if kind in BYTES else 8), side(source, 16 if kind in BYTES else 128)
@@ -110,11 +115,17 @@ def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any
         x, w = (jitgen.TensorSpec((size, length), BYTES[kind]) for size in (rows, columns))
         return jitgen.jit(backend="cuda")(codes).lower(x, w, target=target).lowered
     x = jitgen.TensorSpec((rows, length), torch.bfloat16)
-    group = None if format is None else 128
+    group = None if format is None else group_of(kind)
     w = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=group)
     if kind.startswith("swiglu"):
         return jitgen.jit(backend="cuda")(swiglu).lower(x, w, w, target=target).lowered
     return jitgen.jit(backend="cuda")(linear).lower(x, w, target=target).lowered
+
+
+def group_of(kind: str) -> int:
+    """The group size of a kind's weights, which its name ends in where it is not 128."""
+    _, _, size = kind.partition(" g")
+    return int(size or 128)
 
 
 def codes(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -139,6 +150,31 @@ def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
     yield from (candidate for candidate, estimated in costs.items() if estimated <= within * best)
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One launch to time: what it is called by, what is launched, and the bytes and dtypes of its operands."""
+
+    fields: dict[str, Any]
+    splits: int | None
+    source: str
+    shape: Any
+    arguments: Any
+    operands: tuple[tuple[int, str], ...]
+    result: tuple[int, ...]
+
+
+def job_of(low: Any, schedule: Any, splits: int | None, source: str) -> Job:
+    wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)
+    operands = [(bytes_of(m, b), b.dtype) for m, b in zip(low.memories, low.program.buffers, strict=True)]
+    fields, result = dataclasses.asdict(schedule), low.memories[-1].view.sizes
+    return Job(fields, splits, source, low.launch(0), low.arguments(0), tuple(operands), result)
+
+
+def bytes_of(memory: Any, buffer: Any) -> int:
+    item = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "int8": 1, "float8_e4m3fn": 1}[buffer.dtype]
+    return math.prod(memory.view.sizes) * item
+
+
 def compiled(source: Any) -> Any:
     from jitgen.compilers import nvrtc
 
@@ -154,25 +190,14 @@ def compiled(source: Any) -> Any:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--shapes", type=int, default=30, help="of each kind")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
-    parser.add_argument("--fewest-rows", type=int, default=1)
-    parser.add_argument("--sizes", nargs="*", help="rows x columns x length, as 1024x4096x4096, instead of random ones")
-    parser.add_argument("--within", type=float, default=math.inf, help="the largest estimate, of the best candidate's")
-    parser.add_argument("--seconds", type=float, default=100, help="after which no further problem is begun")
-    parser.add_argument("--llama", action="store_true", help="also the layers of Llama")
-    parser.add_argument("--dry", action="store_true", help="only count what would be timed")
-    options = parser.parse_args()
-    started, source = time.time(), random.Random(options.seed)
+def prepared(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
+    """The launches of each problem, and the sources of their kernels."""
+    source = random.Random(options.seed)
     cuda.k_splits = lambda problem: 1  # split_k_timings.py times products whose K is split over a temporary
     target = "sm_90a"
     problems, sources, rendered = [], {}, {}
     shapes = [
-        (kind, *drawn(source, kind, options.fewest_rows))
+        (kind, *drawn(source, kind, options.fewest_rows, options.most_rows))
         for _ in range(0 if options.sizes else options.shapes)
         for kind in options.kinds
     ]
@@ -186,57 +211,68 @@ def main() -> None:
         if kind in CHOSEN:
             text = low.render(0)[0]
             sources[text.text] = text
-            jobs.append((low, low.schedules[0], None, text.text))
+            jobs.append(job_of(low, low.schedules[0], None, text.text))
         for schedule in () if kind in CHOSEN else scheduled(low, kind, EXTRA.get(kind), options.within):
-            for wanted, splits in variants(schedule, rows, columns, length):
+            for wanted, splits in variants(schedule, rows, columns, length, weights_of(low)):
                 name = (low.program.kernels[0].digest, str(low.layouts), wanted)
                 one = dataclasses.replace(low, choices=(Choice(wanted, ""),))
                 if name not in rendered:
                     rendered[name] = one.render(0)[0]
                     sources[rendered[name].text] = rendered[name]
-                jobs.append((one, wanted, splits, rendered[name].text))
+                jobs.append(job_of(one, wanted, splits, rendered[name].text))
         problems.append(((kind, rows, columns, length), jobs))
-    timings = sum(len(jobs) for _, jobs in problems)
-    print(
-        f"{len(problems)} problems, {timings} timings, {len(sources)} sources, {time.time() - started:.1f} s",
-        flush=True,
-    )
-    if options.dry:
-        return
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        from jitgen.compilers import routes
+    return problems, sources
 
-        prepared = [routes.prepare(each) for each in sources.values()]
-        built = dict(zip(sources, pool.map(compiled, prepared, chunksize=2), strict=True))
-    for name, each in built.items():
-        if isinstance(each, str) or each[2]:
-            print(
-                "not compiled or spills",
-                name[:600] if isinstance(each, str) else "",
-                each if isinstance(each, str) else each[2:],
-                flush=True,
-            )
-    print(f"compiled after {time.time() - started:.1f} s", flush=True)
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--shapes", type=int, default=30, help="of each kind")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
+    parser.add_argument("--fewest-rows", type=int, default=1)
+    parser.add_argument("--most-rows", type=int, default=8192)
+    parser.add_argument("--sizes", nargs="*", help="rows x columns x length, as 1024x4096x4096, instead of random ones")
+    parser.add_argument("--within", type=float, default=math.inf, help="the largest estimate, of the best candidate's")
+    parser.add_argument("--seconds", type=float, default=100, help="after which no further problem is begun")
+    parser.add_argument("--llama", action="store_true", help="also the layers of Llama")
+    parser.add_argument("--kernels", type=Path, help="compiled ahead: written where there is none, else read")
+    parser.add_argument("--dry", action="store_true", help="only count what would be timed")
+    options = parser.parse_args()
+    started = time.time()
+    if options.kernels and options.kernels.exists():
+        problems, built = pickle.loads(options.kernels.read_bytes())
+    else:
+        problems, sources = prepared(options)
+        timings = sum(len(jobs) for _, jobs in problems)
+        print(f"{len(problems)} problems, {timings} timings, {len(sources)} sources", flush=True)
+        if options.dry:
+            return
+        built = built_of(sources)
+        if options.kernels:
+            options.kernels.write_bytes(pickle.dumps((problems, built)))
+            return
+    print(f"prepared after {time.time() - started:.1f} s", flush=True)
     results: list[Any] = []
     bench = Timer()
     for shape, jobs in problems:
         if time.time() - started > options.seconds:
             break
         reference = None
-        for low, schedule, splits, name in jobs:
-            if isinstance(built[name], str) or built[name][2] > 120:
+        for job in jobs:
+            if isinstance(built[job.source], str) or built[job.source][2] > 120:
                 continue
             try:
-                microseconds, out = bench.time(low, splits, built[name], name)
+                microseconds, out = bench.time(job, built[job.source])
             except Exception:
-                print("FAILED", shape, schedule, splits, flush=True)
+                print("FAILED", shape, job.fields, job.splits, flush=True)
                 raise
             if reference is None:
                 reference = out
             error = (out - reference).abs().max().item() / max(reference.abs().max().item(), 1e-30)
             if not error < 0.02:
-                print("WRONG", shape, schedule, splits, error, flush=True)
-            results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
+                print("WRONG", shape, job.fields, job.splits, error, flush=True)
+            results.append([*shape, job.fields, job.splits, round(microseconds, 3)])
         results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape), 3)])
         write_rows(options.output, results)
         compare(shape, results)
@@ -248,9 +284,25 @@ def main() -> None:
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
 
 
+def built_of(sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Each source compiled, or what is wrong with it, in as many processes as there are cores."""
+    from jitgen.compilers import routes
+
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        ready = [routes.prepare(each) for each in sources.values()]
+        built = dict(zip(sources, pool.map(compiled, ready, chunksize=2), strict=True))
+    for name, each in built.items():
+        if isinstance(each, str):
+            print("not compiled", name[:600], each, flush=True)
+        elif each[2]:
+            print("spills", each[2:], flush=True)
+    return built
+
+
 def compare(shape: tuple[str, int, int, int], results: list[Any]) -> None:
     """Prints torch's time of the dense product of a shape, and the fastest candidates."""
-    times = sorted((us, splits, fields) for *of, fields, splits, us in results if tuple(of) == shape)
+    timed = [(us, splits, fields) for *of, fields, splits, us in results if tuple(of) == shape]
+    times = sorted(timed, key=lambda one: one[:2])
     if len(times) > 1:
         print(*shape, f"torch {results[-1][-1]:.1f}", flush=True)
         for us, splits, fields in times[:SHOWN]:
@@ -275,8 +327,17 @@ def summarise(results: list[Any]) -> None:
             print(f"  {ratio:.2f} {rows} x {columns} x {length}, {microseconds:.1f} us")
 
 
-def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[Any, int]]:
-    """(schedule, blocks of a cluster that share K) worth timing: without splits, and some numbers of them."""
+def weights_of(low: Any) -> Any:
+    """The facts by which the model of wgmma compares tiles."""
+    geometries = low.laid_out.geometries[0]
+    contractions = low.program.kernels[0].bodies[0].contractions
+    columns = [geometry.columns for geometry in geometries]
+    return wgmma.weights_of(contractions, columns, geometries[0].length, low.route.device.model)
+
+
+def variants(schedule: Any, rows: int, columns: int, length: int, weights: Any) -> list[tuple[Any, int]]:
+    """(schedule, blocks of a cluster that share K) worth timing: without splits, some numbers of them, and the one that
+    the model takes."""
     if not isinstance(schedule, WgmmaQuantized | WgmmaDense) or schedule.multicast > 1 or schedule.pingpong:
         return [(schedule, schedule.cluster_k_splits)]
     found = [(dataclasses.replace(schedule, cluster_k_splits=1), 1)]
@@ -287,7 +348,8 @@ def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[
     if left and left <= room // 2:
         wanted = min(8, room // left, max(1, chunks // 4))
         several = dataclasses.replace(schedule, cluster_k_splits=8)
-        found += [(several, splits) for splits in {wanted, min(3, wanted)} - {1}]
+        own = wgmma_tiles.estimate(schedule, rows, weights)[0]
+        found += [(several, splits) for splits in sorted({wanted, min(3, wanted), own} - {1})]
     return found
 
 
@@ -338,8 +400,27 @@ STREAMS = [
     ),
     *(((4, 2, 8), False), ((4, 8, 1), False), ((7, 2, 4), False), ((7, 4, 2), False), ((7, 2, 2), False)),
 ]
-EXTRA: dict[str, Any] = {"mma": streams, "rows": streams}
-CHOICE = wgmma.for_launch
+
+
+def dense(problem: Any) -> Any:
+    """Candidates of the dense mainloop that its rule does not have."""
+
+    def tiles(down: int, columns: int, stages: int, **rest: Any) -> WgmmaDense:
+        staged = 16 if columns % 32 else 32 if columns % 64 or down == 3 else 64
+        return WgmmaDense(down, 1, columns, stages=stages, staged=staged, **rest)
+
+    shapes = ((2, 256, 4), (2, 224, 4), (2, 192, 4), (2, 160, 5), (2, 128, 6), (3, 128, 5), (3, 160, 4), (3, 192, 4))
+    shared = [tiles(*shape, multicast=2, shares_x=x) for shape in shapes for x in (False, True)]
+    alone = [tiles(*shape) for shape in ((3, 160, 4), (3, 192, 4), (2, 208, 4), (2, 176, 4), (2, 144, 5), (2, 112, 6))]
+    in_turn = [tiles(*shape, pingpong=True) for shape in ((2, 192, 4), (1, 192, 5), (1, 256, 4))]
+    for shape in ((1, 256, 4), (2, 128, 6), (2, 160, 5), (2, 192, 4)):
+        in_turn += [tiles(*shape, pingpong=True, multicast=2, shares_x=x) for x in (False, True)]
+    weights = cuda._weights(problem)
+    made = [each for each in (*shared, *alone, *in_turn) if problem.rows > 64 * (each.down - 1) and problem.rows > 64]
+    return [cuda._with_wgmma_stages_that_fit(wgmma_tiles._splitting(each, weights), problem) for each in made]
+
+
+EXTRA: dict[str, Any] = {"mma": streams, "rows": streams, "wgmma_dense": dense}
 
 
 class Timer:
@@ -352,12 +433,11 @@ class Timer:
         self.bytes_of_floats = self.floats.to(torch.float8_e4m3fn)
         self.functions: dict[Any, Any] = {}
 
-    def time(self, low: Any, splits: int | None, built: Any, name: Any) -> tuple[float, torch.Tensor]:
+    def time(self, job: Job, built: Any) -> tuple[float, torch.Tensor]:
         from jitgen.runtime import cuda, residency
         from jitgen.runtime.tensor_map import TensorMap
 
-        wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)
-        shape, arguments = low.launch(0), low.arguments(0)
+        shape, arguments, name = job.shape, job.arguments, job.source
         if (name, shape.entry) not in self.functions:
             self.functions[name, shape.entry] = cuda.load(built[1], built[0] + shape.entry, 0, shape.shared_bytes)
         function = self.functions[name, shape.entry]
@@ -373,19 +453,18 @@ class Timer:
             pdl=OVERLAPS in shape.attributes,
             struct_layout=packing.layout,
         )
-        buffers = low.program.buffers
-        sizes = [self.bytes(m, b) for m, b in zip(low.memories, buffers, strict=True)]
-        weights = sum(sizes[1:-1])
+        weights = sum(size for size, _ in job.operands[1:-1])
         copies = max(2, min(16, CACHED_BYTES // max(weights, 1)))
-        out = torch.full(low.memories[-1].view.sizes, float("nan"), dtype=torch.bfloat16, device="cuda")
+        out = torch.full(job.result, float("nan"), dtype=torch.bfloat16, device="cuda")
         maps = [TensorMap(**vars(each)) for each in arguments.maps]
         sets = []
         for copy in range(copies):
-            places, at = [], 0
-            for buffer, size in list(zip(buffers, sizes, strict=True))[:-1]:
+            places: list[int] = []
+            at = 0
+            for size, dtype in job.operands[:-1]:
                 wholes = {"bfloat16": self.floats, "float8_e4m3fn": self.bytes_of_floats}
-                whole = wholes.get(buffer.dtype, self.pool)
-                offset = at if buffer is buffers[0] else at + copy * weights
+                whole = wholes.get(dtype, self.pool)
+                offset = at + copy * weights if places else at
                 places.append(whole.data_ptr() + offset % (whole.nbytes - size) // 256 * 256)
                 at += -(-size // 256) * 256
             places.append(out.data_ptr())
@@ -427,11 +506,6 @@ class Timer:
         scales = torch.ones(rows, 1, device="cuda"), torch.ones(1, columns, device="cuda")
         multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16)
         return graph_seconds([partial(multiply, x, weight, *scales) for weight in weights]) * 1e6
-
-    @staticmethod
-    def bytes(memory: Any, buffer: Any) -> int:
-        item = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "int8": 1, "float8_e4m3fn": 1}[buffer.dtype]
-        return math.prod(memory.view.sizes) * item
 
 
 if __name__ == "__main__":

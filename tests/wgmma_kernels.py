@@ -153,6 +153,7 @@ class Dense:
     ranges: int = 1
     staged: int = 64
     element: str = "bfloat16"
+    shares_x: bool = False
 
     @property
     def cluster(self) -> int:
@@ -173,6 +174,16 @@ class Dense:
         return self.down * 64
 
     @property
+    def x_box(self) -> int:
+        """Rows of x that one copy brings."""
+        return self.rows // self.multicast if self.shares_x else self.rows
+
+    @property
+    def weight_box(self) -> int:
+        """Columns of a weight that is contiguous along K."""
+        return self.columns if self.shares_x else self.columns // self.multicast
+
+    @property
     def wgmmas(self) -> int:
         blocks = self.down if self.pingpong else 1
         return 4 * blocks * self.contractions
@@ -189,6 +200,7 @@ class Dense:
             **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")},
             pingpong=self.pingpong,
             ranges=self.ranges,
+            shares_x=self.shares_x,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -299,4 +311,11 @@ DENSE = (
     Dense(down=3, columns=128, stages=5, staged=32, most_splits=4, trimmed=True),
     Dense(down=3, columns=64, contractions=2, stages=5, staged=32),
     Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
+    Dense(multicast=2, shares_x=True, raster=3, trimmed=True),
+    Dense(columns=192, multicast=2, shares_x=True, most_splits=2, trimmed=True),
+    Dense(down=3, columns=128, multicast=2, shares_x=True, stages=5, staged=32, regions=2, trimmed=True),
+    Dense(columns=128, multicast=2, shares_x=True, stages=4, transposed=True, contractions=2, trimmed=True),
+    Dense(pingpong=True, columns=160, multicast=2, shares_x=True, stages=4, staged=32, trimmed=True),
+    Dense(pingpong=True, down=1, columns=256, multicast=2, shares_x=True, stages=4, trimmed=True),
+    Dense(columns=208, stages=4, staged=16, most_splits=3, trimmed=True),
 )

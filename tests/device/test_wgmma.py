@@ -79,11 +79,11 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
             else:
                 rows, columns = (k, width) if config.transposed else (width, k)
                 dense = matrix(rows, columns, dtype, 0.05)
-                maps.append(mapped(dense, (64, 64) if config.transposed else (config.columns // config.multicast, 64)))
+                maps.append(mapped(dense, (64, 64) if config.transposed else (config.weight_box, 64)))
                 both.append((dense, (dense.t() if config.transposed else dense).double()))
         weights.append(both)
     outputs = [torch.full((config.ranges * m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
-    tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.rows
+    tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.x_box
     tile = min(m, tile) if config.trimmed else tile
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)

@@ -67,6 +67,7 @@ struct Config {
   static constexpr int columns = 256;
   static constexpr int stages = 4;
   static constexpr int multicast = 1;
+  static constexpr bool shares_x = false;
   static constexpr int raster = 8;
   static constexpr int most_splits = 4;
   static constexpr int resident = 1;
@@ -77,7 +78,7 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_56b9ae9f(const __grid_constant__ Params params) {
+jitgen_gemm_42de3aa4(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -96,6 +97,7 @@ struct Config_1 {
   static constexpr int columns = 192;
   static constexpr int stages = 4;
   static constexpr int multicast = 1;
+  static constexpr bool shares_x = false;
   static constexpr int raster = 8;
   static constexpr int most_splits = 2;
   static constexpr int resident = 1;
@@ -106,7 +108,7 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_56b9ae9f_1(const __grid_constant__ Params params) {
+jitgen_gemm_42de3aa4_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -94,8 +94,10 @@ def test_a_class_is_part_of_the_key() -> None:
     assert plain(MmaRows(*numbers)) != plain(MmaColumns(*numbers))
 
 
-def test_blocks_of_a_cluster_that_shares_tiles_are_whole_clusters() -> None:
-    schedule = WgmmaDense(down=2, across=1, columns=256, multicast=2, stages=4, cluster_k_splits=2, raster=8)
+@pytest.mark.parametrize("shares_x", [False, True])
+def test_blocks_of_a_cluster_that_shares_tiles_are_whole_clusters(shares_x: bool) -> None:
+    shape = {"down": 2, "across": 1, "columns": 256, "stages": 4, "cluster_k_splits": 2}
+    schedule = WgmmaDense(**shape, multicast=2, shares_x=shares_x)
     for rows, columns in ((128, 256), (129, 256), (128, 257), (1000, 1000), (1, 2600)):
         count = blocks(schedule, [(rows, columns)])
         assert count % 2 == 0

@@ -105,7 +105,7 @@ class WgmmaMainloop(DeclaredSchedule):
     path: ClassVar[str]
     sentence = (
         *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
-        *("cluster_k_splits", "k_splits", "multicast", "steps"),
+        *("cluster_k_splits", "k_splits", "multicast", "shares_x", "steps"),
         "persistent blocks, {resident} a multiprocessor",
         *("raster", "stagger", "pingpong", "shared_bytes", "wide"),
     )
@@ -186,6 +186,7 @@ class WgmmaDense(WgmmaMainloop):
         columns: columns of a tile, of each contraction.
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all. With it
             ``cluster_k_splits`` is 1 or the same.
+        shares_x: whether they share x's tile instead, and compute tiles that are neighbours along N.
         staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
@@ -196,13 +197,14 @@ class WgmmaDense(WgmmaMainloop):
     path: ClassVar[str] = "wgmma_dense"
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
-        *("stages", "multicast", "raster", "most_splits", "resident", "staged"),
+        *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged"),
     )
     block_k: ClassVar[int] = CHUNK
     down: int
     across: int
     columns: int
     multicast: int = field(default=1, metadata=about("multicast to {} blocks"))
+    shares_x: bool = field(default=False, metadata=about("of x"))
     staged: int = 64
     pingpong: bool = field(default=False, metadata=about("two warpgroups compute tiles in turn"))
     raster: int = field(default=8, metadata=about("raster of {} tiles"))
@@ -299,9 +301,10 @@ def blocks(
     """Counts the blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
     if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:
-        # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
-        share = schedule.multicast
-        return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)
+        share = schedule.multicast  # tiles of a cluster, which idles where it is not complete
+        if schedule.shares_x:
+            return sum(share * down * -(-across // share) for down, across in tiles)
+        return sum(share * -(-down // share) * across for down, across in tiles)
     if isinstance(schedule, CutlassTile):
         share = schedule.cluster
         return sum(share * -(-down // share) * across for down, across in tiles)

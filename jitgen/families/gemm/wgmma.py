@@ -111,7 +111,8 @@ def tensor_maps(
 
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
-    rows = min(schedule.block_m, geometry.rows)
+    shares = schedule.multicast if isinstance(schedule, WgmmaDense) and schedule.shares_x else 1
+    rows = min(schedule.block_m // shares, geometry.rows)
     depth = CHUNK_BYTES // item_size(body.operands[index].dtype)
     return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, depth))
 
@@ -132,7 +133,8 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
 
 def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
     if layout.operands[index] == "k":
-        box = (schedule.block_n // schedule.multicast, schedule.block_k)
+        shares = 1 if schedule.shares_x else schedule.multicast
+        box = (schedule.block_n // shares, schedule.block_k)
         return _mapped(body, geometry, index, (geometry.columns, geometry.length), 0, box)
     return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, (CHUNK, CHUNK))
 

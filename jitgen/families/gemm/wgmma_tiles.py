@@ -36,7 +36,7 @@ from jitgen.ir.body import BLOCK
 from jitgen.schedule.chips import Chip
 
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 240)
-"""The n's that ``wgmma_atoms.cuh`` and ``wgmma_widths.cuh`` have."""
+"""The n's that ``wgmma_atoms.cuh`` has."""
 FEW_TOKENS = (16, 32, 64)
 """Rows of a tile where x has at most 64."""
 MANY_TOKENS = (128, 96, 64, 80)
@@ -359,7 +359,7 @@ def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[W
 
 
 def _fits(tiles: WgmmaDense, transposed: bool) -> bool:
-    unit = (64 if transposed else 16) * max(tiles.across, tiles.multicast)
+    unit = (64 if transposed else 16) * max(tiles.across, 1 if tiles.shares_x else tiles.multicast)
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
 
 
@@ -367,9 +367,10 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     height, width = tiles.block_m, tiles.columns * weights.contractions
-    down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.k_splits
-    fetched = (height + width / tiles.multicast) * CHUNK_BYTES
+    x_shares, weight_shares = (tiles.multicast, 1) if tiles.shares_x else (1, tiles.multicast)
+    across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in weights.columns)
+    items = -(-rows // (height * weight_shares)) * weight_shares * across * tiles.k_splits
+    fetched = (height / x_shares + width / weight_shares) * CHUNK_BYTES
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT

@@ -76,24 +76,24 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
 
   JITGEN_DEVICE void multiply_keys(float (&scores)[n], int stage) const {
     const uint32_t query = base + int(threadIdx.x / 128) * 8192, key = base + keys_at(stage);
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Config::depth / 16; ++step) {
       const uint64_t a = descriptor_k_major(query + step / 4 * (Shape::rows * 128)) + step % 4 * 2;
       const uint64_t b = descriptor_k_major(key + step / 4 * (Config::keys * 128)) + step % 4 * 2;
       Scores::template shared<0>(scores, a, b, step > 0);
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
   }
   JITGEN_DEVICE void multiply_values(
       float (&sums)[Config::width / 2], const uint32_t (&probabilities)[Config::keys / 16][4], int stage) const {
     const uint64_t value = descriptor_transposed(base + values_at(stage), Config::keys * 128);
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Config::keys / 16; ++step) {
-      Sums::registers_transposed(sums, probabilities[step], value + step * 128, 1);
+      Sums::template registers<1>(sums, probabilities[step], value + step * 128, 1);
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
   }
   JITGEN_DEVICE void wait_for_turn() const {
     if constexpr (Config::take_turns && Config::warpgroups > 1) group_barrier<256>(1 + threadIdx.x / 128, "turn of a warpgroup");
@@ -186,7 +186,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           uint32_t probabilities[Config::keys / 16][4];
           float scale[2];
           multiply_keys(scores, ring.stage);
-          cute::warpgroup_wait<0>();
+          wgmma_wait<0>();
           settle(scores);
           warp_arrive(key_empty(ring.stage));
           rule(ticket);
@@ -203,13 +203,13 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
               barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
               multiply_values(sums, probabilities, of_values.stage);
               end_turn();
-              cute::warpgroup_wait<1>();
+              wgmma_wait<1>();
             } else {
               barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
               multiply_values(sums, probabilities, of_values.stage);
               multiply_keys(scores, ring.stage);
               end_turn();
-              cute::warpgroup_wait<0>();
+              wgmma_wait<0>();
             }
             settle(scores);
             warp_arrive(key_empty(ring.stage));
@@ -221,7 +221,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             // The assembler moves a wait for products up to the last branch before it, which this one is:
             // probabilities are computed under the products with the values before.
             if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
-            cute::warpgroup_wait<0>();
+            wgmma_wait<0>();
             settle(sums);
             warp_arrive(value_empty(finished));
             pack(probabilities, scores);
@@ -232,7 +232,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           }
           barrier_wait_in_place(value_full(of_values.stage), of_values.phase, "value_full");
           multiply_values(sums, probabilities, of_values.stage);
-          cute::warpgroup_wait<0>();
+          wgmma_wait<0>();
           settle(sums);
           warp_arrive(value_empty(of_values.stage));
           while (Config::masked && !ticket.ends) {

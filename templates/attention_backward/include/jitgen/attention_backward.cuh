@@ -73,25 +73,25 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   JITGEN_DEVICE void multiply(float (&products)[n], int stage) const {
     const uint32_t left = base + Shape::block_at(pair) + int(threadIdx.x / 128) * 8192;
     const uint32_t right = base + Shape::tile_at(stage, pair);
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < length / 16; ++step) {
       const uint64_t a = descriptor_k_major(left + step / 4 * (Shape::block * 128)) + step % 4 * 2;
       const uint64_t b = descriptor_k_major(right + step / 4 * (Shape::tile * 128)) + step % 4 * 2;
       Products::template shared<0>(products, a, b, step > 0);
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
   }
   // Adds the products of `left`, of this warpgroup's items and a tile's, with the tile's own.
   template <int slot, int length>
   JITGEN_DEVICE void accumulate(float (&sums)[length / 2], const uint32_t (&left)[steps][4], int stage) const {
     const uint64_t right = descriptor_transposed(base + Shape::tile_at(stage, slot), Shape::tile * 128);
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
-      Wgmma<Element, length>::registers_transposed(sums, left[step], right + step * 128, 1);
+      Wgmma<Element, length>::template registers<1>(sums, left[step], right + step * 128, 1);
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
   }
   static JITGEN_DEVICE void pack(uint32_t (&packed)[steps][4], const float (&numbers)[n]) {
 #pragma unroll
@@ -167,7 +167,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       Task task = operands.task(tickets()->x, 0);
       int head = -1, finished = -1;  // the stage that the products still running read
       const auto finish_products = [&] {
-        cute::warpgroup_wait<0>();
+        wgmma_wait<0>();
         settle(sums0);
         if constexpr (has_second) settle(sums1);
         if (finished >= 0) warp_arrive(tile_empty(finished));
@@ -197,7 +197,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
             }
           }
           const int tile_first = ticket.tile * Config::tile, item = tickets()->y + item_of_thread();
-          cute::warpgroup_wait<(Config::products > 1 ? 1 : 0)>();
+          wgmma_wait<(Config::products > 1 ? 1 : 0)>();
           settle(scores);
           settle(sums0);
           if constexpr (Config::overlap) {
@@ -212,9 +212,9 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           }
           if constexpr (has_second && Config::early) {
             accumulate<Config::slot1, Config::columns1>(sums1, probabilities, stage);
-            cute::warpgroup_wait<1>();
+            wgmma_wait<1>();
           } else {
-            cute::warpgroup_wait<0>();
+            wgmma_wait<0>();
           }
           if constexpr (Config::products > 1) settle(gradients);
           if (open) {

@@ -12,9 +12,6 @@ namespace jitgen {
 template <class X, class W, int n>
 struct WgmmaBytes;
 
-#define JITGEN_TEXTS16 JITGEN_TEXTS15 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define JITGEN_ALL16 JITGEN_ALL15, JITGEN_SUMS(120)
-
 // The operands after the sums are numbered A, B, C, ... .
 #define JITGEN_WGMMA_BYTES(X, W, SUM, TYPES, SIGNS, N, EIGHTS, A, B, C, D, E, F)                                      \
   template <>                                                                                                         \

@@ -43,9 +43,9 @@ JITGEN_DEVICE void registers_deal() {
   using Deal = RegisterDeal<consumers, blocks, copier_registers>;
   if constexpr (Deal::deals) {
     if constexpr (is_copier) {
-      cutlass::arch::warpgroup_reg_dealloc<copier_registers>();
+      registers_release<copier_registers>();
     } else {
-      cutlass::arch::warpgroup_reg_alloc<Deal::consumer>();
+      registers_request<Deal::consumer>();
     }
   }
 }

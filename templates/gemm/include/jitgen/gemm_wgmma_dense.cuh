@@ -3,8 +3,9 @@
 //
 // A producer warp fills a ring of stages of 128 bytes along k by tensor copies. Consumer warpgroups run wgmma on it, each on its
 // own rows or columns of the tile. Blocks are persistent, so that the first stages of a tile arrive during the epilogue
-// of the tile before it. The blocks of a cluster compute tiles below each other and share the weight's tile; each
-// copies a piece of it for all, which reduces reads of L2. (This is CUTLASS's cooperative warp-specialised kernel.)
+// of the tile before it. The blocks of a cluster compute tiles below each other and share the weight's tile, or tiles
+// side by side and share x's; each copies a piece of it for all, which reduces reads of L2. (This is CUTLASS's
+// cooperative warp-specialised kernel.)
 // With `pingpong` a warpgroup computes a tile by itself, and multiplies while the other one stores the tile before. (This
 // is CUTLASS's pingpong kernel.)
 //
@@ -19,7 +20,8 @@
 //     static constexpr int contractions = 1;  // weights that share x and have equal N
 //     static constexpr int regions = 1;       // weights of different N, each with its own outputs
 //     static constexpr int stages = 4;        // stages of the ring, of 128 bytes along k each
-//     static constexpr int multicast = 2;     // blocks of a cluster that share a weight's tile: 1, 2, 4
+//     static constexpr int multicast = 2;     // blocks of a cluster that share a weight's tile, or x's: 1, 2, 4
+//     static constexpr bool shares_x = false; // whether they share x's tile, and compute tiles side by side
 //     static constexpr int most_splits = 1;   // the most blocks of a cluster that split K: 1 to 8; with multicast equal
 //                                             // to it. A launch without multicast may have fewer
 //     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n; of 16 bits alone
@@ -42,8 +44,9 @@
 //     jitgen::gemm_wgmma_dense<Config>(x, M, K, regions, Epilogue{...});
 //   }
 //
-// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, depth]; a weight [N, K], box [columns /
-// multicast, depth]; a transposed one [K, N], box [64, 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
+// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, depth]; a weight [N, K], box [columns,
+// depth], of which that of the operand that is shared is divided by `multicast`; a transposed weight [K, N], box [64,
+// 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
 // rows and a row stride that is a multiple of 16 bytes.
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
@@ -139,7 +142,11 @@ struct DenseShape {
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
-  static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
+  // Of each operand's tile, the pieces that the blocks of a cluster copy for all of them.
+  static constexpr int x_shares = Config::shares_x ? Config::multicast : 1;
+  static constexpr int weight_shares = Config::shares_x ? 1 : Config::multicast;
+  static_assert(rows % (8 * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
+  static_assert(Config::columns % (weight_shares * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
   static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
 };
 
@@ -161,14 +168,15 @@ struct DenseKernel {
                                  Config::regions == 1 && !Batch::several),
                 "a stage has one block, and a slice's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
-  static constexpr int band = Shape::rows * Config::multicast;  // rows of the tiles of a cluster
+  static constexpr int band = Shape::rows * Shape::weight_shares;         // rows of the tiles of a cluster
+  static constexpr int band_columns = Config::columns * Shape::x_shares;  // and their columns
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
   const int rows, chunks;
-  int row_tiles;     // rounded up to whole clusters
+  int row_tiles;     // bands of tiles that share a weight's
   const int rank;    // this block's, in the cluster
   const int splits;  // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
@@ -187,27 +195,35 @@ struct DenseKernel {
   JITGEN_DEVICE TilePlace place(int item, int which, int column_tiles) const {
     const int tiles = row_tiles * column_tiles;
     const int inside = Shape::ranges > 1 ? item % tiles : item;
-    TilePlace tile = place_in<Config::raster, Config::columns>(inside, row_tiles, column_tiles, regions);
-    const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
-    return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
+    TilePlace tile = place_in<Config::raster, band_columns>(inside, row_tiles, column_tiles, regions);
+    const int row = tile.row * Shape::weight_shares + (Shape::weight_shares > 1 ? which : 0);
+    const int column = tile.column * Shape::x_shares + (Shape::x_shares > 1 ? which : 0);
+    return {tile.region, row * Shape::rows, column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
   JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
     constexpr uint16_t all = (1 << Config::multicast) - 1;
     const Region region = region_of(regions, tile.region);
-    const int copied = Config::trimmed ? smaller(rows, Shape::rows) : Shape::rows;
-    const int bytes = copied * 128 + Shape::weight_bytes * contractions;
+    constexpr int x_share = Shape::rows / Shape::x_shares;  // rows of a copy
+    const int copied = Config::trimmed ? smaller(rows, x_share) : x_share;
+    const int bytes = copied * Shape::x_shares * 128 + Shape::weight_bytes * contractions;
+    const bool x_shared = Shape::x_shares > 1 && !alone, weight_shared = Shape::weight_shares > 1 && !alone;
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk, ring.next()) {
       const int stage = ring.stage;
       barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
       barrier_arrive_expect(full(stage), bytes);
-      if constexpr (Batch::several && !Batch::grouped) {
-        copy_box_of_matrix(
-            x_at(stage), x, chunk * Shape::depth, tile.row, inner_of(matrix, batch.x), outer_of(matrix, batch.x), full(stage));
-      } else {
-        copy_box(x_at(stage), x, chunk * Shape::depth, tile.row, full(stage));
+#pragma unroll
+      for (int i = 0; i < Shape::x_shares; ++i) {
+        if (x_shared && i != rank) continue;
+        const uint32_t to = x_at(stage) + i * (x_share * 128);
+        const int from = tile.row + i * x_share;
+        if constexpr (Batch::several && !Batch::grouped) {
+          copy_of_matrix(to, x, chunk * Shape::depth, from, full(stage), all, x_shared, matrix, batch.x);
+        } else {
+          copy(to, x, chunk * Shape::depth, from, full(stage), all, x_shared);
+        }
       }
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
@@ -215,41 +231,49 @@ struct DenseKernel {
         if constexpr (Config::transposed) {
 #pragma unroll
           for (int share = 0; share < Config::columns / 64; ++share) {
-            if (Config::multicast > 1 && !alone && share % Config::multicast != rank) continue;
+            if (weight_shared && share % Shape::weight_shares != rank) continue;
             const uint32_t to = weight_at(stage, c) + share * 8192;
-            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), all, alone, matrix, c);
+            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), all, weight_shared, matrix, c);
           }
         } else {
-          constexpr int share = Config::columns / Config::multicast;
+          constexpr int share = Config::columns / Shape::weight_shares;
 #pragma unroll
-          for (int i = 0; i < Config::multicast; ++i) {
-            if (Config::multicast > 1 && !alone && i != rank) continue;
+          for (int i = 0; i < Shape::weight_shares; ++i) {
+            if (weight_shared && i != rank) continue;
             const uint32_t to = weight_at(stage, c) + i * (share * 128);
-            copy_weight(to, map, chunk * Shape::depth, tile.column + i * share, full(stage), all, alone, matrix, c);
+            const int from = tile.column + i * share;
+            copy_weight(to, map, chunk * Shape::depth, from, full(stage), all, weight_shared, matrix, c);
           }
         }
       }
     }
   }
-  JITGEN_DEVICE int inner_of(int matrix, const MatrixWalk& walk) const { return matrix % batch.inner * walk.inner; }
-  JITGEN_DEVICE int outer_of(int matrix, const MatrixWalk& walk) const { return matrix / batch.inner * walk.outer; }
 
-  JITGEN_DEVICE void copy_weight(
-      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool alone, int matrix,
-      int contraction) const {
-    const bool shared = Config::multicast > 1 && !alone;
-    if constexpr (Batch::several) {
-      const MatrixWalk& walk = batch.weights[contraction];
-      const int inner = inner_of(matrix, walk), outer = outer_of(matrix, walk);
-      if (shared) {
-        copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
-      } else {
-        copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
-      }
-    } else if (shared) {
+  // Copy a box, for all blocks of the cluster where they share it.
+  JITGEN_DEVICE void copy(
+      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool shared) const {
+    if (shared) {
       copy_box_multicast(to, map, column, row, barrier, mask);
     } else {
       copy_box(to, map, column, row, barrier);
+    }
+  }
+  JITGEN_DEVICE void copy_of_matrix(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier,
+                                    uint16_t mask, bool shared, int matrix, const MatrixWalk& walk) const {
+    const int inner = matrix % batch.inner * walk.inner, outer = matrix / batch.inner * walk.outer;
+    if (shared) {
+      copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
+    } else {
+      copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
+    }
+  }
+  JITGEN_DEVICE void copy_weight(
+      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool shared, int matrix,
+      int contraction) const {
+    if constexpr (Batch::several) {
+      copy_of_matrix(to, map, column, row, barrier, mask, shared, matrix, batch.weights[contraction]);
+    } else {
+      copy(to, map, column, row, barrier, mask, shared);
     }
   }
 
@@ -278,7 +302,7 @@ struct DenseKernel {
   // Starts the products of a stage. `add`: whether they are added to what `acc` has, else the first of them are not.
   JITGEN_DEVICE void multiply(Products& acc, int stage, int down, int across, bool add) const {
     const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
-    cute::warpgroup_arrive();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -296,7 +320,7 @@ struct DenseKernel {
         }
       }
     }
-    cute::warpgroup_commit_batch();
+    wgmma_commit();
   }
 
   // The scales of a stage: of this thread's two rows of each block of 64, and of the columns of each slice. They are
@@ -338,13 +362,13 @@ struct DenseKernel {
         for (int s = 0; s < Shape::slices; ++s) {
           Product fresh[slice / 2];
           const uint64_t weight = descriptor_k_major(weight_at(stage, c) + (across * Shape::width + s * slice) * 128);
-          cute::warpgroup_arrive();
+          wgmma_fence();
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             Slice::template shared<0>(fresh, a + b * (8192 / 16) + step * 2, weight + step * 2, step > 0);
           }
-          cute::warpgroup_commit_batch();
-          cute::warpgroup_wait<0>();
+          wgmma_commit();
+          wgmma_wait<0>();
           wgmma_written(fresh);
           Sum(&sums)[Shape::width / 2] = acc[c][b];
 #pragma unroll
@@ -362,11 +386,22 @@ struct DenseKernel {
     }
   }
 
+  // Of a warpgroup whose rows are all beyond x: the tensor cores have the others' products alone.
+  JITGEN_DEVICE void pass_by(int first, int last, bool alone, Ring& ring) const {
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk, ring.next()) {
+      barrier_wait_in_place(full(ring.stage), ring.phase, "full");
+      release(ring.stage, alone);
+    }
+  }
+
+  // `rows`: where those end that the tile belongs to.
   JITGEN_DEVICE void consume(Sums& acc, const TilePlace& tile, int first, int last, bool alone, Ring& ring, bool follows,
-                             bool followed) const {
+                             bool followed, int rows) const {
     const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
+    if (!Shape::pingpong && tile.row + down * 64 >= rows) return pass_by(first, last, alone, ring);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
@@ -384,14 +419,14 @@ struct DenseKernel {
         release(stage, alone);
       } else {
         multiply(acc, stage, down, across, true);
-        cute::warpgroup_wait<1>();
+        wgmma_wait<1>();
         if (chunk > first) release(before, alone);
         before = stage;
       }
       ring.next();
     }
     if constexpr (!promoted) {
-      cute::warpgroup_wait<0>();
+      wgmma_wait<0>();
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
 #pragma unroll
@@ -510,7 +545,7 @@ struct DenseKernel {
   }
 
   JITGEN_DEVICE void work() const {
-    const int column_tiles = column_tiles_of<Config::columns>(regions);
+    const int column_tiles = column_tiles_of<band_columns>(regions);
     const int tiles = row_tiles * column_tiles;
     using Item = decltype(batch.matrices());
     const Item items = tiles * batch.matrices() * Shape::ranges;
@@ -547,7 +582,7 @@ struct DenseKernel {
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
-        consume(acc, tile, begin, end, walk.split, ring, follows, followed);
+        consume(acc, tile, begin, end, walk.split, ring, follows, followed, matrix.end);
         if constexpr (Batch::grouped) {
           if (matrix.number == batch.groups) clear(acc);  // whatever x has there
           finish_tile(epilogue, tile, acc, walk.split, matrix.end);
@@ -570,7 +605,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
     const Epilogue& epilogue, const Batch& batch = Batch(), const Scales& scales = Scales()) {
   using Shape = DenseShape<Config>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
-  constexpr int band = Shape::rows * Config::multicast;
+  constexpr int band = Shape::rows * Shape::weight_shares;
   DenseKernel<Config, Epilogue, Batch, Scales> kernel{
       x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
       Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,

@@ -270,7 +270,7 @@ struct QuantizedKernel {
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         Part::dequantise(fragments, held, part);
-        cute::warpgroup_arrive();
+        wgmma_fence();
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
 #pragma unroll
@@ -281,12 +281,12 @@ struct QuantizedKernel {
             Multiply::registers(sums[b], fragments[s][b], at, adds);
           }
         }
-        cute::warpgroup_commit_batch();
+        wgmma_commit();
         if (part == parts - 1 && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase, "full");
           Part::fetch(fetched, memory, lane, ring.stage);
         }
-        cute::warpgroup_wait<0>();
+        wgmma_wait<0>();
 #pragma unroll
         for (int b = 0; b < blocks; ++b) wgmma_written(sums[b]);
         if (part == parts - 1) release(stage);
@@ -331,7 +331,7 @@ struct QuantizedKernel {
       ring.next();
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        cute::warpgroup_arrive();
+        wgmma_fence();
 #pragma unroll
         for (int s = 0; s < Config::steps; ++s) {
 #pragma unroll
@@ -341,19 +341,19 @@ struct QuantizedKernel {
             Multiply::registers(acc[b], fragments[group & 1][s][b], at, 1);
           }
         }
-        cute::warpgroup_commit_batch();
+        wgmma_commit();
         if (group == groups - 2 && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase, "full");
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
         if (group == groups - 1) held.take(fetched);
-        cute::warpgroup_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
+        wgmma_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
         if (group == 0 && chunk > first) release(before);
         Stage::dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
       }
       before = stage;
     }
-    cute::warpgroup_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < blocks; ++b) wgmma_written(acc[b]);
     release(before);
