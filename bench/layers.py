@@ -197,7 +197,7 @@ class Layer:
 LAYERS = {
     "Llama": Layer(llama, _GATED, True, (), 8),
     "Qwen2": Layer(qwen2, _GATED, True, ((QUERIES,), (KEYS,), (KEYS,)), 8),
-    "Qwen3": Layer(qwen3, _GATED, True, 2 * ((WIDTH,),), 9),
+    "Qwen3": Layer(qwen3, _GATED, True, 2 * ((WIDTH,),), 8),
     "Mistral": Layer(mistral, _GATED, True, (), 8),
     "Granite": Layer(granite, _GATED, True, (), 8),
     "Gemma": Layer(gemma, _GATED, True, (), 8),

@@ -182,6 +182,7 @@ _ASSEMBLY = {
     r'asm\("cvt.f32.f16 .*?\);': "value = from_float16(bits);",
     r'asm\("cvt.rn.f16.f32.*?\);': "element.bits = to_float16(value);",
     r'asm\("cvt.rn.bf16x2.f32.*?\);': "pair = uint32_t(to_bfloat16(high)) << 16 | to_bfloat16(low);",
+    r'asm\("(min|max).NaN.f32.*?\);': r"result = a != a || b != b ? a + b : f\1f(a, b);",
     r'asm\("ex2.approx.ftz.f32.*?\);': "result = exp2f(a);",
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(inverse\).*?\);': (
         "inverse = 1.0f / (1.0f + exp2_normal(2.88539008f * a));"

@@ -132,7 +132,8 @@ class Claims:
                 new = {node for position, node in zip(positions, values, strict=True) if position not in changes}
                 self._changes = frozenset(values) - new
                 claim = family.claim(values, self)
-                regions += renumbered(claim.regions, positions)
+                own = [replace(r, family=r.family or registry.FAMILIES[-1].name) for r in claim.regions]
+                regions += renumbered(own, positions)
                 positions = [position for position, node in zip(positions, claim.rest, strict=True) if node is not None]
                 values = [node for node in claim.rest if node is not None]
         if values:

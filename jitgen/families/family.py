@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from jitgen.spec import KernelSource
 
 ANY_FAMILY = ""
-"""The family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes whatever
-is left."""
+"""The family of a kernel that a rewrite makes and that only maps, and of short rows among updates
+(``families/short_rows.py``): the last one of the registry, which computes whatever is left."""
 
 
 # ---------------------------------------------------------------------------------------- from a graph to kernels
@@ -82,6 +82,12 @@ class Partition(Protocol):
     def decide(self, family: str, question: Any) -> Decision:
         """Answers ``question`` by ``family.decide`` at this call's sizes, or by the question itself where ``family`` is
         empty; the answer is remembered, and explained to users."""
+
+    def state(self) -> Any:
+        """Returns what ``restore`` goes back to."""
+
+    def restore(self, state: Any) -> None:
+        """Forgets what was materialized, decided and rewritten since ``state``."""
 
     def is_updated(self, node: Node) -> bool:
         """Returns whether ``node``, a result, is the new value of its first input, an argument, in the memory of

@@ -27,7 +27,7 @@ from jitgen.families.family import Family
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.moved import EqualSizes, Moved, move_views
 from jitgen.families.results import Results, returned, stored_in_temporaries, views_of_updated
-from jitgen.families.steps import Steps
+from jitgen.families.steps import Steps, with_short_rows
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.updates import are_safe, in_place, independent_updates
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
@@ -232,6 +232,7 @@ class Partitioner:
             numbers = [step.number + (len(inputs) if step.change is None else end) for step in members]
             kernels += kernels_of(regions, numbers, shapes, self.graph.name, len(kernels))
         for regions in stages.behind_temporaries:
+            regions = with_short_rows(regions, self.claims)
             kernels += kernels_of(regions, range(end, len(buffers)), shapes, self.graph.name, len(kernels))
         return Program(
             self.graph.name,

@@ -17,6 +17,7 @@ from jitgen.families import registry
 from jitgen.families.changes import State
 from jitgen.families.claims import Claims
 from jitgen.families.kernels import MAX_OPERANDS
+from jitgen.families.short_rows import beside_others
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import GATHER, INPUT
 from jitgen.ir.regions import Region, renumbered
@@ -143,6 +144,7 @@ class Steps:
                 following[earlier].append(step)
         while waiting:
             ready = self._without_early([step for step in waiting if not blocked[step]], blocked, following)
+            self._share_short_rows(ready)
             # An update shares a kernel with the regions right before it; several regions of one step stay in order.
             ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if has_updates else ())
             first, *others = ready
@@ -236,6 +238,12 @@ class Steps:
                 early.add(family)
         left = [step for step in ready if families[step] not in early]
         return left or list(ready)
+
+    def _share_short_rows(self, ready: Sequence[Step]) -> None:
+        """Lets short rows of the steps ``ready`` be computed by one kernel (``families/short_rows.py``)."""
+        shared = iter(with_short_rows([region for step in ready for region in self.waiting[step]], self.claims))
+        for step in ready:
+            self.waiting[step] = [next(shared) for _ in self.waiting[step]]
 
     def _share(self, families: Mapping[Step, str], family: str) -> bool:
         """Returns whether a step of ``family`` shares a region with one of another family, which is computed at once
@@ -332,6 +340,11 @@ class Steps:
 def _inputs_of(regions: Sequence[Region]) -> set[Node]:
     nodes = topological(node for region in regions for store in region.stores for node in store.sources)
     return {node for node in nodes if node.kind is INPUT}
+
+
+def with_short_rows(regions: Sequence[Region], claims: Claims) -> list[Region]:
+    """Returns ``regions``, which may run at the same time, with short rows in the family of pointwise kernels."""
+    return beside_others(regions, claims, registry.FAMILIES[-1].name, may_merge)
 
 
 def may_merge(left: Region, right: Region) -> bool:

@@ -449,6 +449,7 @@ class BodyBuilder:
 
     def _leaf(self, node: Node, dtype: str) -> int:
         base, movements = seen_through_views(node)
+        movements = _in_one_spelling(base.shape, movements)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.kind is INPUT:
             operand = Operand(self._load, base.attrs.number, node.dtype, base.shape, movements, None, row)
@@ -557,6 +558,18 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
     return replace(instruction, row=all(argument.row for argument in arguments), stage=stage)
 
 
+def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
+    """Returns the element instructions from which ``roots`` are computed."""
+    positions: set[int] = set()
+    stack = list(roots)
+    while stack:
+        for argument in body.instructions[stack.pop()].args:
+            if not body.instructions[argument].row and argument not in positions:
+                positions.add(argument)
+                stack.append(argument)
+    return positions
+
+
 def identity_of(instruction: Instruction) -> tuple[Any, ...]:
     """Returns the fields of an instruction that decide its result: instructions equal in these are computed once."""
     return (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
@@ -590,6 +603,30 @@ def seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
         movements.append((node.attrs, node.shape))
         node = node.inputs[0]
     return node, tuple(reversed(movements))
+
+
+def _in_one_spelling(shape: Shape, movements: Sequence[Movement]) -> tuple[Movement, ...]:
+    """Returns ``movements`` of a tensor of ``shape`` with neighbours that reshape, or only add or drop sizes of 1, as
+    one reshape, and none where the shape stays: elements that are read through several such views are one operand."""
+    spelled: list[Movement] = []
+    before: list[Shape] = []  # the shape before each of these
+    for attrs, moved in movements:
+        kind, start = attrs[0], shape
+        if kind == "reshape" or (kind in ("squeeze", "unsqueeze") and _differ_by_ones(shape, moved)):
+            attrs = ("reshape",)
+            if spelled and spelled[-1][0] == attrs:
+                spelled.pop()
+                start = before.pop()
+        if attrs[0] != "reshape" or moved != start:
+            spelled.append((attrs, moved))
+            before.append(start)
+        shape = moved
+    return tuple(spelled)
+
+
+def _differ_by_ones(shape: Shape, other: Shape) -> bool:
+    """Returns whether two shapes have the same sizes but for those of 1."""
+    return [size for size in shape if size != 1] == [size for size in other if size != 1]
 
 
 def _exact(value: Any) -> Any:

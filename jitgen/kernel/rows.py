@@ -162,17 +162,20 @@ def is_wide(geometry: RowGeometry, length: int) -> bool:
 
 
 def _unit(body: Body, geometry: RowGeometry, dim: int, kinds: Sequence[str], call: Call) -> int:
-    """Computes ``RowLayout.unit``; ``dim`` is -1 along the row and -2 from row to row. 1 on a CPU."""
+    """Computes ``RowLayout.unit``; ``dim`` is -1 along the row and -2 from row to row. 1 on a CPU. A dimension of one
+    index has no step."""
     if not call.is_gpu:
         return 1
+    extents = (*geometry.sizes, geometry.length)
+    walked = [index for index, size in enumerate(extents) if index != len(extents) + dim and size != 1]
     accesses = []
     for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
         if kind == "contiguous" and operand.buffer is not None:
             size = item_size(operand.dtype)
-            others = (stride for index, stride in enumerate(strides) if index != len(strides) + dim)
-            steps = [offset * size, *(stride * size for stride in others), call.buffers[operand.buffer].alignment]
+            others = (strides[index] * size for index in walked)
+            steps = [offset * size, *others, call.buffers[operand.buffer].alignment]
             accesses.append((size, steps))
-    return unit_of(((*geometry.sizes, geometry.length)[dim],), accesses)
+    return unit_of((extents[dim],), accesses)
 
 
 def row_parameters(

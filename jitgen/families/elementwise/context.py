@@ -3,15 +3,16 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Line, Source, printed
+from jitgen.codegen.printing import Line, Printed, Source, printed
 from jitgen.families.elementwise import NAME
 from jitgen.families.elementwise.layout import Layout, parameters
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.ir.body import Body
+from jitgen.families.short_rows import REDUCED
+from jitgen.ir.body import Body, elements_under
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.kernel.parameters import KernelParameters
@@ -73,6 +74,28 @@ class OperandContext(PrintedOperand):
 
 
 @dataclass(frozen=True)
+class RowReduction:
+    """Combines ``value`` of every element of a row into ``result``, of ``type``, by ``op`` of ``lanes.cuh``, from
+    ``initial`` on."""
+
+    result: str
+    type: str
+    value: str
+    op: str
+    initial: str
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """Describes one pass over a row: ``before`` it, lines of values that a row has one of; ``lines`` of elements, and
+    what is reduced of these."""
+
+    before: tuple[Line, ...]
+    lines: tuple[Line, ...]
+    reductions: tuple[RowReduction, ...]
+
+
+@dataclass(frozen=True)
 class RegionContext:
     """Describes one region.
 
@@ -87,6 +110,9 @@ class RegionContext:
         vector, unroll: elements of an access, and accesses of a thread (see ``Schedule``).
         first, end: the first block of the region in the grid, and the first one after it.
         unit: elements that one access may move, from the layout.
+        lanes: lanes of a warp that share a row that is reduced; 0 where none is.
+        passes: what is done over such a row before the last time, which computes ``lines``.
+        after: lines of values that a row has one of, behind the passes.
     """
 
     index: int
@@ -101,6 +127,9 @@ class RegionContext:
     end: str
     first: str
     unit: int
+    lanes: int = 0
+    passes: tuple[RowPass, ...] = ()
+    after: tuple[Line, ...] = ()
 
     @property
     def outer_sizes(self) -> tuple[str, ...]:
@@ -177,14 +206,50 @@ def _region(
         rank=layout.rank,
         sizes=tuple(size.name for size in declared.axes),
         operands=tuple(operands),
-        lines=tuple(text.lines.values()),
+        lines=_element_lines(body, text, ("store", "scatter")) if layout.lanes else tuple(text.lines.values()),
         scalars=tuple(text.scalars.items()),
         vector=schedule.vectors[number],
         unroll=schedule.unrolls[number],
         end=parameters.name(f"end{number}"),
         first=parameters.name(f"end{number - 1}") if number else "0",
         unit=layout.unit,
+        lanes=layout.lanes,
+        passes=tuple(_row_pass(number, body, text, dialect) for number in range(_passes(body))),
+        after=_row_lines(body, text, _passes(body)),
     )
+
+
+def _passes(body: Body) -> int:
+    """Returns how many passes over a row reduce it."""
+    return max((i.stage for i in body.instructions if i.op == "reduce"), default=0)
+
+
+def _row_pass(number: int, body: Body, text: Printed, dialect: Dialect) -> RowPass:
+    reduced = [p for p, i in enumerate(body.instructions) if i.op == "reduce" and i.stage == number + 1]
+    reductions = []
+    for position in reduced:
+        instruction = body.instructions[position]
+        op, initial = REDUCED[instruction.attr]
+        type_, value = dialect.types[instruction.dtype], text.names[instruction.args[0]]
+        neutral = dialect.constant(initial, instruction.dtype)
+        reductions.append(RowReduction(text.names[position], type_, value, op, neutral))
+    return RowPass(_row_lines(body, text, number), _lines_under(body, text, reduced), tuple(reductions))
+
+
+def _row_lines(body: Body, text: Printed, stage: int) -> tuple[Line, ...]:
+    """Returns the lines of values that a row has one of, and that are known behind ``stage`` passes."""
+    instructions = body.instructions
+    known = (position for position in text.lines if instructions[position].row)
+    return tuple(text.lines[position] for position in known if instructions[position].stage == stage)
+
+
+def _element_lines(body: Body, text: Printed, ops: Container[str]) -> tuple[Line, ...]:
+    """Returns the lines of elements that instructions by ``ops`` need."""
+    return _lines_under(body, text, [p for p, i in enumerate(body.instructions) if i.op in ops])
+
+
+def _lines_under(body: Body, text: Printed, positions: Sequence[int]) -> tuple[Line, ...]:
+    return tuple(text.lines[position] for position in sorted(elements_under(body, positions)) if position in text.lines)
 
 
 def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.device import Device
+from jitgen.families.short_rows import LANE_ELEMENTS
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
@@ -38,6 +39,7 @@ class Layout:
             addresses, outer strides and (above rank 1) the innermost size are multiples of it, up to 16 bytes.
         wide: whether an index can reach 2**31.
         neighbours: for each operand and each dimension that an index chooses along, whether its stride is 1.
+        lanes: lanes of a warp that share the innermost dimension, a row that is reduced; 0 where none is.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class Layout:
     unit: int
     wide: bool
     neighbours: tuple[tuple[bool, ...], ...] = ()
+    lanes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +82,16 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
     rank = len(sizes)
     gathered = gathered_of(views, rank)
     walked, store = [view.strides[:rank] for view in views], body.stores[0]
-    chosen = body.operands[store].gathered > 0
-    if chosen:
-        collapsed, strides = collapse(sizes, [*walked, _order(walked[store], gathered[store])], len(views))
+    chosen, outer = body.operands[store].gathered > 0, rank - body.row_rank
+    if chosen or body.row_rank:
+        leader = _order(walked[store], gathered[store]) if chosen else walked[store]
+        collapsed, strides = collapse(sizes[:outer], [steps[:outer] for steps in (*walked, leader)], len(views))
         strides = strides[: len(views)]
     else:
         collapsed, strides = collapse(sizes, walked, store)
+    if body.row_rank:  # a row stays a dimension
+        collapsed = (*collapsed, sizes[-1])
+        strides = tuple((*steps, own[-1]) for steps, own in zip(strides, walked, strict=True))
     offsets = tuple(view.offset for view in views)
     touched = touched_of(body, (zip(collapsed, steps, strict=True) for steps in strides))
     geometry = RegionGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered, touched=touched)
@@ -96,8 +103,11 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
     )
     wide = geometry.elements >= INDEX_LIMIT or reaches_wide(walked_sizes)
     unit = _unit(body, geometry, kinds, call.buffers) if call.is_gpu else 1
+    if body.row_rank and unit < LANE_ELEMENTS:  # a lane's elements are no whole accesses
+        kinds = tuple("strided" if kind == "contiguous" else kind for kind in kinds)
     neighbours = tuple(tuple(stride == 1 for _, stride in chosen) for chosen in gathered)
-    return Layout(len(collapsed), kinds, unit, wide, neighbours), geometry
+    lanes = collapsed[-1] // LANE_ELEMENTS if body.row_rank else 0
+    return Layout(len(collapsed), kinds, unit, wide, neighbours, lanes), geometry
 
 
 def _order(strides: tuple[int, ...], gathered: tuple[tuple[int, int], ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from jitgen.device import Device
 from jitgen.families.elementwise.layout import Layout, RegionGeometry
 from jitgen.families.family import Problem
+from jitgen.families.short_rows import LANE_ELEMENTS
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -107,6 +108,10 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         return (CpuSchedule(1, (CPU_BLOCK,) * len(layouts), lanes, True),)
     vectors, unrolls, most = [], [], 0
     for body, layout in zip(kernel.bodies, layouts, strict=True):
+        if layout.lanes:
+            vectors.append(LANE_ELEMENTS)
+            unrolls.append(1)
+            continue
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
         vector = max(1, min(layout.unit, GPU_THREAD_BYTES // max(sizes), 16 // min(sizes)))
         while vector > 1 and vector * sum(sizes) > GPU_MOST_BYTES_PER_STEP:
@@ -175,6 +180,7 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, devic
         lines.append(
             f"region {region}: {count_operations(body)} operations over {layout.rank} collapsed dimension"
             f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
+            f"{f'; {layout.lanes} lanes of a warp reduce a row' if layout.lanes else ''}"
             f"{'; stored in place, where indices choose' if chosen else ''}"
         )
     return lines

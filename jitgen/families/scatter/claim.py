@@ -57,8 +57,9 @@ def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node 
     materialized = []
     for source in sources:
         source = partition.temporaries.without(SCATTER, source)
-        is_pointwise = source.kinds.isdisjoint((REDUCE, SCAN, SORT))
-        materialized.append(source if is_pointwise else partition.materialize(source))
+        # Reductions are left to their family, whose rows may be short enough for a pointwise kernel.
+        is_left = source.kinds.isdisjoint((SCAN, SORT)) and (REDUCE not in source.kinds or source is sources[0])
+        materialized.append(source if is_left else partition.materialize(source))
     return partition.mover.builder.like(node, (base, *materialized))
 
 

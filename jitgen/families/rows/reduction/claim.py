@@ -12,17 +12,20 @@ into a temporary, which always gives the right answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.families.family import Claim, Partition
+from jitgen.families.family import ANY_FAMILY, Claim, Partition
 from jitgen.families.rows.reduction.even_rows import has_even_rows
 from jitgen.families.rows.reduction.joined import stores_of_lengths
+from jitgen.families.short_rows import is_short
 from jitgen.ir.analysis import nearest, one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import INPUT, REDUCE, VIEW
+from jitgen.ir.nodes import INPUT, REDUCE, SCATTER, VIEW
 from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.scatters import scatter_store
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
@@ -46,9 +49,16 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     materialized."""
     results, mover, materialize = values, partition.mover, partition.materialize
     gathered: dict[_Rows, list[Store]] = {}
+    updates: list[Region] = []
     rest: list[Node | None] = list(results)
     for position, node in enumerate(results):
         if REDUCE not in node.kinds:
+            continue
+        if node.kind is SCATTER:
+            rows_of_update = _short_update(position, node, partition)
+            updates += rows_of_update
+            base, value, *indices = node.inputs
+            rest[position] = None if rows_of_update else mover.builder.like(node, (base, materialize(value), *indices))
             continue
         for whole in stores_of_lengths(Store(position, node), mover):
             rows, store = _as_rows(whole, partition)
@@ -63,7 +73,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             if rows is not None:
                 gathered[rows].append(Store(position, node))
                 rest[position] = None
-    return Claim([_rows_last(rows, stores, mover) for rows, stores in gathered.items()], rest)
+    return Claim([*(_rows_last(rows, stores, mover) for rows, stores in gathered.items()), *updates], rest)
 
 
 def merge(left: Region, right: Region) -> Region | None:
@@ -73,6 +83,28 @@ def merge(left: Region, right: Region) -> Region | None:
     if left.elements_read.isdisjoint(right.elements_read):
         return None
     return replace(left, stores=(*left.stores, *right.stores))
+
+
+def _short_update(position: int, node: Node, partition: Partition) -> list[Region]:
+    """Returns the regions of ``node``, an update of elements that are computed of short rows, which pointwise kernels
+    compute; empty where they do not."""
+    mover, state = partition.mover, partition.state()
+    whole = scatter_store(position, node, mover)
+    last = len(whole.value.shape) - 1
+    if last not in node.attrs.coordinates:
+        return []
+    dim = sorted(coordinate for coordinate in node.attrs.coordinates if coordinate >= 0).index(last)
+    order = (*(d for d in range(last + 1) if d != dim), dim)
+    regions = []
+    # The row is the last dimension again, as where it is joined.
+    for store in stores_of_lengths(_permuted(whole, order, mover), mover):
+        rows, fitted = _as_rows(store, partition)
+        region = None if rows is None or fitted is None else _rows_last(rows, [fitted], mover)
+        if region is None or not is_short(region, partition):
+            partition.restore(state)
+            return []
+        regions.append(replace(region, family=ANY_FAMILY))
+    return regions
 
 
 def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | None]:
@@ -88,8 +120,7 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
         shape = store.value.shape
         if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
             shape = (*shape[:dim], 1, *shape[dim:])
-            moved = mover.move(store.value, ("unsqueeze", dim), shape)
-            store = Store(store.result, moved, (*store.movements, (("unsqueeze", dim), shape)))
+            store = store.moved(("unsqueeze", dim), shape, functools.partial(_unsqueezed, dim=dim, mover=mover))
     if store.value.shape not in (rows.shape, reduced):
         regrouped = _regrouped(store, rows, partition)
         if regrouped is None:
@@ -99,6 +130,24 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
         return None, None  # a row of the result would have no single stride
     value = _fit(store.value, rows, mover, partition.materialize)
     return (None, None) if value is None else (rows, replace(store, value=value))
+
+
+def _permuted(store: Store, order: tuple[int, ...], mover: Mover) -> Store:
+    if order == tuple(range(len(order))):
+        return store
+
+    def permuted(node: Node) -> Node:
+        if node.kind.is_number:
+            return node
+        return mover.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
+
+    return store.moved(("permute", order), tuple(store.value.shape[dim] for dim in order), permuted)
+
+
+def _unsqueezed(node: Node, dim: int, mover: Mover) -> Node:
+    if node.kind.is_number:
+        return node
+    return mover.move(node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
 
 
 def _regrouped(store: Store, rows: _Rows, partition: Partition) -> Store | None:
@@ -227,13 +276,5 @@ def _rows_last(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
     outer = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
     order = (*outer, *rows.dims)
     shape = tuple(rows.shape[dim] for dim in order)
-    if order != tuple(range(len(order))):
-        stores = [
-            Store(
-                store.result,
-                mover.move(store.value, ("permute", order), tuple(store.value.shape[dim] for dim in order)),
-                (*store.movements, (("permute", order), tuple(store.value.shape[dim] for dim in order))),
-            )
-            for store in stores
-        ]
+    stores = [_permuted(store, order, mover) for store in stores]
     return Region("reduction", row_axes(shape, len(rows.dims)), tuple(stores))

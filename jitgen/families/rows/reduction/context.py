@@ -19,8 +19,8 @@ from jitgen.device import Device
 from jitgen.families.rows.reduction.forms import CudaRows, RowSchedule
 from jitgen.families.rows.reduction.online import SUM_EXP, online, with_means
 from jitgen.families.rows.reduction.powers import in_powers_of_two
-from jitgen.families.rows.reduction.residency import elements_under, first_needed
-from jitgen.ir.body import Instruction
+from jitgen.families.rows.reduction.residency import first_needed
+from jitgen.ir.body import Instruction, elements_under
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed_rows import RowContext, RowOperand, row_attributes

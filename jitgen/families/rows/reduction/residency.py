@@ -6,10 +6,9 @@ resident says how many bytes of registers one element takes, by which schedules 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.body import Body
+from jitgen.ir.body import Body, elements_under
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import item_size
@@ -64,18 +63,6 @@ def first_needed(body: Body) -> dict[int, int]:
             if not body.instructions[argument].row:
                 first[argument] = min(first.get(argument, here), here)
     return first
-
-
-def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
-    """Returns the element instructions from which ``roots`` are computed."""
-    positions: set[int] = set()
-    stack = list(roots)
-    while stack:
-        for argument in body.instructions[stack.pop()].args:
-            if not body.instructions[argument].row and argument not in positions:
-                positions.add(argument)
-                stack.append(argument)
-    return positions
 
 
 @dataclass(frozen=True)

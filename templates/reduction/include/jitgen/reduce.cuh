@@ -9,6 +9,7 @@
 #pragma once
 
 #include "jitgen/barrier.cuh"
+#include "jitgen/lanes.cuh"
 #include "jitgen/states.cuh"
 
 namespace jitgen {
@@ -23,34 +24,6 @@ struct Indexed {
 
 // ---------------------------------------------------------------------------------------------------- operations
 
-struct Sum {
-  template <class T>
-  static JITGEN_DEVICE T combine(T a, T b) {
-    return add(a, b);
-  }
-  static JITGEN_DEVICE float combine(float a, float b) { return a + b; }
-  static JITGEN_DEVICE double combine(double a, double b) { return a + b; }
-};
-struct Prod {
-  template <class T>
-  static JITGEN_DEVICE T combine(T a, T b) {
-    return mul(a, b);
-  }
-  static JITGEN_DEVICE float combine(float a, float b) { return a * b; }
-  static JITGEN_DEVICE double combine(double a, double b) { return a * b; }
-};
-struct Max {
-  template <class T>
-  static JITGEN_DEVICE T combine(T a, T b) {
-    return maximum(a, b);
-  }
-};
-struct Min {
-  template <class T>
-  static JITGEN_DEVICE T combine(T a, T b) {
-    return minimum(a, b);
-  }
-};
 struct Any {
   static JITGEN_DEVICE bool combine(bool a, bool b) { return a || b; }
 };
@@ -85,33 +58,6 @@ using ArgMax = ArgExtremum<true>;
 using ArgMin = ArgExtremum<false>;
 
 // ------------------------------------------------------------------------------------------ the lanes of a warp
-
-// A value as 32-bit words, by which it is moved. Three words are moved as four.
-template <class T>
-union Words {
-  static constexpr int used = (sizeof(T) + 3) / 4, count = used == 3 ? 4 : used;
-  T whole;
-  uint32_t word[count];
-};
-
-template <class T>
-JITGEN_DEVICE T from_lane(T value, int distance) {
-  Words<T> from, to;
-  for (int i = 0; i < from.count; ++i) from.word[i] = 0;
-  from.whole = value;
-#pragma unroll
-  for (int i = 0; i < from.used; ++i) to.word[i] = __shfl_xor_sync(0xffffffffu, from.word[i], distance);
-  return to.whole;
-}
-
-// Combines over aligned groups of `lanes` neighbouring lanes, a power of two. Every operation is commutative to the
-// last bit, so that both partners of an exchange agree.
-template <class Op, int lanes, class T>
-JITGEN_DEVICE T combine_lanes(T value) {
-#pragma unroll
-  for (int distance = 1; distance < lanes; distance *= 2) value = Op::combine(value, from_lane(value, distance));
-  return value;
-}
 
 // For a state of several numbers, what they are measured from is combined first. Each lane then rescales its state
 // once.
