@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from jitgen import console, settings
 from jitgen.codegen.python import PythonFunction
 from jitgen.deploy import record
-from jitgen.dynamo import checkpoint, cut, foreach
+from jitgen.dynamo import checkpoint, cut, foreach, launches
 from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
 from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
 from jitgen.dynamo.region import inline, region
@@ -251,6 +251,7 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
     """Compiles ``module`` in steps; ``stays_with_torch`` is the reason if all of it does."""
     if stays_with_torch is None:
         foreach.divide(module.graph)
+        launches.bind(module.graph)
     # Where all of it does, decorated functions are operators, which a policy may choose.
     aliasing = Aliasing(module.graph, inline(module) if stays_with_torch is None else ())
     rejected: dict[fx.Node, str] = dict.fromkeys(module.graph.nodes, stays_with_torch) if stays_with_torch else {}

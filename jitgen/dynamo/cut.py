@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.dynamo.aliasing import Aliasing
 from jitgen.dynamo.checkpoint import is_checkpoint
+from jitgen.dynamo.launches import LaunchedKernel
 from jitgen.dynamo.program import hint, is_call, picks_an_item, value_of
 from jitgen.dynamo.region import region
 from jitgen.quant import weights
@@ -90,12 +91,29 @@ def rejection(node: fx.Node, unreadable: Callable[[fx.Node], str | None]) -> str
     if node.target is getattr:
         if node.args[1] not in table.properties():
             return f"no row for the property Tensor.{node.args[1]}"
+    elif isinstance(node.target, LaunchedKernel):
+        if not all(map(_is_row_major, node.all_input_nodes)):
+            return f"{name} gets a tensor that is not contiguous"
     elif not picks_an_item(node):
         row, name = table.find(node.target)
         if row is None:
             return f"no row for {name}"
     reason = next(filter(None, map(unreadable, (node, *node.all_input_nodes))), None)
     return None if reason is None else f"{name} of {reason}"
+
+
+def _is_row_major(node: fx.Node) -> bool:
+    """Returns whether the value of ``node``, if it is a tensor, is row-major, as programs have what they compute."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        return True
+    step: int | None = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if step is None or (hint(size) != 1 and hint(stride) != step):
+            return False
+        length = hint(size)
+        step = None if length is None else step * max(length, 1)
+    return True
 
 
 def why_unreadable(node: fx.Node) -> str | None:

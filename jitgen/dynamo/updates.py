@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from jitgen.dynamo.launches import LaunchedKernel
+
 _OPERATORS = frozenset(
     {operator.setitem, operator.delitem, operator.iand, operator.ior}
     | {getattr(operator, name) for name in operator.__all__ if name.startswith("i") and hasattr(operator, name[1:])}
@@ -51,6 +53,8 @@ def written(node: fx.Node) -> list[fx.Node]:
     The graphs of higher-order operators update nothing, or Dynamo would not make them.
     """
     target, name = node.target, name_of(node)
+    if isinstance(target, LaunchedKernel):
+        return [argument for argument in target.written(node.args[1]) if isinstance(argument, fx.Node)]  # type: ignore[arg-type]
     if isinstance(target, torch._ops.HigherOrderOperator):
         return []
     arguments: list[Any] = []
@@ -83,7 +87,7 @@ def updates(node: fx.Node) -> bool:
         return target._schema.is_mutable
     if isinstance(target, torch._ops.OpOverloadPacket):
         return any(_may_write(getattr(target, overload)._schema) for overload in target.overloads())
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, (torch._ops.HigherOrderOperator, LaunchedKernel)):
         return True
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if target in _OPERATORS or (name.endswith("_") and not name.endswith("__")) or keywords.get("out") is not None:

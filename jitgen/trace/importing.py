@@ -80,6 +80,11 @@ def further_input(tensor: torch.Tensor) -> TensorProxy:
         return trace.input(tensor, len(trace.inputs))
 
 
+def import_in_progress() -> Trace | None:
+    """Returns the import in progress in this thread; None without one."""
+    return _in_progress.get()
+
+
 def effects() -> str | None:
     """Says what the import in progress has done so far besides computing; None if nothing."""
     trace = _in_progress.get()

@@ -177,3 +177,68 @@ def test_views_without_their_strides_are_refused() -> None:
 )
 def test_a_manifest_has_no_other_code(text: str) -> None:
     assert refusal(text) is not None
+
+
+# --------------------------------------------------------------------------------------------------- torch.compile
+
+
+def _compiled(
+    function: Callable[..., Any], arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[tuple[str | None, str]]:
+    """What becomes of each step of a compiled function: why torch runs it, or the explanation of its kernels."""
+    import torch.utils._triton as availability
+
+    from jitgen.dynamo import backend
+
+    for name in ("has_triton", "has_triton_package"):  # without a GPU, Dynamo knows no kernels of Triton
+        monkeypatch.setattr(availability, name, lambda: True)
+    steps: list[tuple[str | None, str]] = []
+
+    def spec(value: Any) -> Any:
+        return TensorSpec(tuple(map(int, value.shape)), value.dtype) if isinstance(value, Tensor) else int(value)
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        for part in backend.compile_graph(module, inputs).steps():
+            said = part.segment.reason
+            if part.program is not None:
+                specs = [spec(node.meta["example_value"]) for node in part.inputs]
+                said = part.program.function.lower(*specs, target="sm_90a").explain()
+            steps.append((part.segment.reason, str(said)))
+        raise RuntimeError("compiled")
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="compiled"):
+        torch.compile(function, backend=compiler, **options)(*arguments)
+    return steps
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dynamo_has_a_launch_within_a_program(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.tuned_add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x * 2, y, out, x.numel())
+        return torch.nn.functional.gelu(out + bias)
+
+    steps = _compiled(function, (torch.randn(6, 8), torch.randn(6, 8), torch.randn(8)), monkeypatch, dynamic=dynamic)
+    assert [reason for reason, _ in steps] == [None]
+    assert "the kernel add, written by you" in steps[0][1]
+
+
+def test_dynamo_keeps_the_order_of_launches_that_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        before = x.sum()
+        kernels.scale_in_place[(4,)](x, x.numel(), 0.5, BLOCK=32)
+        return x * before
+
+    steps = _compiled(function, (torch.randn(33, 3),), monkeypatch)
+    assert [reason for reason, _ in steps] == [None]
+
+
+def test_torch_launches_what_gets_tensors_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x.t())
+        kernels.add[(4,)](x, x.t(), out, x.numel(), BLOCK=32)
+        return out * 2
+
+    steps = _compiled(function, (torch.randn(8, 4),), monkeypatch)
+    assert "the kernel add gets a tensor that is not contiguous" in [reason for reason, _ in steps]

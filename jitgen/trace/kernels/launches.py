@@ -84,6 +84,23 @@ def _launchers() -> tuple[Replaced, ...]:
     return tuple(Replaced(owner, {"run": run_of(owner.run)}) for owner in classes)
 
 
+def launched(trace: Trace, launcher: Any, grids: list[Any], arguments: Mapping[str, Any]) -> None:
+    """Traces a launch of which Dynamo knows the grid of each configuration.
+
+    Args:
+        arguments: by the names of the kernel's parameters, options among them.
+    """
+    with torch._C.DisableTorchFunction():
+        _Launch(trace, launcher, (), grids, arguments).trace()
+
+
+def written_by(launcher: Any) -> set[str]:
+    """Returns the names of the parameters that a kernel may write through."""
+    while not is_jit_function(launcher):
+        launcher = launcher.fn
+    return accesses(launcher).written
+
+
 @dataclass
 class _Way:
     """Describes one way to launch the kernel, while decorators are followed: constants and options by name."""
@@ -207,7 +224,7 @@ class _Launch:
         if trace.differentiable and torch.is_grad_enabled():
             self._refuse_gradients(tensors)
         chosen = {name for name, how, _ in parameters if how == CONFIG}
-        configs = tuple(self._config(way, chosen) for way in ways)
+        configs = tuple(self._config(way, chosen, number) for number, way in enumerate(ways))
         unset = [n for n in written if self.proxies[n].memory.is_unset and not self.proxies[n].memory.updates]
         strides = tuple(trace.strides_read.get(node) for node in self.operands)
         attrs = LaunchAttrs(
@@ -277,15 +294,17 @@ class _Launch:
             )
         return text
 
-    def _config(self, way: _Way, chosen: set[str]) -> tuple[Any, ...]:
+    def _config(self, way: _Way, chosen: set[str], number: int) -> tuple[Any, ...]:
         constants = tuple((name, self._constant(name, way.constants[name])) for name in sorted(chosen))
         options = {**way.options, **self.options}
         options = {name: self.trace_.guards.value(unwrap(number)) for name, number in options.items()}
-        return constants, tuple(sorted(options.items())), self._grid(way)
+        return constants, tuple(sorted(options.items())), self._grid(way, number)
 
-    def _grid(self, way: _Way) -> tuple[Any, Any, Any]:
-        """Returns the grid of a configuration in three dimensions."""
+    def _grid(self, way: _Way, number: int) -> tuple[Any, Any, Any]:
+        """Returns the grid of configuration ``number`` in three dimensions."""
         grid = self.grid
+        if isinstance(grid, list):  # one for each configuration, or one for all
+            grid = grid[number] if len(grid) > 1 else grid[0]
         if callable(grid):
             defaults = {
                 name: parameter.default
