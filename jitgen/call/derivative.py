@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen.call.bound import Captures
 from jitgen.call.opaque import opaque
-from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import Backward

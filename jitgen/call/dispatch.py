@@ -16,8 +16,9 @@ import torch
 
 from jitgen.call import observers
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
+from jitgen.call.bound import BoundLaunch
 from jitgen.call.dispatch_text import DispatchFacts, make_dispatch, make_unpacking
-from jitgen.call.resolver import MANY_TRACES, BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
+from jitgen.call.resolver import MANY_TRACES, Resolver, ResolverOfBackward, ResolverOfGraph
 from jitgen.call.signature import Call, check
 from jitgen.call.table import LaunchTable, Table
 from jitgen.errors import RequiresGrad

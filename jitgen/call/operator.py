@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
+from jitgen.call.bound import BoundLaunch
+from jitgen.call.resolver import Resolver, ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import check, environment_of, plan_key
 from jitgen.call.table import LIMIT, Table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import observers, plan_text
+from jitgen.call.bound import BoundLaunch
 from jitgen.call.outputs import (
     check_distinct,
     check_outputs,
@@ -17,7 +18,7 @@ from jitgen.call.outputs import (
     outputs_of,
 )
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
-from jitgen.call.resolver import BoundLaunch, Resolver
+from jitgen.call.resolver import Resolver
 from jitgen.call.signature import Call, check, is_object
 from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError

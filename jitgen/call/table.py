@@ -51,7 +51,7 @@ class Table(dict[Key, Value]):
 
 
 class Launch(Protocol):
-    """Describes what is remembered of a call: see ``resolver.Captures``."""
+    """Describes what is remembered of a call: see ``bound.Captures``."""
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None: ...
 

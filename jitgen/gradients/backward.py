@@ -23,7 +23,8 @@ from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import INPUT
 from jitgen.spec import DTYPES
 from jitgen.trace.boundary import graph_of, settings_guards
-from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.guards import tracing
+from jitgen.trace.request import TraceRequest
 from jitgen.trace.traced import Traced
 
 
@@ -41,24 +42,20 @@ class Backward:
     given: tuple[Node, ...]
     sizes_of: tuple[int, ...]
 
-    def traced(
-        self, name: str, leaves: Sequence[Any], guards: Guards, device: torch.device, layout: str, differentiable: bool
-    ) -> Traced:
+    def traced(self, name: str, request: TraceRequest) -> Traced:
         """Makes the graph.
 
         Args:
             name: for kernels and messages.
-            leaves: what a call is given, of which facts are read alone: the gradients, tensors of the forward as
-                ``plan`` has them (inputs, saved values, weights), those of ``sizes_of``, and symbolic numbers.
-            guards: decide about sizes and numbers.
-            layout: in which kernels read quantised weights.
-            differentiable: whether gradients are computed of the graph.
+            request: its leaves, of which facts are read alone, are the gradients, tensors of the forward as ``plan``
+                has them (inputs, saved values, weights), those of ``sizes_of``, and symbolic numbers.
         """
-        trace = BackwardTrace(name, guards, device, layout, differentiable)
+        guards = request.guards
+        trace = BackwardTrace(name, guards, request.device, request.layout, request.differentiable)
         functions = Functions(trace)
         token = tracing.set(guards)  # of the settings too that rows ask for
         try:
-            results = self._computed(functions, iter([functions.entered(leaf) for leaf in leaves]))
+            results = self._computed(functions, iter([functions.entered(leaf) for leaf in request.leaves]))
         finally:
             tracing.reset(token)
         traced = Traced.from_graph(graph_of(trace, _outputs(results, trace)))

@@ -1,6 +1,6 @@
 """Defines ``Captured``, one value that a function reaches by name, and how every call reads it again.
 
-Neighbours: ``captures.py`` follows the names; ``call/resolver.py`` compares what they lead to with what they led to.
+Neighbours: ``captures.py`` follows the names; ``call/bound.py`` compares what they lead to with what they led to.
 """
 
 from __future__ import annotations

@@ -7,17 +7,17 @@ followed, no changes are looked for, no look-ups are reported. Each call is a ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from jitgen.errors import TraceError
+from jitgen.errors import TraceError, UnsupportedError
 from jitgen.trace.boundary import entered, graph_of, returned, settings_guards
-from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.guards import tracing
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors, untraceable
+from jitgen.trace.request import TraceRequest
 from jitgen.trace.traced import Traced
 from jitgen.trace.tracer import InterceptFunctions, Trace
 
@@ -25,27 +25,22 @@ _in_progress: ContextVar[Trace | None] = ContextVar("in_progress", default=None)
 """The import in progress in this thread."""
 
 
-def imported(
-    function: Callable[..., Any],
-    name: str,
-    leaves: Sequence[Any],
-    tree: pytree.TreeSpec,
-    guards: Guards,
-    device: torch.device,
-    layout: str = "portable",
-    differentiable: bool = False,
-) -> Traced:
-    """Imports ``function`` as a graph.
-
-    Args:
-        leaves, tree, guards, device, layout, differentiable: as of ``run.trace``.
+def imported(function: Callable[..., Any], name: str, request: TraceRequest) -> Traced:
+    """Imports ``function`` as a graph for one call.
 
     Raises:
+        UnsupportedError: an argument is an object, which no import follows.
         JitgenError: what the row of a call raises.
     """
-    trace = Trace(_captures_nothing, name, guards, device, layout, differentiable=differentiable)
+    if request.objects:
+        what = f"{request.objects[0].path} is neither a tensor nor a number"
+        raise UnsupportedError(f"{name}: {what}; pass the tensors and numbers of it as arguments")
+    guards = request.guards
+    trace = Trace(
+        _captures_nothing, name, guards, request.device, request.layout, differentiable=request.differentiable
+    )
     guards.given.clear()  # of the caller's own numbers
-    args, kwargs = entered(trace, leaves, tree)
+    args, kwargs = entered(trace, request.leaves, request.tree)
     tokens = tracing.set(guards), _in_progress.set(trace)
     try:
         with proxies_are_tensors(), InterceptFunctions(trace):

@@ -17,54 +17,33 @@ from jitgen.trace import escapes, journal, keeping, modes
 from jitgen.trace.boundary import entered, graph_of, returned, settings_guards
 from jitgen.trace.captured import MISSING, Captured, call_leaves, same_value
 from jitgen.trace.checkpoints import checkpoints_are_calls
-from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.guards import tracing
 from jitgen.trace.journal import Change
 from jitgen.trace.kernels import launches
 from jitgen.trace.location import quote, raised_at
 from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mentions import line_of_change
 from jitgen.trace.proxy import proxies_are_tensors, untraceable
+from jitgen.trace.request import TraceRequest
 from jitgen.trace.stand_ins import stand_ins
 from jitgen.trace.traced import Output, Traced
 from jitgen.trace.tracer import InterceptFunctions, Trace
 from jitgen.trace.transforms import transforms_are_refused
 
 
-def trace(
-    function: Callable[..., Any],
-    name: str,
-    leaves: Sequence[Any],
-    tree: pytree.TreeSpec,
-    guards: Guards,
-    device: torch.device,
-    layout: str = "portable",
-    objects: Sequence[Captured] = (),
-    runs: bool = True,
-    differentiable: bool = False,
-) -> Traced:
-    """Traces ``function``.
-
-    Args:
-        leaves: the flattened ``(args, kwargs)``. Tensors and ``SymbolicScalar`` become proxies; ``SymbolicNumber`` and
-            everything else are passed unchanged.
-        tree: the structure of ``(args, kwargs)``.
-        guards: has a hint for every symbol; collects the decisions of the trace.
-        device: the device of the tensors.
-        layout: the layout in which kernels read quantised weights that the function closes over.
-        objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
-        runs: whether a call follows; see ``Trace``.
-        differentiable: whether gradients are computed of the graph; see ``Trace``.
+def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Traced:
+    """Traces ``function`` for one call.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
+    guards, runs = request.guards, request.runs
     guards.asks_identity = False
-    arguments = function, name, leaves, tree, guards, device, layout, objects, runs, differentiable
-    state, traced, changed, described, kept = _run_once(*arguments)
+    state, traced, changed, described, kept = _run_once(function, name, request)
     if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
         journal.undo(changed)
-        state, traced, changed, described, kept = _run_once(*arguments)
+        state, traced, changed, described, kept = _run_once(function, name, request)
     stay = runs and journal.may_stay() and not kept and not escapes.kept(guards.given)
     if stay:
         _set_context_variables(changed)
@@ -88,7 +67,9 @@ def trace(
     return replace(traced, guards=(*traced.guards, never), changes=changes)
 
 
-def _run_once(*arguments: Any) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
+def _run_once(
+    function: Callable[..., Any], name: str, request: TraceRequest
+) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
     """Runs a function once; returns also what it changed, which is taken back if it raises, as it is and as
     ``keeping.described`` returns it.
 
@@ -96,26 +77,30 @@ def _run_once(*arguments: Any) -> tuple[Trace, Traced, list[Change], list[Change
     """
     triton_was_known = launches.knows_triton()
     try:
-        return contextvars.copy_context().run(_run_in_context, *arguments)
+        return contextvars.copy_context().run(_run_in_context, function, name, request)
     except Exception:
         if triton_was_known or not launches.knows_triton():
             raise
         # The function has imported Triton, and launched a kernel before its launches were traced.
-        return contextvars.copy_context().run(_run_in_context, *arguments)
+        return contextvars.copy_context().run(_run_in_context, function, name, request)
 
 
 def _run_in_context(
-    function: Callable[..., Any],
-    name: str,
-    leaves: Sequence[Any],
-    tree: pytree.TreeSpec,
-    guards: Guards,
-    *others: Any,
+    function: Callable[..., Any], name: str, request: TraceRequest
 ) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
-    state = Trace(function, name, guards, *others)
-    guards.given.clear()  # of the caller's own numbers
+    state = Trace(
+        function,
+        name,
+        request.guards,
+        request.device,
+        request.layout,
+        request.objects,
+        request.runs,
+        request.differentiable,
+    )
+    request.guards.given.clear()  # of the caller's own numbers
     try:
-        run = _run(state, leaves, tree)
+        run = _run(state, request.leaves, request.tree)
     except BaseException:
         journal.undo(state.captures.journal.changed())
         raise

@@ -12,18 +12,19 @@ import jitgen
 from jitgen.ir.graph import to_json
 from jitgen.trace.guards import Guards
 from jitgen.trace.importing import further_input, imported
+from jitgen.trace.request import TraceRequest
 from jitgen.trace.run import trace
 from jitgen.trace.traced import Traced
 
 CPU = torch.device("cpu")
 
 
-def arguments(*leaves: Any) -> tuple[Any, ...]:
-    return leaves, pytree.tree_flatten((leaves, {}))[1], Guards({}), CPU
+def request(*leaves: Any) -> TraceRequest:
+    return TraceRequest(leaves, pytree.tree_flatten((leaves, {}))[1], Guards({}), CPU)
 
 
 def graph_of(function: Any, *leaves: Any) -> Traced:
-    return imported(function, "function", *arguments(*leaves))
+    return imported(function, "function", request(*leaves))
 
 
 def softmax(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -33,7 +34,7 @@ def softmax(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 def test_an_import_makes_the_graph_of_a_trace() -> None:
     leaves = torch.randn(3, 4), torch.randn(4, 5)
-    found, wanted = graph_of(softmax, *leaves), trace(softmax, "function", *arguments(*leaves))
+    found, wanted = graph_of(softmax, *leaves), trace(softmax, "function", request(*leaves))
     assert to_json(found.graph) == to_json(wanted.graph)
     assert (found.leaves, found.tree, found.captured) == (wanted.leaves, wanted.tree, ())
 
