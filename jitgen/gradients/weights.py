@@ -23,15 +23,21 @@ from typing import Any
 from jitgen.gradients.shifts import changes_nothing
 from jitgen.ir.analysis import varies
 from jitgen.ir.equations import axes
-from jitgen.ir.exponentials import linear_operand
+from jitgen.ir.exponentials import SELECTION, linear_operand, x
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAST, CONST, CONTRACT, CUSTOM_GRADIENT, REDUCE, VIEW
+from jitgen.ir.nodes import CAST, CONTRACT, CUSTOM_GRADIENT, REDUCE, VIEW
+from jitgen.ir.patterns import Rewrite, Rewrites, cast, number, reciprocal, view
 from jitgen.spec import DTYPES
 
 Users = Mapping[int, Sequence[Node]]
 _RATES = {"exp": 1.0, "exp2": math.log(2.0)}
 """The derivative of an exponential over itself."""
+_RECIPROCAL = reciprocal(x) | number(lambda value: value != 0) / x
+_OF_ONE_VALUE = Rewrites(
+    Rewrite("a cast", cast(x), x), Rewrite("a view", view(x), x), Rewrite("a selection", SELECTION, x)
+)
+"""What is x or 0, in another dtype or order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +156,10 @@ def _row_of(spread: Node) -> Node | None:
 def _is_reciprocal(row: Node) -> bool:
     """Returns whether ``row`` is a quotient, or 0 where a condition says so: nothing is lost where one divides by
     it."""
-    if row.op == "where":
-        zero = [input_ for input_ in row.inputs[1:] if input_.kind is CONST and input_.attrs.value == 0]
-        others = [input_ for input_ in row.inputs[1:] if input_ not in zero]
-        return len(others) == 1 and _is_reciprocal(others[0])
-    if row.op == "div":
-        return row.inputs[0].kind is CONST and row.inputs[0].attrs.value != 0
-    return row.op == "reciprocal" or (row.kind in (CAST, VIEW) and _is_reciprocal(row.inputs[0]))
+    value: Node | None = row
+    while value is not None and _RECIPROCAL.match(value) is None:
+        value = _OF_ONE_VALUE.result(value)
+    return value is not None
 
 
 def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:

@@ -12,7 +12,7 @@ family load and store the operands around them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,36 @@ class Instruction:
     location: str | None = None
     row: bool = False
     stage: int = 0
+
+    @property
+    def is_number(self) -> bool:
+        """Returns whether it is a number that all elements share."""
+        return self.op in ("const", "scalar")
+
+    @property
+    def is_conversion(self) -> bool:
+        """Returns whether it gives its operand in another dtype, or rounded to one."""
+        return self.op in ("cast", "round_to")
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Returns whether it is computed from its operands' values at the same element."""
+        return self.is_conversion or self.op in OPS
+
+
+def unvarying(instructions: Sequence[Instruction], are_loads: Callable[[Instruction], bool]) -> list[bool]:
+    """Returns, for each instruction, whether all elements have one value of it.
+
+    Args:
+        are_loads: whether that is so for an instruction that is neither a number nor pointwise, such as a load.
+    """
+    flags: list[bool] = []
+    for instruction in instructions:
+        if instruction.is_pointwise:
+            flags.append(all(flags[argument] for argument in instruction.args))
+        else:
+            flags.append(instruction.is_number or are_loads(instruction))
+    return flags
 
 
 MOST_WITHIN_ONE = 4

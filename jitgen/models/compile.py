@@ -84,7 +84,7 @@ class UnitForward:
         if state is None or not state.is_current():
             state = self._renewed()
         route: Route | None = None
-        reason = state.problem
+        reason = state.problem or state.replaced_forward
         self._must_divide = reason is not None
         if reason is None:
             try:
@@ -121,7 +121,7 @@ class UnitForward:
         """Reads the module again."""
         module = self._module
         state = self._state = State(module, self._varying)
-        if state.problem is None:
+        if state.problem is None and state.replaced_forward is None:
             kind = self._shared.get(state.key)
             if kind is None:
                 forward: Any = type(module).forward

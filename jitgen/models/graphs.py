@@ -99,8 +99,8 @@ class GraphForward:
             return self.inner(*args, **kwargs)
         if not self._is_current():
             self._renew()
-        if self._state is not None and self._state.other_problem is not None:
-            self.reason = self._state.other_problem
+        if self._state is not None and self._state.problem is not None:
+            self.reason = self._state.problem
             return self.inner(*args, **kwargs)
         form = self._form(flat, tensors)
         if form.reason is None and form.replay is None and form.runs >= RUNS_BEFORE:

@@ -102,13 +102,14 @@ class State:
 
     Attributes:
         key: what modules that compute the same function of ``tensors`` and ``numbers`` have in common.
-        problem: why the module can only run as it is; None if it can be traced.
-        other_problem: the same, but for forwards below it that are replaced, as those of units are.
+        problem: why no trace can run the module; None if one can.
+        replaced_forward: says of which module below it the forward is replaced, as those of units are: no trace can run
+            it, and a capture can. None without one.
     """
 
     def __init__(self, module: torch.nn.Module, varying: Varying = frozenset()):
         self.problem: str | None = None
-        self.other_problem: str | None = None
+        self.replaced_forward: str | None = None
         self._varying = varying
         self._seen: dict[int, int] = {}
         self._tensors: dict[int, int] = {}
@@ -147,7 +148,6 @@ class State:
 
     def _refuse(self, why: str) -> None:
         self.problem = self.problem or why
-        self.other_problem = self.other_problem or why
 
     def _of_module(self, module: torch.nn.Module, path: str) -> Any:
         """Reads one module and what is below it."""
@@ -169,7 +169,7 @@ class State:
             elif path and attributes.get(name) is not None:
                 self._compared.empty.append(attributes[name])
         if path and "forward" in attributes:
-            self.problem = self.problem or f"the forward of {shown} is replaced"
+            self.replaced_forward = self.replaced_forward or f"the forward of {shown} is replaced"
         facts = [
             (name, self._attribute(attributes, name, value, path))
             for name, value in attributes.items()

@@ -14,7 +14,7 @@ from jitgen.codegen import evt
 from jitgen.codegen.printing import Built
 from jitgen.families.gemm import cutlass_epilogue
 from jitgen.families.gemm.context import GemmContext
-from jitgen.families.gemm.cutlass_mainloops import EPILOGUE_COLUMNS, CutlassTile
+from jitgen.families.gemm.cutlass_mainloops import EPILOGUE_COLUMNS, EPILOGUE_ROWS, CutlassTile
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.ir.body import Body
 from jitgen.kernel.operands import SWIZZLE_BYTES, MappedTensor, item_size, mapped_tensor
@@ -30,8 +30,8 @@ def epilogue_bytes(schedule: CutlassTile, body: Body, layout: GemmLayout) -> int
     """Returns the shared memory of the epilogue of ``body``: two pieces of the result, or four where as many are read
     ahead, and what is read for each column."""
     result, source = cutlass_epilogue.mapped_operands(body, layout)
-    piece = schedule.epilogue_rows * EPILOGUE_COLUMNS * item_size(body.operands[result].dtype)
-    pieces = schedule.block_m // schedule.epilogue_rows * (schedule.block_n // EPILOGUE_COLUMNS)
+    piece = EPILOGUE_ROWS * EPILOGUE_COLUMNS * item_size(body.operands[result].dtype)
+    pieces = schedule.block_m // EPILOGUE_ROWS * (schedule.block_n // EPILOGUE_COLUMNS)
     count = min(pieces, 2) if source is None else max(min(pieces, 4), min(pieces, 2) + 1)
     columns = sum(
         item_size(body.operands[i.attr].dtype)
@@ -72,7 +72,7 @@ def build(layouts: Sequence[GemmLayout], schedule: CutlassTile, products: GemmCo
         "result_vector": 16 // item_size(operands[epilogue.result].dtype),
         "source": evt.ELEMENTS[source.dtype] if source is not None else "",
         "title": region.title,
-        "kind": "Pingpong" if schedule.pingpong else "Cooperative",
+        "epilogue_rows": EPILOGUE_ROWS,
         "epilogue_columns": EPILOGUE_COLUMNS,
     }, {"relative_includes": True}
 
@@ -95,7 +95,7 @@ def tensor_maps(
         else:
             yield _mapped(body, geometry, index, (geometry.length, rows), strides[1], (chunk // share, chunk))
     result, source = cutlass_epilogue.mapped_operands(body, layout)
-    box = (schedule.epilogue_rows, EPILOGUE_COLUMNS)
+    box = (EPILOGUE_ROWS, EPILOGUE_COLUMNS)
     for index in (result,) if source is None else (source, result):
         swizzle = EPILOGUE_COLUMNS * item_size(body.operands[index].dtype)
         yield replace(_mapped(body, geometry, index, sizes, geometry.strides[index][0], box), swizzle=swizzle)

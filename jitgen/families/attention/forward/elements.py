@@ -88,7 +88,7 @@ def elements(name: str, operand: Operand, computed: Computed | None, dtype: str,
     kept = tuple(
         (dialect.types[computed.instructions[p].dtype], texts.names[p])
         for p in sorted(used & computed.shared)
-        if computed.instructions[p].op not in ("const", "scalar")
+        if not computed.instructions[p].is_number
     )
     value = texts.names[len(computed.instructions) - 1]
     last = computed.instructions[-1]

@@ -58,9 +58,9 @@ def _in_words(rule: Sequence[Instruction], root: int, body: Body, layout: Layout
         elif instruction.op == "load":
             where = {"row": "[i]", "key": "[j]", "both": "[i, j]"}.get(layout.operands[instruction.attr], "")
             words = f"{body.operands[instruction.attr].dtype} tensor{where}"
-        elif instruction.op in ("const", "scalar"):
+        elif instruction.is_number:
             words = str(instruction.attr) if instruction.op == "const" else f"number {instruction.attr}"
-        elif instruction.op in ("cast", "round_to"):
+        elif instruction.is_conversion:
             words = arguments[0]
         elif instruction.op in _SIGNS:
             words = f"({f' {_SIGNS[instruction.op]} '.join(arguments)})"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from jitgen.codegen.printing import Line
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.families.attention.rule.context import Rule
-from jitgen.ir.body import Instruction
-from jitgen.ir.ops import INTS, OPS
+from jitgen.ir.body import Instruction, unvarying
+from jitgen.ir.ops import INTS
 
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -135,17 +135,8 @@ def _plain(line: Line, instruction: Instruction, names: dict[int, str]) -> Line:
 
 def _invariant(rule: Rule) -> list[bool]:
     """Returns, for each instruction, whether its value is the same for all columns."""
-    kinds = {operand.index: operand.kind for operand in rule.operands}
-    flags: list[bool] = []
-    for instruction in rule.instructions:
-        if instruction.op in ("load", "iota"):
-            flags.append(kinds[instruction.attr] in ("row", "task"))
-        elif instruction.op in ("const", "scalar"):
-            flags.append(True)
-        else:
-            pointwise = instruction.op in OPS or instruction.op in ("cast", "round_to")
-            flags.append(pointwise and all(flags[argument] for argument in instruction.args))
-    return flags
+    of_rows = {operand.index for operand in rule.operands if operand.kind in ("row", "task")}
+    return unvarying(rule.instructions, lambda load: load.op in ("load", "iota") and load.attr in of_rows)
 
 
 def _ramps(rule: Rule, invariant: Sequence[bool]) -> dict[int, Ramp]:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.attention.rule.bounds import masks_of, reachable
-from jitgen.ir.body import Instruction
-from jitgen.ir.ops import OPS
+from jitgen.ir.body import Instruction, unvarying
 
 Instructions = tuple[Instruction, ...]
 FLOAT = "float32"
@@ -37,7 +36,7 @@ class Scaled:
 def scaled(rule: Sequence[Instruction]) -> Scaled:
     """Splits the positive factor of its scores off ``rule``."""
     rule = with_products_of_factors(rule)
-    uniform = _uniform(rule)
+    uniform = unvarying(rule, lambda load: False)
     uses = [0] * len(rule)
     for instruction in rule:
         for argument in instruction.args:
@@ -72,7 +71,8 @@ def with_products_of_factors(rule: Sequence[Instruction]) -> Instructions:
 
     def emit(instruction: Instruction) -> int:
         rewritten.append(instruction)
-        uniform.append(_is_uniform(instruction, uniform))
+        operands = all(uniform[argument] for argument in instruction.args)
+        uniform.append(instruction.is_number or (instruction.is_pointwise and operands))
         return len(rewritten) - 1
 
     for number, instruction in enumerate(rule):
@@ -89,20 +89,6 @@ def with_products_of_factors(rule: Sequence[Instruction]) -> Instructions:
             moved = replace(moved, args=(value, factor))
         at[number] = emit(moved)
     return reachable(rewritten, len(rewritten) - 1)
-
-
-def _is_uniform(instruction: Instruction, uniform: Sequence[bool]) -> bool:
-    if instruction.op in ("const", "scalar"):
-        return True
-    pointwise = instruction.op in OPS or instruction.op in ("cast", "round_to")
-    return pointwise and all(uniform[argument] for argument in instruction.args)
-
-
-def _uniform(rule: Sequence[Instruction]) -> list[bool]:
-    flags: list[bool] = []
-    for instruction in rule:
-        flags.append(_is_uniform(instruction, flags))
-    return flags
 
 
 def _is_positive(instruction: Instruction) -> bool:

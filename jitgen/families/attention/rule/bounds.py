@@ -137,7 +137,7 @@ def masks_of(instructions: Sequence[Instruction]) -> dict[int, int]:
 
 def _is_minus_infinity(instructions: Sequence[Instruction], position: int) -> bool:
     instruction = instructions[position]
-    if instruction.op in ("cast", "round_to"):
+    if instruction.is_conversion:
         return _is_minus_infinity(instructions, instruction.args[0])
     return instruction.op == "const" and instruction.attr == -math.inf
 
@@ -323,7 +323,7 @@ def _hidden(
     arguments = [hidden[argument] for argument in instruction.args]
     if instruction.op == "where":
         return _selected(ends[instruction.args[0]], arguments[1], arguments[2], false, true)
-    if instruction.op in ("cast", "round_to"):
+    if instruction.is_conversion:
         return arguments[0] if arguments else false
     if instruction.op == "add":
         return " | ".join(dict.fromkeys(f"({a})" for a in arguments if a != false)) or false

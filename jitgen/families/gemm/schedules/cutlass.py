@@ -23,16 +23,15 @@ from jitgen.kernel.operands import ACCESS_BYTES, SWIZZLE_BYTES, item_size
 ELEMENTS = ("float16", "bfloat16", "int8")
 """Dtypes of operands that collectives multiply. Those of a byte are contiguous along K, as wgmma reads them."""
 SLOWDOWN = {
-    (128, 256, 2, False): 1.01,
-    (256, 128, 2, False): 1.03,
-    (128, 256, 1, False): 1.0,
-    (128, 128, 2, False): 1.13,
-    (128, 128, 1, False): 1.08,
+    (128, 256, 2): 1.01,
+    (256, 128, 2): 1.03,
+    (128, 256, 1): 1.0,
+    (128, 128, 2): 1.13,
+    (128, 128, 1): 1.08,
 }
-"""Rows and columns of a tile, blocks of a cluster, and whether warpgroups compute tiles in turn; and how many times as
-long as the fastest such tiles take for the same products (4096 x 4096 x 4096 of bfloat16 on an H100). Tiles in turn,
-CUTLASS's pingpong kernel, are none of these: they were right for numbers of tiles that are powers of two, and were not
-measured for others."""
+"""Rows and columns of a tile, and blocks of a cluster; and how many times as long as the fastest such tiles take for
+the same products (4096 x 4096 x 4096 of bfloat16 on an H100). All are tiles of CUTLASS's cooperative kernel: its
+pingpong kernel was right for numbers of tiles that are powers of two, and was not measured for others."""
 TILES = tuple(SLOWDOWN)
 """The tiles to choose from."""
 SWIZZLE = 4
@@ -89,11 +88,11 @@ def _lack(problem: Problem) -> str:
     return cutlass_epilogue.lack(body, layout) or ""
 
 
-def _fitted(tile: tuple[int, int, int, bool], problem: Problem) -> CutlassTile:
+def _fitted(tile: tuple[int, int, int], problem: Problem) -> CutlassTile:
     """Makes the schedule of ``tile`` with as many stages as shared memory holds."""
-    block_m, block_n, cluster, pingpong = tile
+    block_m, block_n, cluster = tile
     block_k = SWIZZLE_BYTES // item_size(problem.dtype)
-    schedule = CutlassTile(block_m, block_n, block_k, cluster, pingpong, SWIZZLE, wide=problem.wide)
+    schedule = CutlassTile(block_m, block_n, block_k, cluster, SWIZZLE, wide=problem.wide)
     fixed = cutlass.epilogue_bytes(schedule, problem.bodies[0], problem.layouts[0]) + cutlass.STORAGE_BYTES
     stage = cutlass.stage_bytes(schedule, problem.dtype)
     stages = (problem.target.shared_bytes - fixed) // stage
@@ -105,7 +104,7 @@ def cost(problem: Problem, candidate: CutlassTile) -> float:
     multiprocessors, each as long as its steps of K take at the rate of the matrix units."""
     chip, (columns,) = problem.device.model, problem.columns
     steps = -(-problem.length // candidate.block_k) + PROLOGUE_STEPS
-    tile = (candidate.block_m, candidate.block_n, candidate.cluster, candidate.pingpong)
+    tile = (candidate.block_m, candidate.block_n, candidate.cluster)
     flops = 2.0 * candidate.block_m * candidate.block_n * candidate.block_k * SLOWDOWN.get(tile, 1.0)
     wave = steps * flops * chip.multiprocessors / chip.rates.matrix(problem.dtype) * 1e6
     share = candidate.cluster * candidate.block_m
