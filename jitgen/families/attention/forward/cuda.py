@@ -18,7 +18,7 @@ from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
-from jitgen.families.attention.forward.wgmma import WIDTHS, WgmmaSchedule
+from jitgen.families.attention.forward.wgmma import WgmmaSchedule
 from jitgen.families.attention.rule.bounds import known_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, parameters_of, run
@@ -106,7 +106,6 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
             "blocks": schedule.blocks,
             "members": schedule.members(masked=attention.masked),
             "fragment": of_lane,
-            "own_atom": None,
         }
     of_thread = {
         "places": "n / 2",
@@ -123,22 +122,6 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
         "blocks": 1,
         "members": schedule.members(masked=attention.masked, **copied),
         "fragment": of_thread,
-        "own_atom": _own_atom(attention, schedule, dialect.storage_types[attention.key_dtype]),
-    }
-
-
-def _own_atom(attention: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
-    """Describes the wgmma of the scores if the header has none of that n; else None."""
-    if schedule.block_n in WIDTHS:
-        return None
-    sums = schedule.block_n // 2
-    return {
-        "n": schedule.block_n,
-        "sums": sums,
-        "element": storage,
-        "type": "bf16" if attention.key_dtype == "bfloat16" else "f16",
-        "registers": ", ".join(f"%{i}" for i in range(sums)),
-        "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
     }
 
 
