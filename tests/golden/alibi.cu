@@ -40,22 +40,6 @@ static_assert(
     JITGEN_OFFSET(depth) == 592 && JITGEN_OFFSET(width) == 596 && JITGEN_OFFSET(batch_size0) == 600 &&
     JITGEN_OFFSET(batch_size1) == 604, "the launch packs it so");
 
-// The scores of a tile of 112 keys, a number that CUTLASS's quickly compiled atoms lack.
-template <>
-struct jitgen::Wgmma<jitgen::bfloat16, 112> {
-  template <int transposed>
-  static JITGEN_DEVICE void shared(float (&d)[56], uint64_t a, uint64_t b, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred accumulates;\n"
-        "setp.ne.b32 accumulates, %58, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55}, "
-        "%56, %57, accumulates, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-        : "l"(a), "l"(b), "r"(accumulate));
-  }
-};
-
 struct Config {
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
@@ -277,7 +261,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_99f488c0(const __grid_constant__ Params params) {
+jitgen_attention_bc40c817(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }
