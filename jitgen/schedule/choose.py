@@ -38,7 +38,7 @@ def choose(
     """
     if len(candidates) == 1:
         return Choice(candidates[0])
-    problem = facts()
+    problem = facts() if tuned.has_rows(family, device.target.arch) else None
     row = None
     if problem is not None:
         row = tuned.find(family, device.target.arch, device.model.name, device.dialect, problem)

@@ -136,8 +136,16 @@ def row_from_json(data: Mapping[str, Any]) -> Row:
 
 
 def _selection_of(schedule: Any) -> Selection:
-    fields = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(schedule)}
+    values = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(schedule)}
+    fields = {name: value for name, value in values.items() if value is None or isinstance(value, (bool, int, str))}
     return Selection(type(schedule).__name__, fields)
+
+
+def has_rows(family: str, target: str) -> bool:
+    """Returns whether there is any row of ``family`` for ``target``, so that its facts are worth computing."""
+    trial = _trial.get()
+    tried = trial is not None and trial[:2] == (family, target)
+    return tried or any(_table(directory, target, family) for directory in _directories())
 
 
 def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str, Any]) -> Row | None:

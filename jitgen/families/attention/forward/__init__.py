@@ -27,5 +27,6 @@ FAMILY = attention_family(
     __name__,
     NAME,
     plan=deferred(__name__, "claim.plan"),
+    facts=deferred(__name__, "schedule.facts"),
     rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
 )

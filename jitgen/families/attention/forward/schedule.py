@@ -19,8 +19,10 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import VIEW
+from jitgen.ir.program import plain
 from jitgen.ir.views import Mover
 from jitgen.schedule.declared import DeclaredSchedule
+from jitgen.spec import digest
 
 FEW_ROWS = 8
 """Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
@@ -119,6 +121,24 @@ def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
+
+
+def facts(problem: Problem, device: Device) -> dict[str, Any] | None:
+    """Returns the facts by which measured choices tell attention apart: what is computed, where its operands lie, the
+    sizes of heads, and the upper ends of the buckets of rows and of keys (0 beyond the last). None where a row has the
+    same bits for every number of rows."""
+    if device.batch_invariant:
+        return None
+    (layout,), (geometry,) = problem.layouts, problem.geometries
+    of_rows, of_keys, _ = _ends(device)
+    return {
+        "kernel": problem.kernel.identity,
+        "layout": digest(plain(layout)),
+        "depth": geometry.depth,
+        "width": geometry.width,
+        "rows": next((end for end in of_rows if geometry.rows <= end), 0),
+        "keys": next((end for end in of_keys if geometry.keys <= end), 0),
+    }
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jitgen.device import Device
@@ -30,6 +30,15 @@ FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of rows of which one warpgroup may have all."""
 CLUSTER_WIDTHS = (16, 32, 64, 128, 256)
 """Columns of results, as wgmma takes them, that a warp can stage as a whole: a lane has the same ones of each row."""
+OTHER_TILES = (
+    *((64, 3, 112), (64, 3, 96), (64, 3, 64), (64, 2, 192)),
+    *((128, 3, 80), (128, 3, 64), (128, 2, 160), (128, 2, 128), (128, 2, 112), (128, 2, 96)),
+    *((192, 2, 80), (256, 2, 64)),
+)
+"""The most elements of a head, warpgroups and keys of a tile of further candidates: of what registers and shared memory
+hold, as NVRTC 13.0 compiles plain attention without spills."""
+MOST_STAGES = 3
+"""Tiles of keys in shared memory, of those candidates."""
 FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
 """The rate is about two thirds of the 64 bytes a cycle that a multiprocessor's port to the second-level cache has."""
 
@@ -83,7 +92,8 @@ class WgmmaSchedule(WgmmaTiles):
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
-    """Returns the schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
+    """Returns the schedules for a kernel with this body, by the shape of its heads and the rows of a call: the rule's,
+    and where rows are many the tiles of ``OTHER_TILES``."""
     few = decode.candidates(body, layout, geometry, most_rows(geometry))
     if few:
         return list(few)
@@ -109,7 +119,15 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
         staged=wide if shares else min(wide, 32),
         wide=layout.wide,
     )
-    return [with_most_stages(schedule_, range(2, most_stages + 1))]
+    chosen = with_most_stages(schedule_, range(2, most_stages + 1))
+    if few_rows(geometry):
+        return [chosen]
+    others = [
+        with_most_stages(replace(schedule_, warpgroups=count, block_n=tile), range(2, MOST_STAGES + 1))
+        for most, count, tile in OTHER_TILES
+        if large <= most
+    ]
+    return list(dict.fromkeys((chosen, *others)))
 
 
 def few_rows(geometry: AttentionGeometry) -> bool:

@@ -41,4 +41,5 @@ FAMILY = row_family(
     layout=deferred(__name__, "layout.layout"),
     launch=deferred(__name__, "schedule.launch"),
     buckets=deferred(__name__, "buckets.buckets"),
+    facts=deferred(__name__, "buckets.facts"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import SizeBuckets
+from jitgen.families.family import Problem, SizeBuckets
 from jitgen.families.rows.reduction.claim import are_columns
 from jitgen.families.rows.reduction.row_chunks import (
     CHUNKED_COLUMN,
@@ -33,6 +33,8 @@ from jitgen.families.rows.reduction.schedule import (
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
 from jitgen.ir.nodes import REDUCE
+from jitgen.ir.program import plain
+from jitgen.spec import digest
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
@@ -71,6 +73,22 @@ def row_buckets(length: int, columns: bool, occupancy: Occupancy) -> tuple[int, 
     if length >= PERSISTENT_ROW:
         ends.add(occupancy.clusters)
     return tuple(sorted(ends))
+
+
+def facts(problem: Problem, device: Device) -> dict[str, Any] | None:
+    """Returns the facts by which measured choices tell kernels along rows apart: what is computed, where its operands
+    lie, the elements of a row, and the upper end of the bucket of rows (0 beyond the last). None where sums have the
+    same bits for every number of rows."""
+    if device.batch_invariant:
+        return None
+    (layout,), (geometry,) = problem.layouts, problem.geometries
+    ends = row_buckets(geometry.length, layout.columns, occupancy(device.model))
+    return {
+        "kernel": problem.kernel.identity,
+        "layout": digest(plain(layout)),
+        "length": geometry.length,
+        "rows": next((end for end in ends if geometry.rows <= end), 0),
+    }
 
 
 def _chunk_ends(node: Node, length: int, blocks: int) -> set[int]:

@@ -6,6 +6,7 @@ way of holding rows is one function more there. The choices were measured on an 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jitgen.families.rows.reduction.cuda_loads import with_deferred_loads, with_prefetch
@@ -81,7 +82,29 @@ class Holder:
 def resident(problem: RowProblem) -> ResidentRows | None:
     """Schedules rows that stay in registers from pass to pass, in the threads that ``HOLDERS`` choose; None if those
     cannot hold one."""
-    holder = first_that_applies(HOLDERS, problem)
+    return _held(problem, first_that_applies(HOLDERS, problem))
+
+
+def held_otherwise(problem: RowProblem) -> Iterator[ResidentRows]:
+    """Yields the schedules by all of ``HOLDERS`` that apply, and by half and twice the threads of one block, if they
+    can hold a row of the problem's blocks."""
+    shares_rows = problem.has_clusters and problem.rows_per_block == 1 and problem.length > LONG_ROW
+    holders: list[Holder] = []
+    for holder in filter(None, (policy(problem) for policy in HOLDERS)):
+        if holder.cluster == 1:
+            counts = (holder.threads, holder.threads // 2, holder.threads * 2)
+            holders += [replace(holder, threads=count) for count in counts if count >= WARP]
+        elif shares_rows:
+            holders.append(holder)
+    for holder in holders:
+        if holder.threads * problem.rows_per_block <= MAX_BLOCK_THREADS:
+            schedule = _held(problem, holder)
+            if schedule is not None:
+                yield schedule
+
+
+def _held(problem: RowProblem, holder: Holder) -> ResidentRows | None:
+    """Schedules rows that ``holder`` holds; None if it cannot."""
     vector, element_bytes = problem.vector, problem.element_bytes
     step = holder.threads * holder.cluster * vector
     needed = -(-problem.length // step)

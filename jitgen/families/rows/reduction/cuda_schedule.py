@@ -1,26 +1,35 @@
 """Schedules row kernels in CUDA C++.
 
-``POLICIES`` is a list, asked in order; the first policy that applies to a problem gives its schedule. What each of them
-gives was measured on an H200. Two of the choices have files of their own: which threads hold a resident row
+``POLICIES`` is a list, asked in order; the first policy that applies to a problem gives its schedule. Those of others
+that apply, and of other threads that hold a row, are further candidates, for ``jitgen tune``. What each of them gives
+was measured on an H200. Two of the choices have files of their own: which threads hold a resident row
 (``cuda_resident.py``) and how its elements are loaded (``cuda_loads.py``). Columns, whose elements are neighbours
 across rows, have ``cuda_column_schedule.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
-from jitgen.families.rows.reduction.cuda_column_schedule import columns
+from jitgen.families.rows.reduction import cuda_column_schedule
 from jitgen.families.rows.reduction.cuda_loads import BARRIER_BYTES
-from jitgen.families.rows.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration, state_bytes
-from jitgen.families.rows.reduction.cuda_resident import DEFERRED_OPERANDS, RESIDENT_THREAD_BYTES, WORD_BYTES, resident
+from jitgen.families.rows.reduction.cuda_problem import MIN_THREADS, RowProblem, rows_per_iteration, state_bytes
+from jitgen.families.rows.reduction.cuda_resident import (
+    DEFERRED_OPERANDS,
+    RESIDENT_THREAD_BYTES,
+    WORD_BYTES,
+    held_otherwise,
+    resident,
+)
 from jitgen.families.rows.reduction.forms import CudaRows, LoopedRows, PersistentRows
 from jitgen.families.rows.reduction.residency import REGISTER_BYTES
 from jitgen.families.rows.reduction.schedule import (
     BLOCK_THREADS,
     CLUSTER_BLOCKS,
     LINE_BYTES,
+    MAX_BLOCK_THREADS,
     MULTIPROCESSOR_THREADS,
     PERSISTENT_ROW,
     THREAD_BYTES,
@@ -29,8 +38,6 @@ from jitgen.families.rows.reduction.schedule import (
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP
 from jitgen.kernel.rows import RowGeometry, RowLayout
-
-__all__ = ["columns", "rows"]
 
 SINGLE_PASS_UNROLL = 4
 """Accesses of a thread in flight where the kernel has one pass."""
@@ -78,20 +85,39 @@ def persistent_shapes(occupancy: Occupancy) -> tuple[PersistentShape, ...]:
     )
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> CudaRows:
-    """Schedules rows of neighbouring elements."""
-    return first_that_applies(POLICIES, RowProblem(kernel, layout, geometry, device))
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> tuple[CudaRows, ...]:
+    """Schedules rows of neighbouring elements: the choice of the policies first, then what else they have."""
+    return tuple(dict.fromkeys(_by_policies(RowProblem(kernel, layout, geometry, device))))
+
+
+def _by_policies(problem: RowProblem) -> Iterator[CudaRows]:
+    if problem.passes == 1:
+        yield from single_passes(problem)
+        return
+    yield from (schedule for schedule in (policy(problem) for policy in POLICIES) if schedule is not None)
+    yield from held_otherwise(problem)
+
+
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> tuple[CudaRows, ...]:
+    """Schedules rows whose elements are neighbours across rows."""
+    return (cuda_column_schedule.columns(kernel, layout, geometry, device),)
 
 
 # ----------------------------------------------------------------------------------------------------------- policies
 
 
-def single_pass(problem: RowProblem) -> LoopedRows | None:
+def single_passes(problem: RowProblem) -> Iterator[LoopedRows]:
     """Schedules kernels of one pass: nothing is needed twice, so nothing is resident; threads loop over a row with up
-    to four accesses in flight. Of many short rows a thread takes several at once."""
-    if problem.passes > 1:
-        return None
-    threads, vector = problem.threads, problem.vector
+    to four accesses in flight. Of many short rows a thread takes several at once. Half and twice the threads, where a
+    block may have so many, are further candidates."""
+    yield _single_pass(problem, problem.threads)
+    for threads in (problem.threads // 2, problem.threads * 2):
+        if threads >= MIN_THREADS and threads * problem.rows_per_block <= MAX_BLOCK_THREADS:
+            yield _single_pass(problem, threads)
+
+
+def _single_pass(problem: RowProblem, threads: int) -> LoopedRows:
+    vector = problem.vector
     schedule = LoopedRows(
         threads=threads,
         rows_per_block=problem.rows_per_block,
@@ -188,13 +214,12 @@ def reread(problem: RowProblem) -> LoopedRows:
 
 
 POLICIES = (
-    single_pass,
     single_online_pass,
     persistent_clusters,
     resident,
     reread,
 )
-"""The policies in the order in which they are asked; the last applies to every row."""
+"""The policies for several passes in the order in which they are asked; the last applies to every row."""
 
 
 def _can_be_copied(problem: RowProblem) -> bool:

@@ -129,13 +129,14 @@ def occupancy(chip: Chip) -> Occupancy:
 
 
 def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
-    """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
+    """Returns the schedules that the rule of ``device``'s dialect has for ``problem``, its choice first."""
     (layout,), (geometry,) = problem.layouts, problem.geometries
     if not device.is_gpu:
         return (_host(problem.kernel, layout, geometry),)
     rules = importlib.import_module(f"jitgen.families.rows.reduction.{device.dialect}_schedule")
     rule = rules.columns if layout.columns else rules.rows
-    return (rule(problem.kernel, layout, geometry, device),)
+    schedules: tuple[RowSchedule, ...] = rule(problem.kernel, layout, geometry, device)
+    return schedules
 
 
 def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> HostRows:

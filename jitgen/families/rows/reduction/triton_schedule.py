@@ -45,7 +45,7 @@ SHARED_COLUMN_ELEMENTS = 64
 """Elements of a short column for each thread that shares it."""
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> tuple[TritonRows]:
     """Schedules rows of neighbouring elements."""
     (body,) = kernel.bodies
     half = occupancy(device.model).half
@@ -82,7 +82,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
     tile = padded if resident else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
     unroll = max(1, tile // (threads * vector))
-    return TritonRows(
+    schedule = TritonRows(
         threads=threads,
         rows_per_block=rows_per_block,
         vector=vector,
@@ -92,6 +92,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
         wide=layout.wide,
         online=is_online,
     )
+    return (schedule,)
 
 
 def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[int, int]:
@@ -118,7 +119,7 @@ def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[i
     return SHORT_BLOCK_THREADS, aim // 2 if padded * size <= LATENCY_BYTES and not one_pass else aim
 
 
-def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> tuple[TritonRows]:
     """Schedules rows whose elements are neighbours across rows: a program has those of one cache line.
 
     It has more of them where rows are short, so that few threads combine each.
@@ -146,7 +147,7 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
     rows_per_thread = min(rows_per_thread, rows_per_block)
     threads = program_threads * rows_per_thread // rows_per_block
     unroll = tile // threads
-    return TritonRows(
+    schedule = TritonRows(
         threads=threads,
         rows_per_block=rows_per_block,
         unroll=unroll,
@@ -156,3 +157,4 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
         online=several_passes and not resident,
         rows_per_thread=rows_per_thread,
     )
+    return (schedule,)
