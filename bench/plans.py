@@ -27,6 +27,8 @@ from bench.records import write
 from bench.timing import medians
 
 Function = Callable[..., Any]
+CACHE = 2048
+"""Positions of the cache of a decoder's step."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,34 @@ def decoder_layer(sizes: Sizes) -> Function:
         return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
 
     return layer
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def decoder_step(sizes: Sizes, norms_of_heads: bool) -> Function:
+    """Returns a step of decoding over a cache, to which keys and values are appended in place. Heads are rotated, and
+    those of queries and keys may be normalised before, as in Qwen3."""
+
+    def heads(x: Tensor, weight: Tensor, count: int, norm: Tensor | None = None) -> Tensor:
+        y = F.linear(x, weight).view(x.shape[0], x.shape[1], count, sizes.width)
+        return (y if norm is None else F.rms_norm(y, (sizes.width,), norm, 1e-5)).transpose(1, 2)
+
+    def step(x, first, wq, wk, wv, wo, second, gate, up, down, cos, sin, of_q, of_k, keys, values, start):
+        h = F.rms_norm(x, (sizes.hidden,), first, 1e-5)
+        q = rotated(heads(h, wq, sizes.heads, of_q if norms_of_heads else None), cos, sin)
+        k = rotated(heads(h, wk, sizes.kv_heads, of_k if norms_of_heads else None), cos, sin)
+        keys.index_copy_(2, start, k)
+        values.index_copy_(2, start, heads(h, wv, sizes.kv_heads))
+        seen = torch.arange(keys.shape[2], device=x.device)[None] <= start
+        o = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+        x = x + F.linear(o.transpose(1, 2).flatten(2), wo)
+        h = F.rms_norm(x, (sizes.hidden,), second, 1e-5)
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    return step
 
 
 def residual_blocks(count: int, norm: bool) -> Function:
@@ -201,6 +231,17 @@ def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
         drawn.append(Case(f"decoder layer, {count} rows, dense", layer, (x, *dense), exact))
         exact = (x.double(), *(each.double() for each in restored))
         drawn.append(Case(f"decoder layer, {count} rows, int4", layer, (x, *int4), exact))
+    x = torch.randn(1, 1, sizes.hidden, device=device, dtype=dtype)
+    others = [torch.randn(1, sizes.width, device=device, dtype=dtype) for _ in range(2)]
+    others += [torch.rand(sizes.width, device=device, dtype=dtype) + 0.5 for _ in range(2)]
+    others += [torch.randn(1, sizes.kv_heads, CACHE, sizes.width, device=device, dtype=dtype) for _ in range(2)]
+    start = torch.tensor([CACHE - 50], device=device)
+    for norms_of_heads in (False, True):
+        step = decoder_step(sizes, norms_of_heads)
+        name = f"decoder step{', norms of heads' * norms_of_heads}"
+        for form, weights, wide in (("dense", dense, dense), ("int4", int4, restored)):
+            exact = (*(each.double() for each in (x, *wide, *others)), start)
+            drawn.append(Case(f"{name}, {form}", step, (x, *weights, *others, start), exact))
     width = sizes.hidden // 4
     first, second = ([weight(*shape) for _ in range(8)] for shape in ((2 * width, width), (width, 2 * width)))
     x = torch.randn(64, width, device=device, dtype=dtype)
