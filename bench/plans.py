@@ -175,6 +175,12 @@ def best_eight(x: Tensor) -> tuple[Tensor, Tensor]:
     return values.softmax(-1), indices
 
 
+def router(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which 8 of 128 experts take a token, and by which factors."""
+    values, indices = logits.softmax(-1).topk(8)
+    return values / values.sum(-1, keepdim=True), indices
+
+
 def softmax_thrice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = x.softmax(-1)
     return p, p[0] * 2, p.T.contiguous()
@@ -271,6 +277,9 @@ def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
     x = torch.randn(2048, 4096, device=device)
     for function in (views_of_a_scan, best_eight, softmax_thrice):
         drawn.append(Case(function.__name__.replace("_", " "), function, (x,), (x.double(),)))
+    for count in rows:
+        logits = torch.randn(count, 128, device=device)
+        drawn.append(Case(f"router, {count} rows", router, (logits,), (logits.double(),)))
     drawn += [
         Case("a row of 4096", row, ([torch.rand(4096, 2048, device=device)],), updates=True),
         Case("a column of 2048", column, ([torch.rand(4096, 2048, device=device)],), updates=True),

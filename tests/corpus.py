@@ -49,6 +49,9 @@ def _pointwise() -> Iterator[Case]:
         left, right = x.chunk(2, -1)
         return x * cos + torch.cat([-right, left], -1) * sin
 
+    def heads(q: Any, k: Any, of_q: Any, of_k: Any) -> Any:
+        return F.rms_norm(q, (128,), of_q), F.rms_norm(k, (128,), of_k)
+
     def update(x: Any, residual: Any, alpha: float) -> None:
         residual.add_(x.t() * alpha)
 
@@ -68,6 +71,7 @@ def _pointwise() -> Iterator[Case]:
     for dtype in (half, single, double):
         yield f"gelu_{dtype}", gelu, (Spec(("M", 1024), dtype),)
         yield f"causal_{dtype}", causal, (Spec(("Q", "K"), dtype),)
+    yield "heads", heads, (Spec((1, "S", 32, 128), half), Spec((1, "S", 8, 128), half), *2 * [Spec((128,), half)])
     yield "rope", rope, (Spec(("B", "S", 128), half), Spec(("S", 128), half), Spec(("S", 128), half))
     yield "update", update, (Spec((64, 32), single), Spec((32, 64), single), 0.5)
     yield "two", two, (Spec(("M", 100), half), Spec((100,), single))
@@ -129,6 +133,7 @@ def _rows() -> Iterator[Case]:
         yield f"columns_{length}x{rows}", columns, (Spec((length, rows), half),)
         yield f"cross_entropy_{rows}x{length}", cross_entropy, (Spec((rows, length), half), Spec((rows,), torch.int64))
     yield "whole", whole, (Spec((1000, 10000), half),)
+    yield "one_row", layer_norm, (Spec((1, 1, 4096), half), *2 * [Spec((4096,), half)])
     yield "between", between, (Spec((32, 64, 100), single),)
     yield "softmax_any", softmax, (Spec(("M", "N"), half),)
 
@@ -233,6 +238,11 @@ def _codes() -> Iterator[Case]:
 
 def _ordered() -> Iterator[Case]:
     """Scans, sorts and scatters."""
+
+    def router(x: Any) -> Any:
+        values, indices = x.softmax(-1).topk(8, -1)
+        return values / values.sum(-1, keepdim=True), indices
+
     x, indices = Spec((64, 5000), single), Spec((64,), torch.int64)
     yield "cumsum", lambda x: x.cumsum(-1), (x,)
     yield "cumsum_of_columns", lambda x: x.exp().cumsum(0), (Spec((300, 70), half),)
@@ -240,6 +250,7 @@ def _ordered() -> Iterator[Case]:
     yield "logcumsumexp", lambda x: x.logcumsumexp(-1), (x,)
     yield "sort", lambda x: x.sort(-1, descending=True), (x,)
     yield "topk", lambda x: x.topk(5, -1), (Spec((64, 333), half),)
+    yield "router", router, (Spec((64, 128), single),)
     yield "sort_long", lambda x: x.argsort(-1), (Spec((2, 90000), single),)
     yield "index_add", lambda x, i: x.new_zeros(11, x.shape[1]).index_add(0, i, x), (x, indices)
     yield "embedding", lambda w, i: F.embedding(i, w), (x, indices)

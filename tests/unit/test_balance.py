@@ -129,6 +129,11 @@ def best_eight(x):  # type: ignore[no-untyped-def]
     return values.softmax(-1), indices
 
 
+def router(x, weight):  # type: ignore[no-untyped-def]
+    values, indices = F.softmax(F.linear(x, weight).float(), -1).topk(8, -1)
+    return (values / values.sum(-1, keepdim=True)).to(x.dtype), indices
+
+
 def softmax_and_scan(x):  # type: ignore[no-untyped-def]
     p = x.softmax(-1)
     return p, p.cumsum(-1)
@@ -266,6 +271,7 @@ ROWS = {
     "momentum of three": Row(momenta, tuple(9 * [spec(1024, 1024, dtype=single)]), 1, 1.0, 1.0),
     "two views of a scan": Row(two_views_of_a_scan, (spec(256, 4096, dtype=single),), 2, 1.0, 2.0),
     "best eight": Row(best_eight, (spec(256, 1024, dtype=single),), 2, 1.08, 1.03),
+    "router": Row(router, (spec(64, 2048), spec(128, 2048)), 2, 1.0, 1.05),
     "softmax and its sum so far": Row(softmax_and_scan, (square,), 2, 1.93, 1.34),
     "entropy": Row(entropy, (square,), 2, 1.06, 1.01),
     "three views of a softmax": Row(three_views_of_a_softmax, (square,), 2, 1.09, 1.34),

@@ -3,16 +3,16 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Line, Printed, Source, printed
+from jitgen.codegen.printing import Line, Source, printed
 from jitgen.families.elementwise import NAME
 from jitgen.families.elementwise.layout import Layout, parameters
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.short_rows import REDUCED
-from jitgen.ir.body import Body, elements_under
+from jitgen.families.row_passes import RowPass, lines_under, passes_of, row_lines, row_passes
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.kernel.parameters import KernelParameters
@@ -71,28 +71,6 @@ class OperandContext(PrintedOperand):
     def position(self, outer: Sequence[str], column: str) -> str:
         """Returns the offset at the indices ``outer`` and ``column``, in elements; for an iota, its value."""
         return sum_of([self.offset], self.strides, [*outer, column])
-
-
-@dataclass(frozen=True)
-class RowReduction:
-    """Combines ``value`` of every element of a row into ``result``, of ``type``, by ``op`` of ``lanes.cuh``, from
-    ``initial`` on."""
-
-    result: str
-    type: str
-    value: str
-    op: str
-    initial: str
-
-
-@dataclass(frozen=True)
-class RowPass:
-    """Describes one pass over a row: ``before`` it, lines of values that a row has one of; ``lines`` of elements, and
-    what is reduced of these."""
-
-    before: tuple[Line, ...]
-    lines: tuple[Line, ...]
-    reductions: tuple[RowReduction, ...]
 
 
 @dataclass(frozen=True)
@@ -206,7 +184,7 @@ def _region(
         rank=layout.rank,
         sizes=tuple(size.name for size in declared.axes),
         operands=tuple(operands),
-        lines=_element_lines(body, text, ("store", "scatter")) if layout.lanes else tuple(text.lines.values()),
+        lines=lines_under(body, text, _stores(body)) if layout.lanes else tuple(text.lines.values()),
         scalars=tuple(text.scalars.items()),
         vector=schedule.vectors[number],
         unroll=schedule.unrolls[number],
@@ -214,42 +192,13 @@ def _region(
         first=parameters.name(f"end{number - 1}") if number else "0",
         unit=layout.unit,
         lanes=layout.lanes,
-        passes=tuple(_row_pass(number, body, text, dialect) for number in range(_passes(body))),
-        after=_row_lines(body, text, _passes(body)),
+        passes=row_passes(body, text, dialect),
+        after=row_lines(body, text, passes_of(body)),
     )
 
 
-def _passes(body: Body) -> int:
-    """Returns how many passes over a row reduce it."""
-    return max((i.stage for i in body.instructions if i.op == "reduce"), default=0)
-
-
-def _row_pass(number: int, body: Body, text: Printed, dialect: Dialect) -> RowPass:
-    reduced = [p for p, i in enumerate(body.instructions) if i.op == "reduce" and i.stage == number + 1]
-    reductions = []
-    for position in reduced:
-        instruction = body.instructions[position]
-        op, initial = REDUCED[instruction.attr]
-        type_, value = dialect.types[instruction.dtype], text.names[instruction.args[0]]
-        neutral = dialect.constant(initial, instruction.dtype)
-        reductions.append(RowReduction(text.names[position], type_, value, op, neutral))
-    return RowPass(_row_lines(body, text, number), _lines_under(body, text, reduced), tuple(reductions))
-
-
-def _row_lines(body: Body, text: Printed, stage: int) -> tuple[Line, ...]:
-    """Returns the lines of values that a row has one of, and that are known behind ``stage`` passes."""
-    instructions = body.instructions
-    known = (position for position in text.lines if instructions[position].row)
-    return tuple(text.lines[position] for position in known if instructions[position].stage == stage)
-
-
-def _element_lines(body: Body, text: Printed, ops: Container[str]) -> tuple[Line, ...]:
-    """Returns the lines of elements that instructions by ``ops`` need."""
-    return _lines_under(body, text, [p for p, i in enumerate(body.instructions) if i.op in ops])
-
-
-def _lines_under(body: Body, text: Printed, positions: Sequence[int]) -> tuple[Line, ...]:
-    return tuple(text.lines[position] for position in sorted(elements_under(body, positions)) if position in text.lines)
+def _stores(body: Body) -> list[int]:
+    return [position for position, i in enumerate(body.instructions) if i.op in ("store", "scatter")]
 
 
 def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]]:

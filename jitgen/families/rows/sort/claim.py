@@ -2,7 +2,9 @@
 
 A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
 may be computed, and one sort gives values, indices or both. What is computed of these, and what a row is computed from
-by another kind of kernel, is materialized.
+by another kind of kernel, is materialized. Where few ranks of a short row are *selected* in CUDA, reductions of that
+row before, and of the ranks behind, are stages too: the router of a mixture of experts is a softmax, the greatest
+probabilities, and these over their sum.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 from jitgen.families.family import Claim, Partition
 from jitgen.families.rows.sort import NAME
+from jitgen.families.rows.sort.selection import selected, sorted_by
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
@@ -23,7 +26,11 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
-        if node.kind is SORT:
+        selection = selected(node, position, partition) if SORT in node.kinds else None
+        if selection is not None:
+            regions.append(selection)
+            rest[position] = None
+        elif node.kind is SORT:
             regions.append(_region(node, position, partition))
             rest[position] = None
         elif SORT in node.kinds:
@@ -33,15 +40,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 def merge(left: Region, right: Region) -> Region | None:
     """Merges values and indices of one sort, and ranks of one sort with the same beginning, into one region."""
-    if _sorted(left) != _sorted(right):
+    if sorted_by(left) != sorted_by(right):
         return None
     return replace(left, stores=(*left.stores, *right.stores))
-
-
-def _sorted(region: Region) -> tuple[object, ...]:
-    """Returns what a region sorts, and which ranks it stores."""
-    value = region.stores[0].value
-    return id(value.inputs[0]), value.attrs[1:], value.shape
 
 
 def _joined(regions: Sequence[Region]) -> list[Region]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from jitgen.device import Device
 from jitgen.families.family import Problem
 from jitgen.families.rows.sort.layout import Geometry, is_merge, order_of
+from jitgen.families.rows.sort.selection import is_selection
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
 from jitgen.kernel.launch import LaunchShape, blocks_of
@@ -23,6 +24,8 @@ BLOCK_THREADS = 512
 """Threads of a CUDA block at most; each compares two elements at once or more."""
 BLOCK_ELEMENTS = 1024
 """Elements of short rows that a block sorts together."""
+SELECTION_WARPS = 4
+"""Warps of a block that selects ranks, each of a row of its own."""
 MERGE_THREADS = 256
 """Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
 TRITON_MERGED = 1024
@@ -65,6 +68,17 @@ class CpuSchedule(Schedule):
 
 
 @dataclass(frozen=True)
+class SelectionSchedule(Schedule):
+    """Says how ranks of short rows are selected: a warp takes a row, of which each lane has ``tile`` elements."""
+
+    sentence = (
+        "{threads} threads a block",
+        "a warp a row, {tile} elements a lane",
+        "wide",
+    )
+
+
+@dataclass(frozen=True)
 class MergeSchedule(Schedule):
     """Says how chunks are merged."""
 
@@ -84,6 +98,9 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         steps = geometry.ranks.bit_length()
         tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
         return (MergeSchedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
+    if is_selection(body):
+        tile = max(1, -(-power_of_two(geometry.length) // WARP))
+        return (SelectionSchedule(SELECTION_WARPS * WARP, SELECTION_WARPS, tile, 0, layout.wide),)
     most = MOST_ELEMENTS[device.dialect]
     tile = min(most, max(2, power_of_two(geometry.length)))
     rows = max(1, min(BLOCK_ELEMENTS // tile, power_of_two(geometry.rows)))
@@ -120,6 +137,8 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
         lines.append(f"a row is cut into chunks of {order.chunk} elements, each sorted by a block of its own")
     if not device.is_gpu:
         lines.append("a thread sorts a row by itself: by digits, or where few ranks are asked for, those alone")
+    elif is_selection(body):
+        lines.append("a warp selects the ranks one after another, and reduces the row before and the ranks behind")
     elif not is_merge(body):
         lines.append(f"a block sorts {schedule.rows} rows of up to {schedule.tile} elements by bitonic merges")
     return [*lines, operations_of(body, layout.along)]

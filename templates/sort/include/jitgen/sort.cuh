@@ -4,6 +4,7 @@
 // is not stable by itself, has one right result. Room that no element takes is `nowhere`, and comes last.
 #pragma once
 
+#include "jitgen/lanes.cuh"
 #include "jitgen/storage.cuh"
 
 namespace jitgen {
@@ -47,6 +48,42 @@ JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* positions) {
     }
   }
   __syncthreads();
+}
+
+// Selects the ranks `start` .. `start + count` of a row, of which the lanes of a warp have `tile` elements each: lane r
+// gets rank `start + r`, with its place in the row. Every lane finds the first of its elements that are left, and the
+// warp the first of these. `places` are forgotten.
+template <class Order, int tile, class Element>
+JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&places)[tile], int start, int count, int lane,
+                                Element& rank, int32_t& place) {
+  for (int i = 0; i < start + count; ++i) {
+    Element first = elements[0];
+    int32_t at = places[0];
+#pragma unroll
+    for (int j = 1; j < tile; ++j) {
+      if (Order::precedes(elements[j], places[j], first, at)) {
+        first = elements[j];
+        at = places[j];
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const Element other = from_lane(first, distance);
+      const int32_t other_at = from_lane(at, distance);
+      if (Order::precedes(other, other_at, first, at)) {
+        first = other;
+        at = other_at;
+      }
+    }
+    if (i == start + lane) {
+      rank = first;
+      place = at;
+    }
+#pragma unroll
+    for (int j = 0; j < tile; ++j) {
+      if (places[j] == at) places[j] = nowhere;
+    }
+  }
 }
 
 }  // namespace jitgen

@@ -1,0 +1,111 @@
+"""Claims rows of which few ranks are selected, with reductions of the row before, or of the ranks behind.
+
+A warp takes a row of up to ``MOST_SELECTED_FROM`` elements: each lane has some of them in registers, the least or
+greatest of all lanes is found once for each rank, and lane r has rank r then. So what is reduced over the row, and over
+the ranks, is reduced by shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.family import Partition, Question
+from jitgen.families.rows.sort import NAME
+from jitgen.families.short_rows import REDUCED
+from jitgen.ir import symbols
+from jitgen.ir.analysis import walked
+from jitgen.ir.body import Body, compute_dtype
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import REDUCE, SORT, VIEW
+from jitgen.ir.program import Decision
+from jitgen.ir.regions import Region, Store, row_axes
+
+MOST_SELECTED_FROM = 512
+"""Elements of such a row: 16 for each lane."""
+MOST_SELECTED = 32
+"""Ranks up to the last of those that are selected: each lane has one."""
+
+
+@dataclass(frozen=True)
+class Selection(Question):
+    """Asks whether a warp selects ranks of a row.
+
+    Attributes:
+        length: elements of the row.
+        ranks: from the first one up to the last that is asked for.
+    """
+
+    placements = ("in one kernel with what is reduced before and behind", "in a kernel of their own")
+    length: Any
+    ranks: Any
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks of rows of {self.length} elements"
+
+    def decide(self, device: Device) -> Decision:
+        if self.length <= MOST_SELECTED_FROM and self.ranks <= MOST_SELECTED:
+            return Decision(True, "a warp selects them, a lane for each")
+        return Decision(False, f"a warp selects up to {MOST_SELECTED} of up to {MOST_SELECTED_FROM}")
+
+
+def selected(value: Node, position: int, partition: Partition) -> Region | None:
+    """Returns the region of ``value``, which is computed of a sort alone, where a warp selects its ranks; None for a
+    plain sort, and for other values."""
+    sorts = [node for node in topological([value]) if node.kind is SORT]
+    last = len(value.shape) - 1
+    first, operand = sorts[0], sorts[0].inputs[0]
+    if partition.device.dialect != "cuda" or first.attrs.dim != last or first.shape != value.shape:
+        return None
+    if any(_order(node) != _order(first) for node in sorts) or not _is_of_ranks(value, first):
+        return None
+    before = [node for node in topological([operand]) if node.kind is REDUCE]
+    if (value.kind is SORT and not before) or not all(_is_over(node, operand) for node in before):
+        return None
+    asked = Selection(operand.shape[-1], symbols.add(first.attrs.start, first.shape[-1]))
+    if not partition.decide("", asked).fused:
+        return None
+    elements = partition.temporaries.pointwise(operand, kept={id(node) for node in before})
+    whole = partition.mover.substituted(value, {id(operand): elements})
+    return Region(NAME, row_axes(operand.shape, 1), (Store(position, whole),))
+
+
+def sorted_by(region: Region) -> tuple[object, ...]:
+    """Returns what a region sorts, and which ranks it stores."""
+    return _order(next(node for node in topological([region.stores[0].value]) if node.kind is SORT))
+
+
+def is_selection(body: Body) -> bool:
+    """Returns whether ``body`` does more than to sort elements and to store ranks."""
+    instructions = body.instructions
+    stored = (instructions[i.args[0]].op for i in instructions if i.op == "store")
+    return any(i.op == "reduce" for i in instructions) or any(op not in ("sort", "merge") for op in stored)
+
+
+def _order(sort: Node) -> tuple[object, ...]:
+    return id(sort.inputs[0]), sort.attrs[1:], sort.shape
+
+
+def _is_of_ranks(value: Node, sort: Node) -> bool:
+    """Returns whether ``value`` is computed of ranks of ``sort`` alone, and of what is reduced over these."""
+    return all(
+        node.kind is SORT
+        or node.kind.is_number
+        or node.kind.is_pointwise
+        or _is_over(node, sort)
+        or (node.kind is VIEW and (node.inputs[0].kind is REDUCE or node.inputs[0].kind.is_number))
+        for node in _above(value)
+    )
+
+
+def _above(value: Node) -> Iterator[Node]:
+    return walked([value], lambda node: () if node.kind is SORT else node.inputs)
+
+
+def _is_over(node: Node, rows: Node) -> bool:
+    """Returns whether ``node`` reduces the last dimension of values in the shape of ``rows``."""
+    if node.kind is not REDUCE or node.inputs[0].shape != rows.shape or node.attrs.dims != (len(rows.shape) - 1,):
+        return False
+    return node.attrs.kind in REDUCED and compute_dtype(node.dtype) == "float32"

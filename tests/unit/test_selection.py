@@ -1,0 +1,124 @@
+"""Few ranks of short rows are one kernel in CUDA with what is reduced over the row before and over the ranks behind, as
+routers of mixtures of experts have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from tests.cuda_on_host import run
+from tests.numeric import mismatch
+
+Tensor = torch.Tensor
+
+
+def first(x: Tensor, k: int, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """torch.topk with the least index among equals."""
+    values, indices = torch.sort(x, dim=-1, descending=largest, stable=True)
+    return values[..., :k], indices[..., :k]
+
+
+def of_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Mixtral's and Qwen's."""
+    values, indices = first(F.softmax(logits.float(), -1), k)
+    return values / values.sum(-1, keepdim=True), indices
+
+
+def softmax_behind(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """gpt-oss's."""
+    values, indices = first(logits, k)
+    return F.softmax(values, -1), indices
+
+
+def as_they_are(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return first(F.softmax(logits.float(), -1), k)
+
+
+def of_deviations(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Two passes before, and two behind."""
+    centred = logits - logits.mean(-1, keepdim=True)
+    values, indices = first(centred / (1 + centred.abs().amax(-1, keepdim=True)), k, largest=False)
+    spread = (values - values.mean(-1, keepdim=True)).abs()
+    return spread / (1 + spread.sum(-1, keepdim=True)), (indices + 1).to(torch.int32)
+
+
+def later_ranks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    values, indices = torch.sort(logits * 2, dim=-1, stable=True)
+    values = values[..., 2 : 2 + k]
+    return values.square() / (1 + values.square().sum(-1, keepdim=True)), indices[..., 2 : 2 + k]
+
+
+FUNCTIONS = (of_softmax, softmax_behind, as_they_are, of_deviations, later_ranks)
+
+
+def families(function: Callable[..., Any], *arguments: Any, **route: str) -> list[str]:
+    lowered = jitgen.jit(function).lower(*arguments, **{"backend": "cuda", "target": "sm_90a"} | route).lowered
+    return [kernel.family for kernel in lowered.program.kernels]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_one_kernel_and_its_values(function: Callable[..., Any]) -> None:
+    for shape, k, dtype in (((5, 128), 8, torch.float32), ((2, 3, 7), 2, torch.float32), ((1, 33), 4, torch.float16)):
+        if function is of_deviations and dtype is torch.float16:
+            continue  # what is sorted is rounded, and then nearly cancels
+        logits = (torch.rand(shape).argsort(-1).float() / shape[-1] * 6 - 3).to(dtype)  # no two are equal
+        assert families(lambda x, k=k: function(x, k), logits) == ["sort"]
+        got = run(lambda x, k=k: function(x, k), logits)
+        exact, eager = function(logits.double(), k), function(logits, k)
+        assert torch.equal(got[1], exact[1])
+        assert got[0].dtype == eager[0].dtype
+        assert mismatch(got[0], exact[0], eager[0], magnitude=4.0) is None, (shape, k, dtype)
+
+
+def test_equal_elements_keep_their_order_and_nan_comes_first() -> None:
+    logits = torch.tensor(
+        [[1.0, 3.0, 3.0, -2.0, 3.0, 1.0], [0.0] * 6, [5.0, float("nan"), 1.0, 7.0, float("nan"), 2.0]]
+    )
+    got = run(lambda x: softmax_behind(x, 4), logits)
+    wanted = softmax_behind(logits, 4)
+    assert torch.equal(got[1], wanted[1])
+    assert torch.allclose(got[0], wanted[0], equal_nan=True)
+    got = run(lambda x: of_softmax(x, 3), logits[:2])
+    assert torch.equal(got[1], of_softmax(logits[:2], 3)[1])
+
+
+def test_as_many_ranks_as_lanes_of_strided_rows() -> None:
+    logits = torch.rand(64, 12).argsort(0).float().t()[::2]
+    got, wanted = run(lambda x: of_softmax(x, 32), logits), of_softmax(logits.double(), 32)
+    assert torch.equal(got[1], wanted[1])
+    assert mismatch(got[0], wanted[0], of_softmax(logits, 32)[0], magnitude=4.0) is None
+
+
+def test_others_are_kernels_of_their_own() -> None:
+    several = {"sort", "reduction"}
+    assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 1000))) == several  # a long row
+    assert set(families(lambda x: of_softmax(x, 40), torch.randn(4, 100))) == several  # many ranks
+    assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100, dtype=torch.float64))) <= {"sort", "reduction"}
+    assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100), backend="triton")) == several
+    assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100), backend="cpp", target="x86-64-v3")) == several
+
+    def of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = x.softmax(0).topk(2, 0)
+        return values / values.sum(0), indices
+
+    def with_others(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = first(x, 4)
+        return values / values.sum(-1, keepdim=True) + y, indices
+
+    assert set(families(of_columns, torch.randn(64, 4))) == several
+    assert len(families(with_others, torch.randn(4, 64), torch.randn(4, 4))) > 1
+    assert families(lambda x: first(x, 4), torch.randn(4, 64)) == ["sort"]
+
+
+def test_the_same_program_serves_other_lengths_or_is_made_anew() -> None:
+    function = jitgen.jit(lambda x: of_softmax(x, 8))
+    kernels = []
+    for length in (128, 1000, 64, 2000, 300):
+        lowered = function.lower(torch.randn(4, length), backend="cuda", target="sm_90a").lowered
+        kernels.append(len(lowered.program.kernels))
+    assert kernels == [1, 3, 1, 3, 1]
