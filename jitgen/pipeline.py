@@ -26,10 +26,9 @@ remembers the launcher, so a warm call does not come here. ``lowering.py`` holds
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitgen import console, events, misses, mistakes, scratch, settings
 from jitgen.compilers import routes
@@ -41,8 +40,12 @@ from jitgen.ir.nodes import DEQUANTIZE
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, NotViewable
 from jitgen.lowering import Lowered, Partitioned, Route, call_of, lay_out, partition, schedule
-from jitgen.spec import KernelSource, artifact_key
+from jitgen.spec import Artifact, KernelSource, artifact_key
 from jitgen.store import Store, StoredArtifact
+
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.compilers.together import Compiled
 
 
 def lower(
@@ -157,7 +160,8 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | Non
     kernels = _from_store(lowered, store)
     if kernels is not None:
         console.log(1, f"from the store: {', '.join(kernel.name for kernel in kernels) or 'nothing to run'}")
-        _log_sources(kernels)
+        for kernel in kernels:
+            _logged(kernel)
         _hold(lowered, kernels, store)
         return kernels
     if settings.is_strict():
@@ -194,11 +198,6 @@ def _names_kernels(plan: Mapping[str, Any], lowered: Lowered) -> bool:
     return len(plan["artifacts"]) == len(lowered.program.kernels) and isinstance(plan.get("toolchains"), list)
 
 
-def _log_sources(kernels: Sequence[BuiltKernel]) -> None:
-    for kernel in kernels:
-        console.log(3, lambda kernel=kernel: kernel.source)  # type: ignore[misc]
-
-
 def _hold(lowered: Lowered, kernels: Sequence[BuiltKernel], store: Store) -> None:
     """Keeps the store from removing what this process uses."""
     store.hold(lowered.key, *(kernel.key for kernel in kernels))
@@ -222,14 +221,15 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
     Args:
         publish: whether other processes are to find them; the store may be unable to tell them even so.
     """
-    made: dict[str, BuiltKernel] = {}
-    built = []
-    for number, kernel in enumerate(lowered.program.kernels):
-        identity = lowered.identity(number)
-        if identity not in made:
-            made[identity] = _build_kernel(lowered, number, store, publish)
-            _log_sources([made[identity]])
-        built.append(replace(made[identity], kernel=kernel))
+    from jitgen import progress  # what only loads kernels need not have it
+
+    kernels = lowered.program.kernels
+    firsts: dict[str, int] = {}
+    for number in range(len(kernels)):
+        firsts.setdefault(lowered.identity(number), number)
+    with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}") as say:
+        made = _build_kernels(lowered, [*firsts.values()], store, publish, say)
+    built = [replace(made[firsts[lowered.identity(number)]], kernel=kernel) for number, kernel in enumerate(kernels)]
     plan = {
         "name": lowered.graph.name,
         "artifacts": [kernel.artifact.key for kernel in built],
@@ -244,26 +244,50 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
     return tuple(built)
 
 
-def _build_kernel(lowered: Lowered, number: int, store: Store, publish: bool) -> BuiltKernel:
-    """Kernel ``number``, rendered, and compiled and stored unless the store has an equal one."""
-    kernel = lowered.program.kernels[number]
-    with mistakes.reported(lowered.graph, "generate a kernel for"):
-        source, rendered = lowered.render(number)
-    source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
-    known = _known_artifact(source, store)
-    if known is not None:
-        console.log(1, f"{source.described}: the store has an equal kernel: {known.key}")
-        return BuiltKernel(kernel, known, "store")
-    started = time.perf_counter()
-    try:
-        artifact = routes.module(lowered.route.backend, lowered.route.compiler).compile(source)
-    except CompileError as error:
-        raise rendered.explain(error, error.path or write_failed_source(source)) from None
-    seconds, target = time.perf_counter() - started, str(source.target)
+def _build_kernels(
+    lowered: Lowered, numbers: Sequence[int], store: Store, publish: bool, say: Callable[[str], None]
+) -> dict[int, BuiltKernel]:
+    """Renders the kernels of these numbers; compiles and stores those of which the store has no equal one."""
+    from jitgen.compilers import together
+
+    made: dict[int, BuiltKernel] = {}
+    missing: dict[str, list[tuple[int, KernelSource, Rendered]]] = {}
+    for number in numbers:
+        with mistakes.reported(lowered.graph, "generate a kernel for"):
+            source, rendered = lowered.render(number)
+        source = routes.prepare(source)  # with the compiler's own flags, which are part of the artifact key
+        known = _known_artifact(source, store)
+        if known is None:
+            missing.setdefault(source.name, []).append((number, source, rendered))
+        else:
+            console.log(1, f"{source.described}: the store has an equal kernel: {known.key}")
+            made[number] = _logged(BuiltKernel(lowered.program.kernels[number], known, "store"))
+    alike = [*missing.values()]
+    for index, compiled in together.compile_all([source for (_, source, _), *_ in alike]):
+        (number, source, rendered), *_ = alike[index]
+        if isinstance(compiled.result, CompileError):
+            error = compiled.result
+            raise rendered.explain(error, error.path or write_failed_source(source)) from None
+        stored = _kept(lowered.program.kernels[number].name, source, compiled, store, publish)
+        for number, _, _ in alike[index]:
+            made[number] = _logged(BuiltKernel(lowered.program.kernels[number], stored, "compiled"))
+        say(f"{len(made)} of {len(numbers)} kernels")
+    return made
+
+
+def _kept(name: str, source: KernelSource, compiled: Compiled, store: Store, publish: bool) -> StoredArtifact:
+    """Stores what was compiled, and tells of it."""
+    artifact, seconds, target = compiled.result, compiled.seconds, str(source.target)
+    assert isinstance(artifact, Artifact)
     stored = store.keep_artifact(artifact, publish=publish)
-    events.publish(events.CompileEvent(kernel.name, source.name, target, source.compiler, artifact.key, seconds))
+    events.publish(events.CompileEvent(name, source.name, target, source.compiler, artifact.key, seconds))
     console.log(1, f"compiled {source.described} for {target} by {source.compiler} in {seconds:.3f} s: {artifact.key}")
-    return BuiltKernel(kernel, stored, "compiled")
+    return stored
+
+
+def _logged(kernel: BuiltKernel) -> BuiltKernel:
+    console.log(3, lambda: kernel.source)
+    return kernel
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ import torch
 import jitgen
 from bench.measurement import versions
 from jitgen import spec
-from jitgen.compilers import host
-from jitgen.deploy import bounds, work
-from jitgen.deploy.workers import WorkerProcesses
+from jitgen.compilers import bounds, host
+from jitgen.compilers.workers import WorkerProcesses
+from jitgen.deploy import work
 from jitgen.store import Store, default, layout, lock, usage  # noqa: F401  before privileges are given up
 
 KERNELS = 12

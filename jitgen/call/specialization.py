@@ -122,10 +122,7 @@ class Specialization:
             return ()
         kernels = self._built.get(lowered.key)
         if kernels is None:
-            from jitgen import progress  # what only launches need not have it
-
-            with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
-                kernels = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
+            kernels = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
             self._lowered[lowered.key] = lowered
         return kernels
 

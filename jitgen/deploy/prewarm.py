@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen import events
-from jitgen.compilers import routes
-from jitgen.deploy import bounds, catalog, manifest_schema, row_variants, work
+from jitgen.compilers import bounds, routes
+from jitgen.deploy import catalog, manifest_schema, row_variants, work
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
@@ -212,7 +212,7 @@ def _results(
         for index, task in tasks.items():
             yield index, _with_outcome(planned[index][0], work.build(task))
         return
-    from jitgen.deploy.workers import WorkerProcesses
+    from jitgen.compilers.workers import WorkerProcesses
 
     pool = executor or WorkerProcesses(count, bounds.WORKER_BYTES)
     futures: dict[Future[work.Outcome], int] = {pool.submit(work.build, task): index for index, task in tasks.items()}

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from jitgen._version import __version__
-from jitgen.compilers import routes
-from jitgen.deploy import bounds, manifest_schema, row_variants, work
+from jitgen.compilers import bounds, routes
 from jitgen.deploy import manifest as manifests
+from jitgen.deploy import manifest_schema, row_variants, work
 from jitgen.deploy.manifest import Entry
 from jitgen.deploy.trials import Program
 from jitgen.errors import CacheError, JitgenError
@@ -203,7 +203,7 @@ def tune(
 @contextmanager
 def _builder(jobs: int | None) -> Iterator[Callable[[Sequence[work.Task]], list[Future[work.Outcome]]]]:
     """Provides a function that builds tasks: in worker processes, which end with the context, or in this one."""
-    from jitgen.deploy.workers import WorkerProcesses
+    from jitgen.compilers.workers import WorkerProcesses
 
     if jobs == 1:
         yield lambda tasks: [_done(work.build(task)) for task in tasks]

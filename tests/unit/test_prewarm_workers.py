@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen.cli.group import jitgen as command
-from jitgen.compilers import host
-from jitgen.deploy import bounds, executors, prewarm, work
-from jitgen.deploy.workers import WorkerDied, WorkerProcesses
+from jitgen.compilers import bounds, host
+from jitgen.compilers.workers import WorkerDied, WorkerProcesses
+from jitgen.deploy import executors, prewarm, work
 from jitgen.families import registry
 from jitgen.store import Store, layout, remote
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 _LENGTH = struct.Struct("<Q")
-_START = "import sys; sys.path[:] = {path!r}; from jitgen.deploy.workers import serve; serve()"
+_START = "import sys; sys.path[:] = {path!r}; from jitgen.compilers.workers import serve; serve()"
 
 
 class WorkerDied(RuntimeError):
