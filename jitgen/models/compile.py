@@ -39,7 +39,7 @@ class UnitForward:
         self._state: State | None = None
         self.path = path
         self.reason: str | None = None
-        self.divided = self._must_divide = False
+        self.divided = False
         self.kinds: list[Kind] = []
         functools.update_wrapper(self, type(module).forward)
 
@@ -84,9 +84,7 @@ class UnitForward:
         if state is None or not state.is_current():
             state = self._renewed()
         route: Route | None = None
-        reason = state.problem or state.replaced_forward
-        self._must_divide = reason is not None
-        if reason is None:
+        if (reason := state.problem or state.replaced_forward) is None:
             try:
                 flat = Flattened(args, kwargs)
                 route = self.kinds[-1].route(flat)
@@ -95,17 +93,15 @@ class UnitForward:
                     self.reason = None
                     return result
                 reason = next(iter(route.failures))
-                self._must_divide = True
             except CacheMissError:
                 raise
             except JitgenError as error:
-                reason = self._noted(error, route)
+                return self._run_in_torch(error, route, args, kwargs)
             except Interrupted as interrupted:
-                reason = self._noted(interrupted.error, route)
                 args, kwargs = flat.with_cache(interrupted.cache)
+                return self._run_in_torch(interrupted.error, route, args, kwargs)
         self.reason = reason
-        if self._must_divide:
-            self._divide()
+        self._divide()
         return self.eager(*args, **kwargs)
 
     def _divide(self) -> None:
@@ -131,21 +127,23 @@ class UnitForward:
             self.kinds = [*(known for known in self.kinds if known is not kind), kind]
         return state
 
-    def _noted(self, error: JitgenError, route: Route | None) -> str:
-        """Notes why a call runs in torch; calls like it do as well, unless the reason lies in their tensors alone."""
+    def _run_in_torch(self, error: JitgenError, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Runs a call in torch, and notes why; calls like it do as well, unless the reason lies in their tensors alone.
+        Where torch refuses the call too, nothing is noted."""
         if settings.is_strict() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             raise error
-        reason = str(error).strip().splitlines()[0].removeprefix(f"{self.name}: ")
+        result = self.eager(*args, **kwargs)
+        self.reason = reason = str(error).strip().splitlines()[0].removeprefix(f"{self.name}: ")
         if route is not None and not isinstance(error, SharedMemoryError):
             route.failures[reason] = route.failures.get(reason, 0) + 1
-            self._must_divide = True
+            self._divide()
         console.warn(
             f"{self.path or type(self._module).__name__} is not traced as a whole, and runs in torch where its modules "
             f"are not either: {error}",
             FallbackWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-        return reason
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _forward_of(memo.get(id(self._module), self._module))

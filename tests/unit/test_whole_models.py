@@ -146,6 +146,33 @@ def test_what_no_trace_does_stays_with_torch(block: type[Block]) -> None:
     assert all(unit.reason is None for unit in report.units if not unit.divided)  # the layers of the blocks
 
 
+def test_a_call_that_torch_refuses_changes_nothing() -> None:
+    model = jitgen.compile(Net(Block, 2))
+    model(X)
+    for wrong in (torch.randn(5, 7), X.to(torch.int64)):
+        with pytest.raises(RuntimeError):
+            model(wrong)
+    matches(model, X)
+    model(X)
+    assert all(unit.reason is None and not unit.divided for unit in jitgen.report(model).units)
+
+
+def test_asserted_sizes_are_guards() -> None:
+    """As patches of images are embedded; what is asserted of a tensor's value is not traced."""
+
+    class Asserts(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._assert(x.shape[-1] == 16, f"16 features, not {x.shape[-1]}")
+            return super().forward(x)
+
+    model = jitgen.compile(Net(Asserts, 2))
+    matches(model, X)
+    with pytest.raises(AssertionError, match="16 features, not 15"):
+        model.layers[0](torch.randn(5, 15))
+    matches(model, X)
+    assert all(unit.reason is None for unit in jitgen.report(model).units)
+
+
 def test_strict_mode_raises_what_cannot_be_traced() -> None:
     model = jitgen.compile(Net(Refused, 2))
     model.embed(X)

@@ -24,6 +24,12 @@ def same(input: Tensor) -> Tensor:
     return input
 
 
+@composition("_assert")
+def require(condition: Any, message: str) -> None:
+    """Raises where a size or a number is not what is asserted; a tensor's value no trace has."""
+    assert condition, message
+
+
 @composition("conj_physical", itself=True)
 def conj_physical(input: Tensor) -> Tensor:
     return input.clone()
