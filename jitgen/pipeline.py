@@ -169,10 +169,15 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | Non
     if settings.frozen():
         console.warn(f"compiled after freeze: {misses.described(lowered, store, remedy)}", CompileWarning, stacklevel=2)
     console.log(1, lambda: f"a miss: {misses.described(lowered, store)}")
-    with store.single_flight(lowered.key) as flight:
+    from jitgen import progress  # what only loads kernels need not have it
+
+    with (
+        progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}") as say,
+        store.single_flight(lowered.key) as flight,
+    ):
         # Another process may have built the same kernels while this one waited. If that process hangs, what it has
         # begun is its own to publish.
-        kernels = _from_store(lowered, store) or build(lowered, store, publish=flight.may_publish)
+        kernels = _from_store(lowered, store) or build(lowered, store, publish=flight.may_publish, say=say)
     _hold(lowered, kernels, store)
     return kernels
 
@@ -215,20 +220,20 @@ def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
     return here is None or str(here) in plan["toolchains"] or not plan["artifacts"]
 
 
-def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[BuiltKernel, ...]:
+def build(
+    lowered: Lowered, store: Store, *, publish: bool = True, say: Callable[[str], None] = lambda text: None
+) -> tuple[BuiltKernel, ...]:
     """Renders, compiles and stores every kernel of ``lowered``, and then the plan that names them.
 
     Args:
         publish: whether other processes are to find them; the store may be unable to tell them even so.
+        say: is told how far it has come.
     """
-    from jitgen import progress  # what only loads kernels need not have it
-
     kernels = lowered.program.kernels
     firsts: dict[str, int] = {}
     for number in range(len(kernels)):
         firsts.setdefault(lowered.identity(number), number)
-    with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}") as say:
-        made = _build_kernels(lowered, [*firsts.values()], store, publish, say)
+    made = _build_kernels(lowered, [*firsts.values()], store, publish, say)
     built = [replace(made[firsts[lowered.identity(number)]], kernel=kernel) for number, kernel in enumerate(kernels)]
     plan = {
         "name": lowered.graph.name,

@@ -108,13 +108,13 @@ class _Queue:
             self._changed.notify_all()
 
     def give_back(self, index: int) -> None:
-        """Leaves a source to others: what should have compiled it is not there any more."""
+        """Returns a source to the others: what should have compiled it is not there any more."""
         with self._changed:
             self._left.append(index)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Leaves nothing to compile."""
+        """Ends the work: nothing is left to compile."""
         with self._changed:
             self._left.clear()
 
@@ -196,7 +196,7 @@ _processes: list[_Processes] = []
 
 
 def _in_child() -> None:
-    """Leaves the worker processes to the parent, whose pipes a child of ``fork`` must not use."""
+    """Forgets the worker processes, which are the parent's: a child of ``fork`` must not use their pipes."""
     _abandoned.extend(_processes)
     _processes.clear()
 
