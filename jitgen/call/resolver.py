@@ -307,6 +307,16 @@ class ImportingResolver(Resolver):
         return imported(self.function, self.name, request)
 
 
+class ResolverOfPart(ImportingResolver):
+    """Resolves calls of one of many functions that make up a model: where one compiles, others will."""
+
+    def resolve(self, call: Call, out: Sequence[torch.Tensor] = ()) -> tuple[BoundLaunch, list[torch.Tensor]]:
+        from jitgen.compilers import together
+
+        with together.many_follow():
+            return super().resolve(call, out)
+
+
 class ResolverOfBackward(Resolver):
     """Resolves calls of a backward, whose graph is made of that of the forward."""
 

@@ -3,7 +3,8 @@
 The calling thread compiles, and others take what is left meanwhile. A compiler that is a program runs in their threads.
 NVRTC compiles one source at a time in a process, and Triton is Python: for these there are worker processes
 (``workers.py``). They take as long to start as a few kernels to compile, so they are started for ``MANY`` sources or
-more; they serve the sources of further calls, and end when they have been idle for ``IDLE`` seconds.
+more, or for one where others will follow (``many_follow``); they serve the sources of further calls, and end when they
+have been idle for ``IDLE`` seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from jitgen.spec import Artifact, KernelSource
 
 MANY = 4
 """Sources of one call from which on worker processes are started."""
+MOST = 8
+"""Worker processes of one program. A decoder layer has as many kernels."""
 IDLE = 20.0
 """Seconds after which worker processes end that have nothing to do."""
 
@@ -38,6 +41,20 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
+
+
+_many_follow: ContextVar[bool] = ContextVar("many_follow", default=False)
+
+
+@contextmanager
+def many_follow() -> Iterator[None]:
+    """Says that more sources are to be compiled soon, as of a model of many programs: worker processes start
+    within this context as soon as anything is compiled, and are there for what follows."""
+    token = _many_follow.set(True)
+    try:
+        yield
+    finally:
+        _many_follow.reset(token)
 
 
 @dataclass(frozen=True)
@@ -121,7 +138,7 @@ class _Queue:
 
 def _helpers(sources: Sequence[KernelSource]) -> list[Callable[[_Queue], None]]:
     """Returns what takes sources besides the calling thread, each to run in a thread of its own."""
-    if len(sources) < 2 or _alone.get() or sources[0].target.kind == "interpreter":
+    if not sources or _alone.get() or sources[0].target.kind == "interpreter":
         return []
     compiler = sources[0].compiler
     if compiler == "host":
@@ -130,8 +147,8 @@ def _helpers(sources: Sequence[KernelSource]) -> list[Callable[[_Queue], None]]:
         return []
     with _lock:
         running = _processes[-1] if _processes and _processes[-1].keep() else None
-        if running is None and len(sources) >= MANY:
-            count = bounds.workers(bounds.processors() - 1)
+        if running is None and (len(sources) >= MANY or _many_follow.get()):
+            count = bounds.workers(min(MOST, bounds.processors() - 1))
             if bounds.processors() > 1:
                 running = _Processes(count)
                 _processes.append(running)
@@ -157,6 +174,8 @@ class _Processes:
         self._pool = WorkerProcesses(count, bounds.WORKER_BYTES)
         self._until = time.monotonic() + IDLE
         self._ended = False
+        for _ in range(count):
+            self._pool.submit(os.getpid)  # starts one
         threading.Thread(target=self._end_when_idle, name="jitgen idle workers", daemon=True).start()
 
     def keep(self) -> bool:

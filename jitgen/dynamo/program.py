@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.call.function import JitFunction
 from jitgen.call.lower import specialize
-from jitgen.call.resolver import ImportingResolver
+from jitgen.call.resolver import ResolverOfPart
 from jitgen.call.table import Table
 from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.mistakes import SYSTEM_ERRORS
@@ -104,7 +104,7 @@ class _ProgramFunction(JitFunction[..., Any]):
     """Decorates the function of a program, whose graph is imported instead of traced."""
 
     __slots__ = ()
-    _resolver_class = ImportingResolver
+    _resolver_class = ResolverOfPart
 
     def specialize(self, specs: Sequence[Any], device: torch.device, differentiable: bool) -> None:
         """Imports the graph for a call with these arguments; see ``call/lower.py``."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from jitgen.call.function import JitFunction
-from jitgen.call.resolver import ImportingResolver
+from jitgen.call.resolver import ResolverOfPart
 from jitgen.call.signature import NUMBERS, Call, number_symbols
 from jitgen.call.specialization import Specialization
 from jitgen.errors import JitgenError, UnsupportedError
@@ -41,7 +41,7 @@ class TracedFunction(JitFunction[..., Any]):
     """Decorates a function of tensors and numbers that reads nothing else."""
 
     __slots__ = ()
-    _resolver_class = ImportingResolver
+    _resolver_class = ResolverOfPart
 
     def traced(self, leaves: Sequence[Any]) -> tuple[Traced, dict[str, Any]]:
         """Returns the trace of a call with these arguments, and a value for each of its symbols."""

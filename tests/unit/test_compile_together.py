@@ -16,6 +16,8 @@ from jitgen.compilers.together import Compiled
 from jitgen.errors import CompileError
 from jitgen.spec import Artifact, KernelSource, Target
 
+REAL = together.compile_one
+
 
 def sources(count: int, compiler: str) -> list[KernelSource]:
     language, target = {"host": ("cpp", "x86-64-v3"), "nvrtc": ("cuda", "sm_90a")}[compiler]
@@ -63,12 +65,16 @@ class Pool:
         from concurrent.futures import Future
 
         future: Any = Future()
-        if not args:
-            time.sleep(self.start)
-        elif self.dies:
-            future.set_exception(RuntimeError("the worker process ended"))
-            return future
-        future.set_result(function(*args) if args else 1)
+
+        def run() -> None:
+            if not args:
+                time.sleep(self.start)
+            if args and self.dies:
+                future.set_exception(RuntimeError("the worker process ended"))
+            else:
+                future.set_result(function(*args))
+
+        threading.Thread(target=run).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -93,9 +99,35 @@ def test_worker_processes_serve_further_calls(pool: Any) -> None:
     assert {text.split(" in ")[1] for text in results(few)} == {str(threading.get_ident())}
     assert pool.made == 0  # they would take longer to start
     names = {text.split(" in ")[1] for text in results(sources(12, "nvrtc"))}
-    assert len(names) == 4
-    assert len({text.split(" in ")[1] for text in results(few)}) == 3
+    assert len(names) > 2
+    assert len({text.split(" in ")[1] for text in results(few)}) > 1
     assert pool.made == 1
+
+
+def test_they_start_early_where_many_follow(pool: Any) -> None:
+    with together.many_follow():
+        assert len(results(sources(1, "nvrtc"))) == 1
+    assert pool.made == 1
+    assert len({text.split(" in ")[1] for text in results(sources(3, "nvrtc"))}) > 1
+
+
+def test_a_compiled_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    compile_all = together.compile_all
+
+    def noted(made: Any) -> Any:
+        seen.append(together._many_follow.get())
+        return compile_all(made)
+
+    monkeypatch.setattr(together, "compile_all", noted)
+    monkeypatch.setattr(pipeline, "_from_store", lambda *arguments: None)
+    monkeypatch.setattr(pipeline, "_known_artifact", lambda *arguments: None)
+    model = jitgen.compile(torch.nn.Sequential(torch.nn.Tanh()))
+    monkeypatch.setattr(together, "compile_one", REAL)
+    with torch.no_grad():
+        model(torch.ones(3))
+        jitgen.jit(lambda x: x * 3)(torch.ones(3))
+    assert seen == [True, False]
 
 
 def test_nothing_waits_for_workers_to_start(pool: Any) -> None:
