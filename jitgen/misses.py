@@ -87,12 +87,12 @@ def ingredients(lowered: Lowered) -> dict[str, str]:
     plan."""
     ingredients_of = dict(lowered.ingredients)
     ingredients_of.pop("route")
-    parts = {
+    digests = {
         name: str(value) if name in ("schema", "facts") else digest(value)[:16]
         for name, value in ingredients_of.items()
     }
     route = lowered.route
-    return parts | {
+    return digests | {
         "target": str(route.target),
         "backend": route.backend,
         "compiler": route.compiler,

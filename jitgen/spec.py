@@ -266,10 +266,10 @@ class TensorSpec:
         if self.format is not None:
             self._check_format(self.format)
         elif self.group_size is not None or self.activation is not None:
-            given = (
+            setting = (
                 f"group_size {self.group_size!r}" if self.group_size is not None else f"activation {self.activation!r}"
             )
-            raise FormatError(f"TensorSpec {given} without a format; give one, such as 'int4'")
+            raise FormatError(f"TensorSpec {setting} without a format; give one, such as 'int4'")
         for size in self.shape:
             if isinstance(size, str) and not size.isidentifier():
                 raise UnsupportedError(f"symbolic size {size!r} is not a name; use one such as 'M'")

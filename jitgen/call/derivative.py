@@ -205,14 +205,14 @@ class Derivative:
             grads: the gradient of each of ``results``, or None.
             shapes: of the inputs ``sizes_of``.
         """
-        given = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
-        key = wanted, given
+        defined = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
+        key = wanted, defined
         if key not in self._backwards:
-            self._backwards[key] = self.launch_of(wanted, given)
+            self._backwards[key] = self.launch_of(wanted, defined)
         launch, reached = self._backwards[key]
         if not reached:
             return [None] * len(wanted)
-        present = [grads[i].resolve_neg() for i in given]
+        present = [grads[i].resolve_neg() for i in defined]
         sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # one element each
         gradients = launch(*present, *self._with_dense_weights(kept), *sizes, *numbers)
         if len(reached) == len(wanted):
@@ -220,12 +220,12 @@ class Derivative:
         by_index = dict(zip(reached, gradients, strict=True))
         return [by_index.get(index) for index in wanted]
 
-    def launch_of(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
-        """Returns the launch of the backward from the results ``given``, and the inputs whose gradients it computes."""
-        flows = inputs_reached(self.plan, [self.results[index] for index in given])
+    def launch_of(self, wanted: tuple[int, ...], defined: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
+        """Returns the launch of the backward from the results ``defined``, and the inputs that it differentiates."""
+        flows = inputs_reached(self.plan, [self.results[index] for index in defined])
         reached = tuple(index for index in wanted if index in flows)
         plan = dataclasses.replace(self.plan, wanted=reached)
-        backward = Backward(plan, tuple(self.results[index] for index in given), tuple(self.sizes_of))
+        backward = Backward(plan, tuple(self.results[index] for index in defined), tuple(self.sizes_of))
         return self._backward_of(backward, f"{self.name.strip('<>')}_backward"), reached
 
 
@@ -301,8 +301,8 @@ def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
     names = {
         name
         for node in topological(results)
-        for part in (*node.shape, *node.attrs)
-        for value in (part if isinstance(part, tuple) else (part,))
+        for item in (*node.shape, *node.attrs)
+        for value in (item if isinstance(item, tuple) else (item,))
         if isinstance(value, Expr)
         for name in symbols.symbols_of(value)
     }

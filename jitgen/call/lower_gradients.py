@@ -63,15 +63,15 @@ def lower_both(
     forward = _lowered(resolver, graph, environment, memory, route)
     results = [_like(node, environment) for node in derivative.results]
     outputs = dict.fromkeys(output for output in derivative.outputs if isinstance(output, int))
-    given = tuple(sorted(index for index in outputs if index not in derivative.without_gradient))
-    if not given or not derivative.launch_of(wanted, given)[1]:
+    with_gradient = tuple(sorted(index for index in outputs if index not in derivative.without_gradient))
+    if not with_gradient or not derivative.launch_of(wanted, with_gradient)[1]:
         return forward, None
     ((backward, name),) = backwards
     kept = derivative.kept([_described(tensor) for tensor in inputs], results)
     weights = derivative.plan.weights
     codes = sum(len(weight.inputs) for weight in weights)
     kept = [*kept[: len(kept) - codes], *(_like(weight, environment) for weight in weights)]
-    grads = [results[index] for index in given]
+    grads = [results[index] for index in with_gradient]
     sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
     tensors = [*grads, *kept, *sizes]
     of_backward = ResolverOfBackward(backward, replace(resolver.routing, name=name))

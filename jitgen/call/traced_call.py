@@ -249,12 +249,12 @@ def _gradients_of(
     numbers = program.numbers(integers, floats)
     derivative = _derivative(text, wanted, tensors[0].device, sizes_of_one(program.graph, tensors))
     results = derivative.forward(tensors, numbers)
-    given: list[Any] = [None] * len(results)
+    of_results: list[Any] = [None] * len(results)
     for position, grad in zip(derivative.outputs, grads, strict=True):
         if grad is not None and isinstance(position, int):
-            given[position] = grad if given[position] is None else given[position] + grad
+            of_results[position] = grad if of_results[position] is None else of_results[position] + grad
     shapes = [tensors[index].shape for index in derivative.sizes_of]
-    gradients = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
+    gradients = derivative.backward(wanted, of_results, derivative.kept(tensors, results), shapes, numbers)
     return dict(zip(wanted, gradients, strict=True))
 
 
@@ -281,11 +281,11 @@ class Transformed(torch.autograd.Function):
         tensors = ctx.saved_tensors
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[3:]) if needed)
         program = parsed(ctx.graph)
-        given = [
+        of_results = [
             grad if DTYPES[node.dtype].is_floating_point else None
             for node, grad in zip(program.graph.outputs, grads, strict=True)
         ]
-        gradients = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, given)
+        gradients = _gradients_of(ctx.graph, tensors, ctx.integers, ctx.floats, wanted, of_results)
         return None, None, None, *(gradients.get(index) for index in range(len(tensors)))
 
 

@@ -89,7 +89,7 @@ def _widened(weight: QTensor, kind: str) -> QTensor:
     format = find(weight.format)
     if format.row != "int8" or format.scale_dtype not in _NARROW or not kind.startswith("int8") or format.ordered:
         return weight
-    name = ".".join(part for part in format.name.split(".") if part != format.scale)
+    name = ".".join(word for word in format.name.split(".") if word != format.scale)
     codes, scales = weight.portable_tensors()
     if bool((scales.abs() >= find("int8").scale_limit).any()):
         return weight

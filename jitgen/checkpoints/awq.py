@@ -83,7 +83,7 @@ def _read_gemv(source: Source, prefix: str) -> QTensor:
 def _tensors(source: Source, prefix: str, version: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns qweight, qzeros and scales, whose version, bits and dtypes are those that the config says."""
     name = f"{prefix}.weight"
-    qweight, qzeros, scales = (source.read(f"{prefix}.{part}") for part in ("qweight", "qzeros", "scales"))
+    qweight, qzeros, scales = (source.read(f"{prefix}.{suffix}") for suffix in ("qweight", "qzeros", "scales"))
     if qweight.dtype != torch.int32 or qzeros.dtype != torch.int32 or not scales.is_floating_point():
         raise FormatError(
             f"{name}: {source.described(f'{prefix}.qweight')} and {source.described(f'{prefix}.qzeros')} are not int32"

@@ -91,7 +91,7 @@ def _absmax(source: Source, name: str, state: dict[str, Any]) -> torch.Tensor:
         if not absmax.is_floating_point():
             raise FormatError(f"{source.described(f'{name}.absmax')} is quantised, and {name}.nested_absmax is missing")
         return absmax.float()
-    table, nested = (source.read(f"{name}.{part}").float() for part in ("nested_quant_map", "nested_absmax"))
+    table, nested = (source.read(f"{name}.{suffix}").float() for suffix in ("nested_quant_map", "nested_absmax"))
     try:
         block, offset = int(state["nested_blocksize"]), float(state["nested_offset"])
     except (KeyError, TypeError, ValueError) as error:

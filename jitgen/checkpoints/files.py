@@ -56,10 +56,10 @@ def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise FormatError(f"{path!a:.80} is no checkpoint: pass a path or a state dict")
-    place = Path(path)
-    if not place.exists():
-        raise FormatError(f"{place}: there is no such file or directory")
-    files, weight_map = _files(place)
+    location = Path(path)
+    if not location.exists():
+        raise FormatError(f"{location}: there is no such file or directory")
+    files, weight_map = _files(location)
     storages: dict[str, Storage] = {}
     metadata: dict[str, Any] = {}
     for file in files:
@@ -71,13 +71,13 @@ def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
             storages[name] = storage
     for name, shard in weight_map.items():
         if name not in storages:
-            raise FormatError(f"{place}: its index says that {name} is in {shard}, which does not have it")
-    config = _configuration(place if place.is_dir() else place.parent)
+            raise FormatError(f"{location}: its index says that {name} is in {shard}, which does not have it")
+    config = _configuration(location if location.is_dir() else location.parent)
     dtype = config.get("torch_dtype") or config.get("dtype")
     return Source(
-        str(place),
+        str(location),
         storages,
-        quantization_of(str(place), config),
+        quantization_of(str(location), config),
         DTYPES.get(str(dtype).removeprefix("torch.")),
         metadata,
     )
@@ -98,7 +98,7 @@ def quantization_of(origin: str, config: Mapping[str, Any]) -> Mapping[str, Any]
     return {}
 
 
-def given(tensors: Mapping[str, Any]) -> Source:
+def in_memory(tensors: Mapping[str, Any]) -> Source:
     """Wraps a state dict as a source."""
     other = next((name for name in tensors if not isinstance(name, str)), None)
     if other is not None:
@@ -107,20 +107,20 @@ def given(tensors: Mapping[str, Any]) -> Source:
     return Source("the state dict", dict.fromkeys(tensors, storage))
 
 
-def _files(place: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _files(location: Path) -> tuple[list[Path], Mapping[str, str]]:
     """Lists the files of a checkpoint, and the tensors that each should have if an index says so."""
-    if place.is_dir():
-        indices = sorted(place.glob("*.safetensors.index.json"))
+    if location.is_dir():
+        indices = sorted(location.glob("*.safetensors.index.json"))
         if indices:
             return _of_index(indices[0])
         for ending in (".safetensors", ".gguf", *_PICKLES):
-            files = sorted(place.glob(f"*{ending}"))
+            files = sorted(location.glob(f"*{ending}"))
             if files:
                 return files, {}
-        raise FormatError(f"{place} has no checkpoint: neither .safetensors nor .gguf files")
-    if place.name.endswith(".json"):
-        return _of_index(place)
-    return _shards(place), {}
+        raise FormatError(f"{location} has no checkpoint: neither .safetensors nor .gguf files")
+    if location.name.endswith(".json"):
+        return _of_index(location)
+    return _shards(location), {}
 
 
 def _of_index(path: Path) -> tuple[list[Path], Mapping[str, str]]:

@@ -41,12 +41,12 @@ def find(source: Source) -> Iterator[Claim]:
 
 def _read(source: Source, prefix: str) -> QTensor:
     name = f"{prefix}.weight"
-    qweight, qzeros, scales = (source.read(f"{prefix}.{part}") for part in ("qweight", "qzeros", "scales"))
+    qweight, qzeros, scales = (source.read(f"{prefix}.{suffix}") for suffix in ("qweight", "qzeros", "scales"))
     groups, rows = scales.shape
     bits = 32 * qzeros.shape[-1] // rows if rows else 0
-    for part, tensor in (("qweight", qweight), ("qzeros", qzeros)):
+    for suffix, tensor in (("qweight", qweight), ("qzeros", qzeros)):
         if tensor.dtype != torch.int32:
-            raise FormatError(f"{name}: {source.described(f'{prefix}.{part}')} is not int32")
+            raise FormatError(f"{name}: {source.described(f'{prefix}.{suffix}')} is not int32")
     if not scales.is_floating_point():
         raise FormatError(f"{name}: {source.described(f'{prefix}.scales')} is no floating-point tensor")
     if bits not in BITS or qzeros.shape != (groups, rows * bits // 32) or qweight.shape[0] * 32 % bits:
@@ -87,10 +87,10 @@ def _require_labelled(source: Source, name: str, bits: int, columns: int, groups
 
 def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[int | None, torch.Tensor | None]:
     """Returns the group size (None for one group) and the order of the columns (None if groups are in order)."""
-    given = source.config.get("group_size")
+    stated = source.config.get("group_size")
     size = -(-columns // groups) if groups else 0
-    if isinstance(given, int) and given > 0 and -(-columns // given) == groups:
-        size = given
+    if isinstance(stated, int) and stated > 0 and -(-columns // stated) == groups:
+        size = stated
     if not groups or -(-columns // size) != groups:
         raise FormatError(f"{prefix}.weight: {columns} columns are not divided into {groups} groups")
     group_size = None if groups == 1 else size

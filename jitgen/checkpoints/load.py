@@ -76,7 +76,7 @@ def load_quantized(
             message names the tensor. The model is then unchanged.
         UnsupportedError: it has what jitgen does not read, or a package is missing.
     """
-    source = files.given(checkpoint) if isinstance(checkpoint, Mapping) else files.opened(checkpoint, pickle)
+    source = files.in_memory(checkpoint) if isinstance(checkpoint, Mapping) else files.opened(checkpoint, pickle)
     if config is not None:
         source = replace(source, config=_quantization(config))
     if dtype is not None:
@@ -210,20 +210,20 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
     Raises:
         FormatError: a name or a shape does not fit. The model is then unchanged.
     """
-    places = {name: (module, leaf) for name, module, leaf in _places(model)}
+    owners = {name: (module, leaf) for name, module, leaf in _owners(model)}
     tensors: dict[str, torch.Tensor] = {}
-    unexpected = [name for name in state if name not in places]
+    unexpected = [name for name in state if name not in owners]
     for name, tensor in state.items():
-        if name in places:
-            tensors[name] = _fitting(name, *places[name], tensor)
+        if name in owners:
+            tensors[name] = _fitting(name, *owners[name], tensor)
     tied: dict[int, list[str]] = {}
-    for name, (module, leaf) in places.items():
-        tied.setdefault(id(_held(module, leaf)), []).append(name)
+    for name, (module, leaf) in owners.items():
+        tied.setdefault(id(_current(module, leaf)), []).append(name)
     for names in tied.values():
         loaded = next((tensors[name] for name in names if name in tensors), None)
         if loaded is not None:
             tensors |= {name: loaded for name in names if name not in tensors}
-    missing = [name for name in places if name not in tensors and name in model.state_dict(keep_vars=True)]
+    missing = [name for name in owners if name not in tensors and name in model.state_dict(keep_vars=True)]
     if strict and (missing or unexpected):
         raise FormatError(
             "the checkpoint does not fit the model: "
@@ -236,7 +236,7 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         )
     parameters: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
-        module, leaf = places[name]
+        module, leaf = owners[name]
         if leaf not in module._parameters:
             module._buffers[leaf] = tensor
             continue
@@ -254,26 +254,26 @@ def _has_quantized(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
     return leaf == "bias" and isinstance(tensors.get(f"{module}.weight" if module else "weight"), QTensor)
 
 
-def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yields (name, module, name in the module) of every parameter and buffer, tied ones under each name."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf in (*module._parameters, *module._buffers):
-            if _held(module, leaf) is not None:
+            if _current(module, leaf) is not None:
                 yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
 
 
-def _held(module: nn.Module, leaf: str) -> torch.Tensor | None:
+def _current(module: nn.Module, leaf: str) -> torch.Tensor | None:
     return module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
 
 
 def _fitting(name: str, module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
-    held = _held(module, leaf)
-    assert held is not None
+    current = _current(module, leaf)
+    assert current is not None
     of_conv1d = type(module).__name__ == "Conv1D" and leaf == "weight"
     if isinstance(tensor, QTensor) and of_conv1d and not tensor.transposed:
         tensor = tensor.t()  # transformers' Conv1D has its weight as (K, N), and files of other programs as (N, K)
-    if tuple(tensor.shape) != tuple(held.shape):
-        raise FormatError(f"{name} is {list(tensor.shape)}, and the model has {list(held.shape)}")
+    if tuple(tensor.shape) != tuple(current.shape):
+        raise FormatError(f"{name} is {list(tensor.shape)}, and the model has {list(current.shape)}")
     if isinstance(tensor, QTensor) and not (
         isinstance(module, nn.Linear | nn.Embedding) or of_conv1d or tensor.token.experts is not None
     ):

@@ -33,7 +33,9 @@ def find(source: Source) -> Iterator[Claim]:
 
 def _read(source: Source, prefix: str) -> QTensor:
     name = f"{prefix}.weight"
-    packed, scales, factor = (source.read(f"{prefix}.{part}") for part in ("weight", "weight_scale", "weight_scale_2"))
+    packed, scales, factor = (
+        source.read(f"{prefix}.{suffix}") for suffix in ("weight", "weight_scale", "weight_scale_2")
+    )
     if packed.dtype != torch.uint8 or packed.dim() != 2 or scales.dtype != torch.float8_e4m3fn or factor.numel() != 1:
         raise FormatError(f"{source.described(name)} and {source.described(f'{prefix}.weight_scale')} are not nvfp4's")
     refuse_pre_scaled(source, prefix)

@@ -57,11 +57,11 @@ class Source:
         return (name.removesuffix(suffix) for name in self.storages if name.endswith(suffix))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of(name).facts(name)[0]
+        return self._storage(name).facts(name)[0]
 
     def kind(self, name: str) -> torch.dtype:
         """Returns the dtype of a tensor."""
-        return self._of(name).facts(name)[1]
+        return self._storage(name).facts(name)[1]
 
     def is_of(self, name: str, *dtypes: torch.dtype) -> bool:
         """Returns whether there is such a tensor, and it is of one of ``dtypes``."""
@@ -77,14 +77,14 @@ class Source:
         Raises:
             FormatError: there is none of that name, or its numbers cannot be read.
         """
-        tensor: torch.Tensor = self._of(name).read(name)
+        tensor: torch.Tensor = self._storage(name).read(name)
         return tensor
 
     def value(self, name: str) -> Any:
         """Returns what a state dict has under that name, which need not be a tensor."""
-        return self._of(name).read(name)
+        return self._storage(name).read(name)
 
-    def _of(self, name: str) -> Storage:
+    def _storage(self, name: str) -> Storage:
         if name not in self.storages:
             raise FormatError(f"{self.origin}: there is no tensor {name}")
         return self.storages[name]

@@ -70,19 +70,19 @@ def _in_metadata(source: Source) -> Iterator[Claim]:
         stated = facts.get("_tensor_data_names", [])
         if not isinstance(stated, list):
             raise FormatError(f"{source.origin}: the _tensor_data_names of {name} are {stated!a:.80}, not a list")
-        parts = {str(part): start + str(part) for part in stated}
-        missing = [stored for stored in parts.values() if stored not in source]
+        stored = {str(field): start + str(field) for field in stated}
+        missing = [tensor for tensor in stored.values() if tensor not in source]
         if missing:
             raise FormatError(f"{source.origin}: {missing[0]} is missing, which is a tensor of {name}")
-        yield Claim(name, tuple(parts.values()), partial(_read, source, name, facts, parts))
+        yield Claim(name, tuple(stored.values()), partial(_read, source, name, facts, stored))
 
 
-def _read(source: Source, name: str, facts: Mapping[str, Any], parts: Mapping[str, str]) -> QTensor:
+def _read(source: Source, name: str, facts: Mapping[str, Any], stored: Mapping[str, str]) -> QTensor:
     attributes = facts.get("_data", {})
     if not isinstance(attributes, dict):
         raise FormatError(f"{name}: its metadata of torchao has no attributes")
     known = {key: _plain(value) for key, value in attributes.items()}
-    return _convert(name, str(facts["_type"]), known | {part: source.read(stored) for part, stored in parts.items()})
+    return _convert(name, str(facts["_type"]), known | {field: source.read(tensor) for field, tensor in stored.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +163,9 @@ def _require_blocks(name: str, facts: Facts, shape: torch.Size, scales: torch.Te
     block = facts.get("block_size")
     if not isinstance(block, list | tuple) or len(block) != len(shape) or not all(type(size) is int for size in block):
         return
-    count = math.prod(-(-size // (part if part > 0 else size)) for size, part in zip(shape, block, strict=True) if size)
+    count = math.prod(
+        -(-size // (length if length > 0 else size)) for size, length in zip(shape, block, strict=True) if size
+    )
     if scales.numel() != count:
         raise FormatError(f"{name}: blocks of {list(block)} of {list(shape)} have {count} scales, not {scales.numel()}")
 

@@ -104,7 +104,7 @@ def _gpus() -> Iterator[Row]:
 
 def _driver_bindings() -> Iterator[Row]:
     name, version = "cuda-bindings (launches GPU kernels)", _distribution("cuda-bindings")
-    yield _found("python", name, version, "pip install cuda-python")
+    yield _present_or("python", name, version, "pip install cuda-python")
 
 
 def _cpu() -> Iterator[Row]:
@@ -127,23 +127,23 @@ def _host_compiler() -> Iterator[Row]:
     from jitgen.compilers import host
 
     remedy = "install g++ or clang++ (apt install g++), or set JITGEN_CXX"
-    yield _found("compile", "cpp", host.toolchain(), remedy)
+    yield _present_or("compile", "cpp", host.toolchain(), remedy)
 
 
 def _triton() -> Iterator[Row]:
     from jitgen.compilers import triton
 
-    yield _found("compile", "triton", triton.toolchain(), "pip install triton")
+    yield _present_or("compile", "triton", triton.toolchain(), "pip install triton")
 
 
 def _nvrtc() -> Iterator[Row]:
     from jitgen.compilers import nvrtc
 
-    yield _found("compile", "cuda", nvrtc.toolchain(), nvrtc.missing() or "")
+    yield _present_or("compile", "cuda", nvrtc.toolchain(), nvrtc.missing() or "")
     for package, name in (("cuda", "CUDA and CCCL headers"), ("nvidia-cutlass", "CUTLASS headers")):
         headers = nvrtc.find_headers(package)
         versions = ", ".join(" ".join(pair) for pair in headers.versions) if headers else None
-        yield _found("headers", name, versions, nvrtc.missing((package,)) or "")
+        yield _present_or("headers", name, versions, nvrtc.missing((package,)) or "")
 
 
 def _load_inline() -> Iterator[Row]:
@@ -160,7 +160,7 @@ def _load_inline() -> Iterator[Row]:
         yield Row("tools", "nvcc", OK, nvcc, hint)
     ninja = _distribution("ninja") if cpp_extension.is_ninja_available() else None
     remedy = "pip install ninja; only compiler='load_inline' needs it"
-    yield _found("tools", "ninja", ninja or shutil.which("ninja"), remedy)
+    yield _present_or("tools", "ninja", ninja or shutil.which("ninja"), remedy)
 
 
 def find_nvcc(home: str | None, usual: Path = Path("/usr/local")) -> str | None:
@@ -194,7 +194,7 @@ def _disassembler() -> Iterator[Row]:
     from jitgen.compilers import disassemble
 
     remedy = "comes with Triton (pip install triton) and with the CUDA toolkit; only exe.asm['sass'] needs it"
-    yield _found("tools", "cuobjdump", disassemble.find_tool(), remedy)
+    yield _present_or("tools", "cuobjdump", disassemble.find_tool(), remedy)
 
 
 # ---------------------------------------------------------------------------------------------- store and settings
@@ -253,7 +253,7 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
 """The checks, each with the topic of the row that is printed if the check itself fails."""
 
 
-def _found(topic: str, name: str, value: object, remedy: str) -> Row:
+def _present_or(topic: str, name: str, value: object, remedy: str) -> Row:
     """Makes a row that is ``ok`` if ``value`` is truthy, and otherwise ``missing``."""
     return Row(topic, name, OK, str(value)) if value else Row(topic, name, MISSING, "not found", remedy)
 

@@ -86,8 +86,8 @@ def render(name: str, function: Any, lowered: Sequence[Lowered], compile: bool =
             }
         )
 
-    def link(files: Mapping[str, File], place: str | None) -> str | None:
-        file, line = _split(place)
+    def link(files: Mapping[str, File], location: str | None) -> str | None:
+        file, line = _split(location)
         return files[file].link(line) if file in files else None
 
     text = (
@@ -100,9 +100,9 @@ def render(name: str, function: Any, lowered: Sequence[Lowered], compile: bool =
             templates=templates,
             graph=page_graph,
             roofs=page_rates,
-            user_link=lambda place: link(users, place),
-            template_link=lambda place: link(templates, place),
-            short=lambda place: place.rpartition("/")[2] if place else "",
+            user_link=lambda location: link(users, location),
+            template_link=lambda location: link(templates, location),
+            short=lambda location: location.rpartition("/")[2] if location else "",
         )
     )
     return text, problems
@@ -197,15 +197,15 @@ def _coloured(name: str, lines: Sequence[str]) -> list[Markup]:
     return [Markup(line) for line in (*made, *[""] * (len(lines) - len(made)))]
 
 
-def _split(place: str | None) -> tuple[str, int]:
-    """Splits ``"model.py:12"`` into file and line; line 0 if ``place`` names none."""
-    file, _, line = (place or "").rpartition(":")
-    return (file, int(line)) if line.isdigit() else (place or "", 0)
+def _split(location: str | None) -> tuple[str, int]:
+    """Splits ``"model.py:12"`` into file and line; line 0 if ``location`` names none."""
+    file, _, line = (location or "").rpartition(":")
+    return (file, int(line)) if line.isdigit() else (location or "", 0)
 
 
-def _user_files(function: Any, places: Sequence[str | None]) -> dict[str, File]:
-    """Returns the function's own text, and of other files (and the rest of its own) the lines that ``places`` name, by
-    file name."""
+def _user_files(function: Any, locations: Sequence[str | None]) -> dict[str, File]:
+    """Returns the function's own text, and of other files (and the rest of its own) the lines that ``locations`` name,
+    by file name."""
     wanted: dict[str, dict[int, str]] = {}
     try:
         lines, first = inspect.getsourcelines(inspect.unwrap(function))
@@ -213,18 +213,18 @@ def _user_files(function: Any, places: Sequence[str | None]) -> dict[str, File]:
         wanted[file] = {number: line.rstrip("\n") for number, line in enumerate(lines, first)}
     except (OSError, TypeError, AttributeError):  # written in C, or typed into a prompt
         pass
-    for place in places:
-        file, line = _split(place)
+    for location in locations:
+        file, line = _split(location)
         if line:
             wanted.setdefault(file, {}).setdefault(line, linecache.getline(file, line).rstrip("\n"))
     return _files("user", wanted)
 
 
-def _template_files(places: Sequence[str | None]) -> dict[str, File]:
-    """Returns jitgen's templates that ``places`` name, by name, without those of families from outside."""
+def _template_files(locations: Sequence[str | None]) -> dict[str, File]:
+    """Returns jitgen's templates that ``locations`` name, by name, without those of families from outside."""
     root = data_directory("templates")
     wanted = {}
-    for name in sorted({_split(place)[0] for place in places if place}):
+    for name in sorted({_split(location)[0] for location in locations if location}):
         if (root / name).is_file():
             wanted[name] = dict(enumerate((root / name).read_text().splitlines(), 1))
     return _files("template", wanted)

@@ -50,15 +50,17 @@ def draw(graph: Graph) -> Drawing:
     number = {id(node): position for position, node in enumerate(nodes)}
     inputs = [tuple(number[id(one)] for one in node.inputs) for node in nodes]
     drawn = len(nodes) <= MOST_NODES
-    places = _places(inputs) if drawn else [(0.0, 0.0)] * len(nodes)
+    positions = _positions(inputs) if drawn else [(0.0, 0.0)] * len(nodes)
     results = {id(node) for node in graph.results}
     made = tuple(
         Drawn(position, x, y, node.op, _kind(node), _attrs(node), node.location, inputs[position], id(node) in results)
-        for position, (node, (x, y)) in enumerate(zip(nodes, places, strict=True))
+        for position, (node, (x, y)) in enumerate(zip(nodes, positions, strict=True))
     )
-    paths = tuple(_path(places[source], places[user]) for user, sources in enumerate(inputs) for source in sources)
-    width = max((x for x, _ in places), default=0.0) + WIDTH + MARGIN
-    height = max((y for _, y in places), default=0.0) + HEIGHT + MARGIN
+    paths = tuple(
+        _path(positions[source], positions[user]) for user, sources in enumerate(inputs) for source in sources
+    )
+    width = max((x for x, _ in positions), default=0.0) + WIDTH + MARGIN
+    height = max((y for _, y in positions), default=0.0) + HEIGHT + MARGIN
     return Drawing(made, paths if drawn else (), width, height, drawn)
 
 
@@ -70,7 +72,7 @@ def _attrs(node: Node) -> str:
     return ", ".join(map(str, node.attrs))
 
 
-def _places(inputs: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
+def _positions(inputs: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
     """Returns the upper left corner of each node."""
     layer: list[int] = []
     for sources in inputs:

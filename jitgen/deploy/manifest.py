@@ -67,7 +67,7 @@ def entry_of(
 def identity_of(entry: Entry) -> str:
     """Returns a key that is equal for entries that mean the same."""
     invariant = ["batch invariant"] if entry.get("batch_invariant") else []
-    return digest([*(entry[part] for part in ("graph", "variant", "backend", "compiler")), *invariant])
+    return digest([*(entry[field] for field in ("graph", "variant", "backend", "compiler")), *invariant])
 
 
 def _memory_to_json(memory: Memory) -> dict[str, Any]:

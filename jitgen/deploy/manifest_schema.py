@@ -179,19 +179,19 @@ def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list
     items = nodes.items(NODE_LIMIT)
     for item in items:
         values.append(node_schema.node(item, values, environment, specs))
-    parts = node_schema.weight_tensors(items)
+    of_weights = node_schema.weight_tensors(items)
     for guard in guards.items(GUARD_LIMIT):
         _guard(guard, environment)
-    results = [_result(output, values, parts) for output in outputs.items(INPUT_LIMIT)]
+    results = [_result(output, values, of_weights) for output in outputs.items(INPUT_LIMIT)]
     updated = -1
     for item in mutated.items(INPUT_LIMIT):
         index, value = item.items(2, 2)
         before, updated = updated, index.integer(0, len(specs))
         if updated <= before:
             index.refuse("is not in ascending order, each input once")
-        if any(values[part].index == updated for part in parts):
+        if any(values[position].index == updated for position in of_weights):
             index.refuse("is a tensor of a quantised weight, which is not updated")
-        result = _result(value, values, parts)
+        result = _result(value, values, of_weights)
         expected = specs[updated][0], tuple(tensors.value[updated]["sizes"])
         if (result.dtype, result.shape) != expected:
             value.refuse(
@@ -229,8 +229,8 @@ def _guard(field: Field, environment: Mapping[str, Any]) -> None:
         field.refuse(f"does not hold in the recorded call: there it is {shown(actual)}, not {shown(expected)}")
 
 
-def _result(field: Field, values: Sequence[node_schema.Value], parts: frozenset[int]) -> node_schema.Value:
+def _result(field: Field, values: Sequence[node_schema.Value], of_weights: frozenset[int]) -> node_schema.Value:
     value = values[field.integer(0, len(values))]
-    if value.weight or field.value in parts:
+    if value.weight or field.value in of_weights:
         field.refuse("returns a quantised weight, or a tensor of one")
     return value

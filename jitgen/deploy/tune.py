@@ -336,7 +336,7 @@ def _add_row(path: Path, result: Measured, device: torch.device) -> None:
         "source": f"jitgen tune {__version__} on {_device_name(device)}",
     }
     own = winner.as_json
-    others = [row for row in content["rows"] if any(row[part] != own[part] for part in ("chip", "dialect", "problem"))]
+    others = [row for row in content["rows"] if any(row[name] != own[name] for name in ("chip", "dialect", "problem"))]
     content["rows"] = [*others, {**own, "measured": measured}]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.write_text(json.dumps(content, indent=1) + "\n")

@@ -43,7 +43,7 @@ UNCOUNTED = (cut.SIZES, cut.ITEMS, cut.VIEWS)
 
 
 @dataclass
-class Part:
+class Step:
     """Represents one step of a compiled graph.
 
     Attributes:
@@ -124,8 +124,8 @@ class Part:
 
         A backward in eager torch reads what each function saved, which is less; so these are copies here.
         """
-        given = [value.clone() if i in self.overwritten_inputs else value for i, value in enumerate(values)]
-        results = program(*given)
+        copies = [value.clone() if i in self.overwritten_inputs else value for i, value in enumerate(values)]
+        results = program(*copies)
         return tuple(result.clone() if i in self.overwritten_outputs else result for i, result in enumerate(results))
 
     def in_torch(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -155,13 +155,13 @@ class CompiledGraph:
 
     Attributes:
         module: the graph.
-        parts: in the order in which they run.
+        steps: in the order in which they run.
     """
 
-    def __init__(self, module: fx.GraphModule, parts: list[Part]):
+    def __init__(self, module: fx.GraphModule, steps: list[Step]):
         self.module = module
-        self.parts = parts
-        self._run = _runner(module, parts)
+        self.steps = steps
+        self._run = _runner(module, steps)
         self._read: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __call__(self, *leaves: Any) -> Any:
@@ -170,10 +170,10 @@ class CompiledGraph:
             self._read = {id(memory): weakref.ref(memory) for memory in memories}
         return self._run(*leaves)
 
-    def steps(self) -> Iterator[Part]:
-        """Yields ``parts``, with the steps of a checkpointed graph in place of its call."""
-        for part in self.parts:
-            yield from [part] if part.checkpointed is None else part.checkpointed.steps()
+    def all_steps(self) -> Iterator[Step]:
+        """Yields ``steps``, with the steps of a checkpointed graph in place of its call."""
+        for step in self.steps:
+            yield from [step] if step.checkpointed is None else step.checkpointed.all_steps()
 
     def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Returns whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
@@ -243,8 +243,8 @@ def _graph_in_torch(module: fx.GraphModule, error: Exception) -> CompiledGraph:
     console.warn(f"a graph of a compiled model runs in torch: {reason}", FallbackWarning, stacklevel=2)
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     segment = cut.Segment(nodes, reason)
-    parts = [Part(segment, nodes, cut.inputs_of(nodes), cut.outputs_of(nodes))] if nodes else []
-    return CompiledGraph(module, parts)
+    steps = [Step(segment, nodes, cut.inputs_of(nodes), cut.outputs_of(nodes))] if nodes else []
+    return CompiledGraph(module, steps)
 
 
 def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None) -> CompiledGraph:
@@ -255,17 +255,17 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
     # Where all of it does, decorated functions are operators, which a policy may choose.
     aliasing = Aliasing(module.graph, inline(module) if stays_with_torch is None else ())
     rejected: dict[fx.Node, str] = dict.fromkeys(module.graph.nodes, stays_with_torch) if stays_with_torch else {}
-    parts = list(_steps(module.graph.nodes, rejected, aliasing))
-    for part in parts:
-        if checkpoint.is_checkpoint(part.segment.nodes[0]):
-            inner = checkpoint.graph_of(part.segment.nodes[0])
+    steps = list(_steps(module.graph.nodes, rejected, aliasing))
+    for step in steps:
+        if checkpoint.is_checkpoint(step.segment.nodes[0]):
+            inner = checkpoint.graph_of(step.segment.nodes[0])
             reason = stays_with_torch or (checkpoint.POLICY if checkpoint.policy_of(inner) is not None else None)
-            part.checkpointed = _compiled_graph(inner, reason)
-    _note_overwritten(parts, aliasing)
-    return CompiledGraph(module, parts)
+            step.checkpointed = _compiled_graph(inner, reason)
+    _note_overwritten(steps, aliasing)
+    return CompiledGraph(module, steps)
 
 
-def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Aliasing) -> Iterator[Part]:
+def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Aliasing) -> Iterator[Step]:
     """Yields the steps of ``nodes``. A run in which there turn out to be nodes that no kernel can compute is cut at
     these, and no other is made again.
 
@@ -278,50 +278,50 @@ def _steps(nodes: Iterable[fx.Node], rejected: dict[fx.Node, str], aliasing: Ali
         if segment is None:
             stack.pop()
             continue
-        parts = _parts(segment, aliasing)
-        refused = {node: reason for part in parts for node, reason in _refused(part).items()}
+        steps = _steps_of(segment, aliasing)
+        refused = {node: reason for step in steps for node, reason in _refused(step).items()}
         if refused:
             rejected.update(refused)
             stack.append(iter(cut.segments(segment.nodes, rejected, aliasing)))
         else:
-            yield from parts
+            yield from steps
 
 
-def _parts(segment: cut.Segment, aliasing: Aliasing) -> list[Part]:
+def _steps_of(segment: cut.Segment, aliasing: Aliasing) -> list[Step]:
     """Divides ``segment`` into steps: a program, if it computes anything, and the views of its results."""
     if segment.reason is not None:
-        return [Part(segment, segment.nodes, cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes))]
+        return [Step(segment, segment.nodes, cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes))]
     crossed = crossing(segment.nodes, aliasing)
-    parts = []
+    steps = []
     if crossed.live:
         inputs = cut.inputs_of(crossed.live)
         facts = claims(inputs, crossed, aliasing)
         program = program_of(inputs, crossed.live, tuple(crossed.outputs), _name(segment), facts)
-        parts = [Part(segment, crossed.live, inputs, crossed.outputs, program, conflict=conflict(crossed, aliasing))]
+        steps = [Step(segment, crossed.live, inputs, crossed.outputs, program, conflict=conflict(crossed, aliasing))]
     if crossed.views:
         same = {node: other for node, other in crossed.views.items() if other is not None}
         inputs = cut.inputs_of([node for node in crossed.views if node not in same])
         inputs = [node for node in dict.fromkeys([*inputs, *same.values()]) if node not in crossed.views]
         views = cut.Segment(list(crossed.views), cut.VIEWS, segment.layer)
-        parts.append(Part(views, views.nodes, inputs, views.nodes, same=same))
-    return parts
+        steps.append(Step(views, views.nodes, inputs, views.nodes, same=same))
+    return steps
 
 
-def _note_overwritten(parts: Sequence[Part], aliasing: Aliasing) -> None:
+def _note_overwritten(steps: Sequence[Step], aliasing: Aliasing) -> None:
     """Notes for each program which of its tensors later steps write to."""
     later: frozenset[int] = frozenset()
-    for part in reversed(parts):
+    for step in reversed(steps):
         here = aliasing.storages_of_all(
-            argument for node in part.nodes if aliasing.updates(node) for argument in written(node)
+            argument for node in step.nodes if aliasing.updates(node) for argument in written(node)
         )
-        if part.program is not None:
-            part.overwritten_inputs = tuple(
+        if step.program is not None:
+            step.overwritten_inputs = tuple(
                 index
-                for index, node in enumerate(part.inputs)
+                for index, node in enumerate(step.inputs)
                 if aliasing.storages(node) & later and not aliasing.storages(node) & here
             )
-            part.overwritten_outputs = tuple(
-                i for i, node in enumerate(part.outputs) if aliasing.storages(node) & later
+            step.overwritten_outputs = tuple(
+                i for i, node in enumerate(step.outputs) if aliasing.storages(node) & later
             )
         later |= here
 
@@ -335,33 +335,33 @@ def _name(segment: cut.Segment) -> str:
     return "model"
 
 
-def _refused(part: Part) -> dict[fx.Node, str]:
-    """Returns the nodes of ``part`` that cannot be in its program, each with the reason."""
-    if part.program is None:
+def _refused(step: Step) -> dict[fx.Node, str]:
+    """Returns the nodes of ``step`` that cannot be in its program, each with the reason."""
+    if step.program is None:
         return {}
-    if part.conflict is not None:
-        return dict([part.conflict])
-    values = (*part.inputs, *part.nodes)
-    refused = part.program.refused(list(map(value_of, values)))
+    if step.conflict is not None:
+        return dict([step.conflict])
+    values = (*step.inputs, *step.nodes)
+    refused = step.program.refused(list(map(value_of, values)))
     return {values[number]: reason for number, reason in refused.items()}
 
 
-def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]:
+def _runner(module: fx.GraphModule, steps: Sequence[Step]) -> Callable[..., Any]:
     """Writes the compiled graph as a function of Dynamo's inputs: straight-line Python, as launchers are."""
     graph = module.graph
     names = {node: f"v{index}" for index, node in enumerate(graph.nodes)}
     placeholders = [names[node] for node in graph.nodes if node.op == "placeholder"]
     namespace: dict[str, Any] = {"module": module}
-    last = {value: part for part in parts for value in part.inputs}
+    last = {value: step for step in steps for value in step.inputs}
     kept = set(graph.output_node().all_input_nodes)
     lines = [f"{names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
-    for index, part in enumerate(parts):
-        namespace[f"part{index}"] = part
-        read = ", ".join(names[node] for node in part.inputs)
-        written = "".join(f"{names[node]}, " for node in part.outputs)
-        call = f"part{index}(({read}{',' if len(part.inputs) == 1 else ''}))"
+    for index, step in enumerate(steps):
+        namespace[f"step{index}"] = step
+        read = ", ".join(names[node] for node in step.inputs)
+        written = "".join(f"{names[node]}, " for node in step.outputs)
+        call = f"step{index}(({read}{',' if len(step.inputs) == 1 else ''}))"
         lines.append(f"{written}= {call}" if written else call)
-        dead = [names[node] for node in part.inputs if last[node] is part and node not in kept]
+        dead = [names[node] for node in step.inputs if last[node] is step and node not in kept]
         if dead:
             lines.append(f"del {', '.join(dead)}")
     output = pytree.tree_map_only(fx.Node, lambda node: _Name(names[node]), graph.output_node().args[0])

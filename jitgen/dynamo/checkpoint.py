@@ -33,8 +33,8 @@ def is_checkpoint(node: Any) -> bool:
 
 def graph_of(node: fx.Node) -> fx.GraphModule:
     """Returns the graph that ``node``, a checkpoint, calls."""
-    place: Any = node.args[0]
-    graph: fx.GraphModule = place.graph.owning_module.get_submodule(place.target)
+    attribute: Any = node.args[0]
+    graph: fx.GraphModule = attribute.graph.owning_module.get_submodule(attribute.target)
     return graph
 
 

@@ -218,14 +218,14 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
     nodes = [
         NodeReport(
             str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)),
-            part.segment.layer,
-            part.reason,
+            step.segment.layer,
+            step.reason,
             flops(node),
         )
         for graph in graphs
-        for part in graph.steps()
-        if part.reason not in backend.UNCOUNTED
-        for node in part.segment.nodes
+        for step in graph.all_steps()
+        if step.reason not in backend.UNCOUNTED
+        for node in step.segment.nodes
     ]
     compiled_units = _forwards_of(subject)
     programs = [*_programs(graphs), *_programs_of_units(compiled_units)]
@@ -280,9 +280,9 @@ def _programs(graphs: Sequence[backend.CompiledGraph]) -> Iterator[tuple[Special
     """Yields what calls of ``graphs`` and their backwards have resolved, each once, with the layers that it is for."""
     layers: dict[Any, list[str]] = {}
     for graph in graphs:
-        for part in graph.steps():
-            if part.program is not None:
-                layers.setdefault(part.program.function, []).append(part.segment.layer)
+        for step in graph.all_steps():
+            if step.program is not None:
+                layers.setdefault(step.program.function, []).append(step.segment.layer)
     for function, names in layers.items():
         for specialization in function.specializations:
             yield specialization, tuple(dict.fromkeys(filter(None, names)))

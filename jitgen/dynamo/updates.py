@@ -64,8 +64,8 @@ def written(node: fx.Node) -> list[fx.Node]:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 arguments.append(node.kwargs.get(argument.name, value))
     elif any(name.endswith(norm) for norm in _NORMS):
-        given = {**(_named(target, node.args) if callable(target) else {}), **node.kwargs}
-        arguments = [given.get(parameter) for parameter in _STATISTICS]
+        named = {**(_named(target, node.args) if callable(target) else {}), **node.kwargs}
+        arguments = [named.get(parameter) for parameter in _STATISTICS]
     elif target in _OPERATORS or name.endswith("_") or node.kwargs.get("inplace"):
         arguments = [node.args[0]] if node.args else []
     nodes = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node)]
@@ -92,13 +92,13 @@ def updates(node: fx.Node) -> bool:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if target in _OPERATORS or (name.endswith("_") and not name.endswith("__")) or keywords.get("out") is not None:
         return True
-    given: dict[str, Any] = {**(_named(target, node.args) if callable(target) else {}), **keywords}
-    if given.get("inplace") or given.get("max_norm") is not None:
+    arguments: dict[str, Any] = {**(_named(target, node.args) if callable(target) else {}), **keywords}
+    if arguments.get("inplace") or arguments.get("max_norm") is not None:
         return True
     if name in _NORMS:
-        if name in _BUILT_IN and all(given.get(name_) is None for name_ in _STATISTICS):
+        if name in _BUILT_IN and all(arguments.get(name_) is None for name_ in _STATISTICS):
             return False
-        return bool(given.get("training", given.get("use_input_stats", name != "batch_norm")))
+        return bool(arguments.get("training", arguments.get("use_input_stats", name != "batch_norm")))
     return "moving_avg" in name  # observers of quantisation-aware training
 
 

@@ -143,14 +143,14 @@ def convert(node: fx.Node, size: OpenSize) -> ConvertedNode:
 
 
 def _linear_in(node: fx.Node, size: OpenSize) -> ConvertedNode:
-    x, parts, bias, text = node.args
-    nodes = tuple(argument for argument in (x, *parts, bias) if isinstance(argument, fx.Node))  # type: ignore[misc]
+    x, stored, bias, text = node.args
+    nodes = tuple(argument for argument in (x, *stored, bias) if isinstance(argument, fx.Node))  # type: ignore[misc]
     device = x.meta["val"].device  # type: ignore[union-attr]
     resolver = Resolver(_linear if bias is None else _linear_with_bias, Routing("linear", None, None))
     route = resolver.routing.on_device(device)
     now = from_text(str(text), device)
     wanted = now.replace(layout=weights.layout_of(now, weights.LAYOUTS[route.backend]))
-    whole = tuple(torch.empty_like(part.meta["val"], device="meta") for part in parts)  # type: ignore
+    whole = tuple(torch.empty_like(tensor.meta["val"], device="meta") for tensor in stored)  # type: ignore
     converted = weights.converted(whole, now, wanted.layout)
 
     def tensors(value: int) -> list[torch.Tensor]:

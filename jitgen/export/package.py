@@ -92,7 +92,7 @@ def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str,
     namespace = f"jitgen_{digest([body, source.header()])[:16]}"
     text = source.operators_source(namespace, tables, kernels.refs.values(), key)
     _define(namespace, users)
-    with scratch.directory() as directory, _found_by_the_linker(str(directory)):
+    with scratch.directory() as directory, _linked_from(str(directory)):
         _convert_weights(plain, ours)
         _replace(plain.graph, users, namespace)
         plain.graph_module.recompile()
@@ -190,7 +190,7 @@ def _shapes(node: ConvertedNode) -> Any:
 
 
 @contextmanager
-def _found_by_the_linker(directory: str) -> Iterator[None]:
+def _linked_from(directory: str) -> Iterator[None]:
     """Lets ``-l`` find files in ``directory`` within this context."""
     before = os.environ.get("LIBRARY_PATH")
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, (directory, before)))

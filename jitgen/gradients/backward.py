@@ -34,12 +34,12 @@ class Backward:
 
     Attributes:
         plan: the inputs, and what of the forward is read.
-        given: the values whose gradients are given.
+        seeds: the values whose gradients are given.
         sizes_of: inputs of which the sizes alone are read.
     """
 
     plan: Plan
-    given: tuple[Node, ...]
+    seeds: tuple[Node, ...]
     sizes_of: tuple[int, ...]
 
     def traced(self, name: str, request: TraceRequest) -> Traced:
@@ -64,7 +64,7 @@ class Backward:
     def _computed(self, functions: Functions, leaves: Iterator[Any]) -> list[Value]:
         """Computes the gradients of the inputs ``plan.wanted``."""
         plan, graph = self.plan, self.plan.graph
-        given = [(node, next(leaves)) for node in self.given]
+        seeds = [(node, next(leaves)) for node in self.seeds]
         inputs = {index: next(leaves) for index in plan.inputs}
         known = {id(node): next(leaves) for node in (*plan.saved, *plan.weights)}
         known |= {
@@ -81,7 +81,7 @@ class Backward:
             else functions.zeros(
                 tuple(map(forward.size, graph.inputs[index].shape)), dtype=DTYPES[graph.inputs[index].dtype]
             )
-            for index, gradient in zip(plan.wanted, gradients(plan, given, forward), strict=True)
+            for index, gradient in zip(plan.wanted, gradients(plan, seeds, forward), strict=True)
         ]
 
 
@@ -103,16 +103,16 @@ def _outputs(results: Sequence[Value], trace: BackwardTrace) -> list[Node]:
     return [outputs[id(result)] for result in results]
 
 
-def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) -> list[Any]:
+def gradients(plan: Plan, seeds: Sequence[tuple[Node, Any]], forward: Replay) -> list[Any]:
     """Computes the gradients of the inputs ``plan.wanted``; None for one that does not depend on what is given.
 
     Args:
-        given: values of the forward, each with its gradient.
+        seeds: values of the forward, each with its gradient.
     """
     total: dict[int, Any] = {}
-    for node, gradient in given:
+    for node, gradient in seeds:
         _add(total, node, gradient)
-    roots = [node for node, _ in given]
+    roots = [node for node, _ in seeds]
     weighted = plan.weighted
     if any(node not in plan.graph.outputs for node in roots):  # what the forward saves has gradients of a second order
         weighted = tuple(recognised(plan.graph, plan.active, roots))

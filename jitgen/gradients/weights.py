@@ -76,18 +76,18 @@ class Weighted:
         yield from self.rows.values()
 
 
-def recognised(graph: Graph, active: Collection[int], given: Sequence[Node]) -> list[Weighted]:
+def recognised(graph: Graph, active: Collection[int], seeds: Sequence[Node]) -> list[Weighted]:
     """Recognises the products of probabilities and values in ``graph``.
 
     Args:
         active: the ids of nodes that gradients flow through.
-        given: the nodes that gradients come from.
+        seeds: the nodes that gradients come from.
     """
     index = Index(graph.outputs)
     users = {id(node): list(readers) for node, readers in index.users.items()}
-    for node in {*graph.outputs, *given}:
+    for node in {*graph.outputs, *seeds}:
         users.setdefault(id(node), []).append(node)  # a result is used by the caller
-    roots = set(map(id, given))
+    roots = set(map(id, seeds))
     products = (node for node in index.order if node.kind is CONTRACT and id(node) in active)
     candidates = (_weighted(node, users, active, roots) for node in products)
     return [product for product in candidates if product is not None]
@@ -271,6 +271,6 @@ class RowGradients:
 
     def _of_base(self, product: Weighted) -> Any:
         shares = [self._deltas[id(product.power)]] if id(product.power) in self._deltas else []
-        given = [(node, self._of_sums[id(node)]) for node in product.sums if id(node) in self._of_sums]
-        shares += [g * self._value(node).to(g.dtype) for node, g in given]
+        of_sums = [(node, self._of_sums[id(node)]) for node in product.sums if id(node) in self._of_sums]
+        shares += [g * self._value(node).to(g.dtype) for node, g in of_sums]
         return sum(shares) * -_RATES[product.power.op]

@@ -316,11 +316,11 @@ class _Alone:
         single.__dict__ |= {key: kept for key, kept in module.__dict__.items() if not key.startswith("_")}
         single._parameters[leaf] = nn.Parameter(value, requires_grad=value.is_floating_point())
         self.root = nn.Module()
-        above, *parts = self.root, *name.split(".")
-        for part in parts[:-1]:
-            above._modules[part] = nn.Module()
-            above = above._modules[part]  # type: ignore[assignment]
-        above._modules[parts[-1]] = single
+        above, *names = self.root, *name.split(".")
+        for child in names[:-1]:
+            above._modules[child] = nn.Module()
+            above = above._modules[child]  # type: ignore[assignment]
+        above._modules[names[-1]] = single
         self._single, self._leaf = single, leaf
 
     @property

@@ -7,7 +7,7 @@ A pattern is a value. Names in it are *wildcards*: each matches any node, and th
     Rewrite("a factor of 1", x * y.where(is_one), x)
 
 ``x * y`` and ``x + y`` match their operands in either order, ``a | b`` matches what one of them does. ``where`` adds a
-condition on one node (its dtype, shape or attrs), and ``Rewrite.given`` one on all that was matched.
+condition on one node (its dtype, shape or attrs), and ``Rewrite.condition`` one on all that was matched.
 
 A pattern is a finite tree, and a match looks at no more nodes than it has, however deep the graph is: a pattern with k
 sums and products makes at most 2**k attempts. Only ``Through`` follows a chain, and only downwards. Alternatives are
@@ -53,7 +53,7 @@ class Pattern:
         return None
 
     @property
-    def parts(self) -> tuple[Pattern, ...]:
+    def inner_patterns(self) -> tuple[Pattern, ...]:
         """Returns the patterns that this one is made of."""
         return ()
 
@@ -61,7 +61,7 @@ class Pattern:
     def names(self) -> frozenset[str]:
         """Returns the names of nodes that a match may bind."""
         own = frozenset((self.name,)) if self.name else frozenset()
-        return own.union(*(part.names for part in self.parts))
+        return own.union(*(inner.names for inner in self.inner_patterns))
 
     def named(self, name: str) -> Pattern:
         """Returns this pattern with its node called ``name``."""
@@ -125,7 +125,7 @@ class Operation(Pattern):
         return frozenset((self.op,))
 
     @property
-    def parts(self) -> tuple[Pattern, ...]:
+    def inner_patterns(self) -> tuple[Pattern, ...]:
         return self.operands or ()
 
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
@@ -154,7 +154,7 @@ class Either(Pattern):
     alternatives: tuple[Pattern, ...] = ()
 
     @property
-    def parts(self) -> tuple[Pattern, ...]:
+    def inner_patterns(self) -> tuple[Pattern, ...]:
         return self.alternatives
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Through(Pattern):
     most: int | None = None
 
     @property
-    def parts(self) -> tuple[Pattern, ...]:
+    def inner_patterns(self) -> tuple[Pattern, ...]:
         return (self.inner,)
 
     def _inside(self, node: Node, bindings: Bindings) -> Iterator[Bindings]:
@@ -264,16 +264,16 @@ class Rewrite:
         result: the wildcard whose node is the replacement, or a function that makes one (None: there is none). Its
             first argument is the context that the list is applied in; the others are ``node``, the node that matches,
             and nodes that the pattern names, as far as it has parameters of these names.
-        given: a condition with arguments in the same manner.
+        condition: a condition with arguments in the same manner.
     """
 
     name: str
     pattern: Pattern
     result: Pattern | Callable[..., Node | None]
-    given: Callable[..., bool] | None = None
+    condition: Callable[..., bool] | None = None
 
     def __post_init__(self) -> None:
-        functions = [function for function in (self.result, self.given) if inspect.isroutine(function)]
+        functions = [function for function in (self.result, self.condition) if inspect.isroutine(function)]
         wanted = {name for function in functions for name in _parameters(function)}
         if isinstance(self.result, Pattern):
             wanted.add(self.result.name)
@@ -284,7 +284,7 @@ class Rewrite:
         """Returns the replacement of ``node``, by the first match that has one; None without one."""
         for bindings in self.pattern.matches(node, {}):
             nodes = {**bindings, "node": node}
-            if self.given is not None and not _called(self.given, context, nodes):
+            if self.condition is not None and not _called(self.condition, context, nodes):
                 continue
             result = self.result
             replacement = nodes[result.name] if isinstance(result, Pattern) else _called(result, context, nodes)

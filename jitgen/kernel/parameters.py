@@ -184,8 +184,8 @@ class KernelParameters:
                 in_memory = declared.pointer is not None
                 if in_memory or own:
                     sizes = sum(integers[position].is_size for position in own)
-                    place = (region, declared.number)
-                    members.append(Member(place, pointers if in_memory else None, tuple(own), sizes))
+                    operand = (region, declared.number)
+                    members.append(Member(operand, pointers if in_memory else None, tuple(own), sizes))
                 pointers += in_memory
         loose = (position for position, integer in enumerate(integers) if integer.operand < 0)
         return (*members, *(Member(None, None, (position,)) for position in loose))

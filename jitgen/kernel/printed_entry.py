@@ -152,5 +152,5 @@ def _scalar(number: int) -> str:
 
 def _loose(integer: Integer, regions: int) -> str:
     """Returns the name of an integer of the kernel, or of a region of several."""
-    number = [str(part) for part in (integer.region, integer.dim) if part >= 0]
+    number = [str(index) for index in (integer.region, integer.dim) if index >= 0]
     return _LOOSE[integer.field] + "_".join(number if regions > 1 else number[1:])

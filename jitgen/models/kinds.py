@@ -92,7 +92,7 @@ class Route:
 
     def __init__(self, kind: Kind, flat: Flattened):
         self._kind = kind
-        self._key, self._cache_kind, self._given = flat.key, type(flat.cache), len(flat.leaves)
+        self._key, self._cache_kind, self._leaf_count = flat.key, type(flat.cache), len(flat.leaves)
         self.failures: dict[str, int] = {}
         self._pieces: list[TracedFunction] = []
         self._updating: dict[Any, TracedFunction] = {}
@@ -144,7 +144,7 @@ class Route:
     def _run_piece(self, *leaves: Any) -> Any:
         """Runs the unit up to its next call of ``update``, of which it returns the arguments; else to its end."""
         inputs = self._kind.template.inputs
-        results = iter(leaves[self._given + inputs :])
+        results = iter(leaves[self._leaf_count + inputs :])
 
         def update(*args: Any, **kwargs: Any) -> Any:
             keys = next(results, None)
@@ -209,8 +209,8 @@ class Route:
     def _run(self, leaves: Sequence[Any], update: Callable[..., Any]) -> Any:
         """Runs the unit's code on what a trace has in place of its arguments."""
         template = self._kind.template
-        numbers = leaves[self._given : self._given + template.numbers]
-        tensors = leaves[self._given + template.numbers : self._given + template.inputs]
+        numbers = leaves[self._leaf_count : self._leaf_count + template.numbers]
+        tensors = leaves[self._leaf_count + template.numbers : self._leaf_count + template.inputs]
         copied = template.with_inputs(tensors, numbers)
         state = self._kind.state
         was_current = state.is_current()

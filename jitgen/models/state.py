@@ -92,9 +92,9 @@ def varying_numbers(modules: Sequence[torch.nn.Module]) -> Varying:
     """Returns the numbers in which ``modules`` differ."""
     values: dict[tuple[str, str], set[Any]] = {}
     for module in modules:
-        for place, number in plain_numbers(module).items():
-            values.setdefault(place, set()).add(number)
-    return frozenset(place for place, numbers in values.items() if len(numbers) > 1)
+        for attribute, number in plain_numbers(module).items():
+            values.setdefault(attribute, set()).add(number)
+    return frozenset(attribute for attribute, numbers in values.items() if len(numbers) > 1)
 
 
 class State:
@@ -294,8 +294,8 @@ class State:
         if isinstance(value, FunctionType):
             return "function", self._of_function(value)
         if kind is functools.partial:
-            parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-            return "partial", *(self._fact(part, depth, (parts, name), path) for name, part in parts.items())
+            fields = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return "partial", *(self._fact(field, depth, (fields, name), path) for name, field in fields.items())
         attributes = getattr(value, "__dict__", None)
         if isinstance(value, (type, enum.Enum, ModuleType)) or not isinstance(attributes, dict):
             return "is", id(value)

@@ -52,9 +52,9 @@ def _require_same(keys: Any, values: Any, k: Any, v: Any) -> None:
 
 def _write_pages(keys: Any, values: Any, k: Any, v: Any, table: Any, start: Any) -> None:
     _require_same(keys, values, k, v)
-    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
-    functional.append_pages(keys, k.to(keys.dtype), page, place)
-    functional.append_pages(values, v.to(values.dtype), page, place)
+    page, slot = functional.slots_in_pages(table, start, k.shape[2], keys.shape[2])
+    functional.append_pages(keys, k.to(keys.dtype), page, slot)
+    functional.append_pages(values, v.to(values.dtype), page, slot)
 
 
 def _write_page_codes(
@@ -63,11 +63,11 @@ def _write_page_codes(
     _require_same(keys, values, k, v)
     _require_same(keys, of_keys, k, v)
     _require_same(keys, of_values, k, v)
-    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
+    page, slot = functional.slots_in_pages(table, start, k.shape[2], keys.shape[2])
     for codes, scales, new in ((keys, of_keys, k), (values, of_values, v)):
         made, scale = functional.quantized(new, codes.dtype)
-        functional.append_pages(codes, made, page, place)
-        functional.append_pages(scales, scale, page, place)
+        functional.append_pages(codes, made, page, slot)
+        functional.append_pages(scales, scale, page, slot)
 
 
 def _attend_pages(q: Any, keys: Any, values: Any, table: Any, start: Any, window: Any, scale: Any) -> Any:
@@ -193,8 +193,8 @@ class KVCache(_Cache):
         tokens: int = 1,
         backend: str | None = None,
     ):
-        places = length if window is None else window - 1 + tokens
-        super().__init__(batch, (batch, heads, places), depth, value_depth, dtype, device, backend)
+        slots = length if window is None else window - 1 + tokens
+        super().__init__(batch, (batch, heads, slots), depth, value_depth, dtype, device, backend)
         self.window = window
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:

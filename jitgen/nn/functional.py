@@ -42,13 +42,13 @@ def append(cache: torch.Tensor, new: torch.Tensor, start: torch.Tensor, ring: bo
         ring: whether position p is in place p % N.
     """
     batch, heads, tokens = new.shape[:3]
-    places = start[:, None, None] + torch.arange(tokens, device=new.device)
-    places = places % cache.shape[2] if ring else places
+    slots = start[:, None, None] + torch.arange(tokens, device=new.device)
+    slots = slots % cache.shape[2] if ring else slots
     sequences = torch.arange(batch, device=new.device)[:, None, None]
-    cache[sequences, torch.arange(heads, device=new.device)[:, None], places] = new
+    cache[sequences, torch.arange(heads, device=new.device)[:, None], slots] = new
 
 
-def places_in_pages(
+def slots_in_pages(
     table: torch.Tensor, start: torch.Tensor, tokens: int, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Locates the T ``tokens`` from ``start`` (B) on: their page and their place in it, (B, T) each.
@@ -60,9 +60,9 @@ def places_in_pages(
     return torch.gather(table, 1, positions // page_size), positions % page_size
 
 
-def append_pages(pages: torch.Tensor, new: torch.Tensor, page: torch.Tensor, place: torch.Tensor) -> None:
-    """Writes ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at ``place`` of ``page``, (B, T) each."""
-    pages[page, :, place] = new.transpose(1, 2)
+def append_pages(pages: torch.Tensor, new: torch.Tensor, page: torch.Tensor, slot: torch.Tensor) -> None:
+    """Writes ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at ``slot`` of ``page``, (B, T) each."""
+    pages[page, :, slot] = new.transpose(1, 2)
 
 
 def paged(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

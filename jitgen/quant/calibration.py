@@ -102,7 +102,7 @@ class _Calibration:
     def __init__(self, model: nn.Module, batches: list[Any], method: str, percentile: float) -> None:
         self.model, self.batches, self.method, self.percentile = model, batches, method, percentile
         self.say: Callable[[str], None] = lambda text: None
-        self._found: dict[int, Observed] = {}
+        self._observed: dict[int, Observed] = {}
         self._waiting: dict[str, torch.Tensor] = {}
 
     def observe(self, weights: dict[str, torch.Tensor]) -> None:
@@ -114,7 +114,7 @@ class _Calibration:
         if not self.batches:
             raise FormatError("there is no batch to calibrate with")
         self._run(weights if self.method != "gptq" else self._next(weights))
-        unseen = [name for name, weight in weights.items() if id(weight) in self._found and not self._rows(weight)]
+        unseen = [name for name, weight in weights.items() if id(weight) in self._observed and not self._rows(weight)]
         if len(unseen) == len(weights) - len(self._waiting):
             raise FormatError(
                 f"the batches reach no product of {', '.join(unseen[:3]) or 'a weight'}: the model has to call "
@@ -131,7 +131,7 @@ class _Calibration:
             self._migrate(weights)
 
     def _rows(self, weight: torch.Tensor) -> int:
-        return self._found[id(weight)].rows
+        return self._observed[id(weight)].rows
 
     def _next(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Takes as many of ``weights`` as the memory for their sums is enough for; the others wait."""
@@ -154,15 +154,15 @@ class _Calibration:
                     observer.forget()
         finally:
             self.model.train(training)
-        self._found |= observer.records
+        self._observed |= observer.records
 
     def make(
         self, parameter: torch.Tensor, dense: torch.Tensor, row: Format, group_size: int | None, kind: str | None
     ) -> QTensor:
         """Quantises a weight; see ``modules.Make``."""
-        if id(parameter) not in self._found:
+        if id(parameter) not in self._observed:
             self._run(self._next(self._waiting))
-        observed = self._found.pop(id(parameter))
+        observed = self._observed.pop(id(parameter))
         if not observed.rows:
             return quantize(dense, row.name, group_size, activation=kind)
         if self.method == "gptq":
@@ -183,7 +183,7 @@ class _Calibration:
         parameters = {id(parameter): parameter for parameter in self.model.parameters()}
         readers: dict[tuple[int, int | None], list[torch.Tensor]] = {}
         for weight in weights.values():
-            origin = self._found[id(weight)].origin
+            origin = self._observed[id(weight)].origin
             if origin is not None and origin[0] in parameters and (origin[1] is None or origin[1] in parameters):
                 readers.setdefault(origin, []).append(weight)
         expected = self._result()
@@ -207,14 +207,14 @@ class _Calibration:
 
     def _move(self, products: list[torch.Tensor], factors: torch.Tensor) -> None:
         for product in products:
-            observed = self._found[id(product)]
+            observed = self._observed[id(product)]
             assert observed.largest is not None
             assert observed.squares is not None
             observed.largest, observed.squares = observed.largest / factors, observed.squares / factors.square()
 
     def _factors(self, products: list[torch.Tensor]) -> torch.Tensor:
         """Returns the factor of each column: of SmoothQuant, or the one of AWQ with the least error."""
-        observed = [self._found[id(product)] for product in products]
+        observed = [self._observed[id(product)] for product in products]
         largest = torch.stack([one.largest for one in observed if one.largest is not None]).amax(0).clamp(min=1e-5)
         weight = torch.cat([product.detach().float() for product in products])
         if self.method == "smoothquant":

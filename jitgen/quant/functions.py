@@ -358,7 +358,9 @@ def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
     return torch.stack([left[index] @ right.expert(index) for index in range(left.shape[0])])
 
 
-@handles(*(getattr(place, name) for place, name in ((torch, "_grouped_mm"), (F, "grouped_mm")) if hasattr(place, name)))
+@handles(
+    *(getattr(module, name) for module, name in ((torch, "_grouped_mm"), (F, "grouped_mm")) if hasattr(module, name))
+)
 def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Returns, for each expert e that has rows, rows ``offs[e - 1]`` to ``offs[e]`` of ``x`` times ``w[e]``: by one
     kernel where one takes these, else by a product for each."""

@@ -346,11 +346,11 @@ def _choices(
 ) -> list[tuple[str, Format | None, int | None]]:
     """Lists (pattern, format or None, group size) in the order in which they are tried."""
     if isinstance(format, Mapping):
-        given = [(key, value if isinstance(value, tuple) else (value, group_size)) for key, value in format.items()]
+        stated = [(key, value if isinstance(value, tuple) else (value, group_size)) for key, value in format.items()]
     else:
-        given = [("*", (format, group_size))]
+        stated = [("*", (format, group_size))]
     choices: list[tuple[str, Format | None, int | None]] = []
-    for pattern, (name, group) in given:
+    for pattern, (name, group) in stated:
         row = None if name is None else find(name)
         choices.append((pattern, row, None if row is None else check_group_size(group, row)))
     return choices

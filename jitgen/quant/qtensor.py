@@ -281,8 +281,8 @@ class QTensor(torch.Tensor):
             known = self._copies.experts.get((index % count, token))
             if known is None:
                 known = self._expert(index % count, rows)
-                known._copies.is_part = True
-                self._copies.parts.setdefault(index % count, weakref.WeakSet()).add(known._copies)
+                known._copies.is_matrix = True
+                self._copies.matrices.setdefault(index % count, weakref.WeakSet()).add(known._copies)
                 self._copies.experts[index % count, token] = known
             return known
 
@@ -293,8 +293,10 @@ class QTensor(torch.Tensor):
             per_row = 1 if token.layout in ("portable", "rows", "blocks") else BLOCK_ROWS
             first, last = index * rows // per_row, (index + 1) * rows // per_row
             shared = ("tensor_scale", *format.extra_names) if token.layout == "portable" else format.extra_names
-            parts = zip(format.tensor_names, self.tensors, strict=True)
-            return QTensor.wrap(tuple(part if name in shared else part[first:last] for name, part in parts), token)
+            named = zip(format.tensor_names, self.tensors, strict=True)
+            return QTensor.wrap(
+                tuple(tensor if name in shared else tensor[first:last] for name, tensor in named), token
+            )
         whole = self._alias(experts=None, transposed=False)
         matrix = whole._rows(torch.arange(index * rows, (index + 1) * rows))
         return matrix._alias(transposed=True) if token.transposed else matrix
@@ -375,18 +377,18 @@ class QTensor(torch.Tensor):
             UnsupportedError: this is one matrix of a weight of three dimensions.
         """
         token, format = self.token, find(self.token.format)
-        if self._copies.is_part:
+        if self._copies.is_matrix:
             raise UnsupportedError(
                 f"writing to one matrix of a quantised weight of three dimensions, {self!r}: write to the whole weight"
             )
         rows, columns = token.weight_shape
         with _lock:
             self._copies.write(format, token.group_size, token.weight_shape, plain)
-            for index, parts in self._copies.parts.items():
+            for index, copies_of_matrix in self._copies.matrices.items():
                 height = rows // (token.experts or 1)
                 taken = slices.rows(format, plain, torch.arange(index * height, (index + 1) * height))
-                for part in list(parts):
-                    part.write(format, token.group_size, (height, columns), taken)
+                for copies in list(copies_of_matrix):
+                    copies.write(format, token.group_size, (height, columns), taken)
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> QTensor:
         """Makes a new weight by applying ``function`` to each of its tensors."""

@@ -28,10 +28,10 @@ _IN_PLACE = re.compile(r"\w*[^_]_|__i(add|sub|mul|truediv|floordiv|mod|pow|and|o
 def remedy(name: str, token: Token) -> str:
     """Returns what to do instead of the function ``name``, such as ``torch.Tensor.add_``, of a weight with this
     token."""
-    parts = name.split(".")
-    leaf = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
-    if parts[-1] in ("__get__", "__set__") and len(parts) > 1:
-        leaf = parts[-2]
+    names = name.split(".")
+    leaf = names[1] if names[0] == "aten" and len(names) > 1 else names[-1]
+    if names[-1] in ("__get__", "__set__") and len(names) > 1:
+        leaf = names[-2]
     quantize = f"jitgen.quantize(..., {token.format!r}, {token.group_size})"
     if _IN_PLACE.fullmatch(leaf) or leaf in ("__setitem__", "data"):
         return f"its numbers cannot be changed one by one: quantise the new ones, w.copy_({quantize})"

@@ -50,19 +50,19 @@ class Copies:
         experts: the matrices of a weight of three dimensions that were asked for, by index and token.
         living: the ``Stored`` of each of these ``QTensor``s, as long as it lives. It is referred to weakly in place of
             the ``QTensor``: ``Module.to`` swaps tensors, and torch swaps none that have weak references.
-        parts: the ``Copies`` of such a matrix by its index, as long as it lives.
-        is_part: whether these are the ``Copies`` of such a matrix.
+        matrices: the ``Copies`` of such a matrix by its index, as long as it lives.
+        is_matrix: whether these are the ``Copies`` of such a matrix.
         is_checked: whether the numbers are known to be finite; otherwise they are checked when they are converted.
     """
 
-    __slots__ = ("__weakref__", "converted", "experts", "is_checked", "is_part", "living", "parts")
+    __slots__ = ("__weakref__", "converted", "experts", "is_checked", "is_matrix", "living", "matrices")
 
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
         self.experts: dict[tuple[int, Token], QTensor] = {}
         self.living: weakref.WeakSet[Stored] = weakref.WeakSet()
-        self.parts: dict[int, weakref.WeakSet[Copies]] = {}
-        self.is_part = False
+        self.matrices: dict[int, weakref.WeakSet[Copies]] = {}
+        self.is_matrix = False
         self.is_checked = True
 
     def every(self) -> list[tuple[str, Tensors]]:

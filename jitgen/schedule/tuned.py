@@ -150,14 +150,14 @@ def has_rows(family: str, target: str) -> bool:
 
 def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str, Any]) -> Row | None:
     """Returns the row for ``problem`` from the user's directory, else from what jitgen ships; None without one."""
-    place = _place(chip, dialect, problem)
+    key = _key(chip, dialect, problem)
     trial = _trial.get()
     if trial is not None and trial[:2] == (family, target):
         tried = trial[2]
-        if _place(tried.chip, tried.dialect, tried.problem) == place:
+        if _key(tried.chip, tried.dialect, tried.problem) == key:
             return tried
     for directory in _directories():
-        row = _table(directory, target, family).get(place)
+        row = _table(directory, target, family).get(key)
         if row is not None:
             return row
     return None
@@ -197,13 +197,13 @@ def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
         return {}
     try:
         rows = [replace(row, source=f"{path}, rows[{n}]") for n, row in enumerate(read(path, target, family))]
-        return {_place(row.chip, row.dialect, row.problem): row for row in rows}
+        return {_key(row.chip, row.dialect, row.problem): row for row in rows}
     except CacheError as error:
         console.warn(f"{error}. Schedules are chosen without it", CacheWarning, stacklevel=2)
         return {}
 
 
-def _place(chip: str, dialect: str, problem: Mapping[str, Any]) -> str:
+def _key(chip: str, dialect: str, problem: Mapping[str, Any]) -> str:
     return digest([chip, dialect, dict(problem)])
 
 
@@ -223,7 +223,7 @@ def _check(content: Any, target: str, family: str) -> tuple[Row, ...]:
     by_problem: dict[str, Row] = {}
     for item in rows.items(ROW_LIMIT):
         row = _row(item)
-        if by_problem.setdefault(_place(row.chip, row.dialect, row.problem), row) is not row:
+        if by_problem.setdefault(_key(row.chip, row.dialect, row.problem), row) is not row:
             item.refuse("is the second row for its chip, dialect and problem")
     return tuple(by_problem.values())
 

@@ -48,8 +48,8 @@ def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | No
     written: list[Entry] = []
 
     def entries() -> Iterator[tuple[str, str, Contents]]:
-        for (kind, key), places in sorted(chosen.items()):
-            entry, contents, problem = _first_whole(places)
+        for (kind, key), copies in sorted(chosen.items()):
+            entry, contents, problem = _first_whole(copies)
             if contents is not None:
                 yield kind, key, contents if signer is None else _signed(kind, key, contents, signer)
                 written.append(entry)
@@ -124,16 +124,16 @@ def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Found
     return {name: sources for name, sources in chosen.items() if name[1] in wanted}
 
 
-def _first_whole(places: Found) -> tuple[Entry, Contents | None, str]:
+def _first_whole(copies: Found) -> tuple[Entry, Contents | None, str]:
     """Returns the first entry that a look-up would take, with its files; if there is none, why the first is not
     taken."""
     problems = []
-    for source, trust, entry in places:
+    for source, trust, entry in copies:
         try:
             return entry, contents_of(source, entry.kind, entry.key, trust), ""
         except (FileNotFoundError, Damaged) as problem:
             problems.append(str(problem))
-    return places[0][2], None, problems[0]
+    return copies[0][2], None, problems[0]
 
 
 def _signed(kind: str, key: str, contents: Contents, signer: Signer) -> Contents:

@@ -186,16 +186,16 @@ def matmul_precision_guard(setting: str) -> Captured:
     return Captured("torch.get_float32_matmul_precision()", float32_matmul_precision, setting)
 
 
-def captured_part(weight: Captured, layout: str, index: int) -> Captured:
+def captured_tensor(weight: Captured, layout: str, index: int) -> Captured:
     """Captures tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
 
-    def part(value: Any) -> Any:
+    def tensor_of(value: Any) -> Any:
         if not weights.is_quantized(value):
             return MISSING
         stored = value.stored
         return (stored if stored.token.layout == layout else value.stored_in(layout)).tensors[index]
 
-    return derived(f"{weight.path}.tensors[{index}]", weight, part)
+    return derived(f"{weight.path}.tensors[{index}]", weight, tensor_of)
 
 
 def captured_token(weight: Captured) -> Captured:

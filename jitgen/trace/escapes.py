@@ -28,7 +28,7 @@ MAX_REACHED = 10_000
 def check(
     name: str,
     function: Callable[..., Any],
-    given: Iterable[weakref.ref[Any]],
+    handed_out: Iterable[weakref.ref[Any]],
     returned: Sequence[Any],
     codes: Sequence[types.CodeType],
     changes: Sequence[Change] = (),
@@ -38,7 +38,7 @@ def check(
 
     Args:
         name: the function's, for messages.
-        given: every proxy and symbolic number that user code was given.
+        handed_out: every proxy and symbolic number that user code was given.
         returned: the leaves of its result that are no tensors.
         codes: what was run, to find the line.
         changes: what it changed; undone where anything is kept.
@@ -57,7 +57,7 @@ def check(
                 f"{name} returns {_a(leaf)}, which would run outside of the kernels{quote(line)}\n"
                 "  return a tuple or a list"
             )
-    alive = kept(given)
+    alive = kept(handed_out)
     if not alive:
         return
     for leaf in returned:
@@ -79,11 +79,11 @@ def check(
     raise TraceError(_kept(name, value, where, line))
 
 
-def kept(given: Iterable[weakref.ref[Any]]) -> list[Any]:
-    """Returns those of ``given`` that are still referenced once reference cycles are collected."""
-    if any(reference() is not None for reference in given):
+def kept(handed_out: Iterable[weakref.ref[Any]]) -> list[Any]:
+    """Returns those of ``handed_out`` that are still referenced once reference cycles are collected."""
+    if any(reference() is not None for reference in handed_out):
         gc.collect()
-    return [value for reference in given if (value := reference()) is not None]
+    return [value for reference in handed_out if (value := reference()) is not None]
 
 
 def _kept(name: str, value: Any, where: str, line: str | None) -> str:

@@ -94,16 +94,16 @@ def _bound(
 ) -> list[tuple[Any, Any]] | None:
     """Returns the parameters of ``schema`` with their values, but for keywords that are not given; None where the
     arguments are those of another overload."""
-    given = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False))
-    given |= keywords
-    if not given.keys() <= {argument.name for argument in schema.arguments}:
+    values = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False))
+    values |= keywords
+    if not values.keys() <= {argument.name for argument in schema.arguments}:
         return None
     bound = []
     for argument in schema.arguments:
-        if argument.name in given:
-            if not _fits(argument, given[argument.name], known):
+        if argument.name in values:
+            if not _fits(argument, values[argument.name], known):
                 return None
-            bound.append((argument, given[argument.name]))
+            bound.append((argument, values[argument.name]))
         elif not argument.has_default_value():
             return None
         elif not argument.kwarg_only:

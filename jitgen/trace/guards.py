@@ -27,7 +27,7 @@ class Guards:
         default_dtype: torch's default dtype where the trace depends on it, else None.
         matmul_precision: torch's float32 matmul precision where the trace depends on it, else None.
         asks_identity: whether user code compared tensors by identity, as keys of a dict are.
-        given: every tensor and number of the trace that user code was given (``trace/escapes.py``).
+        handed_out: every tensor and number of the trace that user code was given (``trace/escapes.py``).
     """
 
     def __init__(self, hints: Mapping[str, Any], known: Iterable[Guard] = ()):
@@ -36,7 +36,7 @@ class Guards:
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
         self.asks_identity = False
-        self.given: list[weakref.ref[Any]] = []
+        self.handed_out: list[weakref.ref[Any]] = []
         self._guards: dict[Guard, None] = dict.fromkeys(known)
 
     def value(self, expr: Any) -> Any:

@@ -39,7 +39,7 @@ def imported(function: Callable[..., Any], name: str, request: TraceRequest) -> 
     trace = Trace(
         _captures_nothing, name, guards, request.device, request.layout, differentiable=request.differentiable
     )
-    guards.given.clear()  # of the caller's own numbers
+    guards.handed_out.clear()  # of the caller's own numbers
     args, kwargs = entered(trace, request.leaves, request.tree)
     tokens = tracing.set(guards), _in_progress.set(trace)
     try:

@@ -147,12 +147,12 @@ def _listed_key(item: Any) -> list[Any]:
         if any(isinstance(item_, (Node, slice)) or item_ is None or item_ is Ellipsis for item_ in item):
             raise UnsupportedError("an index that is a list of other indices than numbers; make it a tuple")
         return [Listed(item)]
-    places = [
-        place
-        for place in itertools.product(*map(range, shape))
-        if functools.reduce(lambda value, index: value[index], place, item)
+    positions = [
+        position
+        for position in itertools.product(*map(range, shape))
+        if functools.reduce(lambda value, index: value[index], position, item)
     ]
-    return [Listed([place[dim] for place in places], size) for dim, size in enumerate(shape)]
+    return [Listed([position[dim] for position in positions], size) for dim, size in enumerate(shape)]
 
 
 @row("getitem", "__getitem__", view=True)
@@ -194,7 +194,7 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
 def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:
     """Views ``input`` by the slices, ints and None of ``key``; returns also its integer tensors by the dimensions of
     the view."""
-    keys = [part for item in (key if isinstance(key, tuple) else (key,)) for part in _listed_key(item)]
+    keys = [index for item in (key if isinstance(key, tuple) else (key,)) for index in _listed_key(item)]
     if any(isinstance(item, bool) for item in keys) and any(isinstance(item, (Node, Listed)) for item in keys):
         raise UnsupportedError("an index True or False beside tensors and lists; use unsqueeze")
     for item in keys:

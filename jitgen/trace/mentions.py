@@ -324,17 +324,17 @@ def is_third_party(code: types.CodeType) -> bool:
 
 def is_installed(filename: str) -> bool:
     """Returns whether a file belongs to an installed package."""
-    return filename.startswith(_INSTALLED) or _is_beside_its_metadata(os.path.dirname(filename))
+    return filename.startswith(_INSTALLED) or _has_metadata_in_its_directory(os.path.dirname(filename))
 
 
 @functools.lru_cache(4096)
-def _is_beside_its_metadata(directory: str) -> bool:
+def _has_metadata_in_its_directory(directory: str) -> bool:
     """Returns whether the package in ``directory`` has metadata beside it, as ``pip install --target`` leaves it."""
     if not os.path.exists(os.path.join(directory, "__init__.py")):
         return False
     parent, name = os.path.split(directory)
     if os.path.exists(os.path.join(parent, "__init__.py")):
-        return _is_beside_its_metadata(parent)
+        return _has_metadata_in_its_directory(parent)
     return any(entry.startswith(f"{name}-") and entry.endswith(".dist-info") for entry in os.listdir(parent))
 
 

@@ -33,7 +33,7 @@ class SymbolicNumber:
     def __init__(self, expr: Expr, guards: Guards):
         self.expr = expr
         self.guards = guards
-        guards.given.append(weakref.ref(self))
+        guards.handed_out.append(weakref.ref(self))
 
     def _value(self) -> Any:
         return self.guards.value(self.expr)

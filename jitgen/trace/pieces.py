@@ -142,13 +142,13 @@ def _put(trace: Trace, node: Node, box: Box, value: Node, write: Write) -> Node:
     sizes: tuple[Any, ...] = (start, length, symbols.sub(node.shape[dim], symbols.add(start, length)))
     begins = (0, start, symbols.add(start, length))
     before, inside, behind = (
-        _part(trace, node, number, dim, begin, size) for begin, size in zip(begins, sizes, strict=True)
+        _sliced(trace, node, number, dim, begin, size) for begin, size in zip(begins, sizes, strict=True)
     )
     inside = _put(trace, inside, (*box[:dim], None, *box[dim + 1 :]), value, write)
     return _joined(trace, [before, inside, behind], dim, node.shape)
 
 
-def _part(trace: Trace, node: Node, number: Node | None, dim: int, start: Any, size: Any) -> Node:
+def _sliced(trace: Trace, node: Node, number: Node | None, dim: int, start: Any, size: Any) -> Node:
     """Returns ``size`` elements of ``node`` along ``dim``: of a constant, or of what is computed for each element."""
     shape = (*node.shape[:dim], size, *node.shape[dim + 1 :])
     return filled(trace, number, shape) if number is not None else view(trace, node, ("slice", dim, start, 1), shape)
@@ -165,7 +165,7 @@ def _put_into_joined(trace: Trace, node: Node, box: Box, value: Node, write: Wri
     def compare(op: str, left: Any, right: Any) -> bool:
         return trace.guards.decide(symbols.compare(op, left, right))
 
-    def part(low: Any, high: Any) -> Node:
+    def between(low: Any, high: Any) -> Node:
         size = symbols.sub(high, low)
         if size == value.shape[dim]:
             return value
@@ -184,15 +184,15 @@ def _put_into_joined(trace: Trace, node: Node, box: Box, value: Node, write: Wri
             whole = [whole[0] if whole else low, high]
         else:
             if whole:
-                pieces.append(part(*whole))
+                pieces.append(between(*whole))
                 whole = []
             if not apart:
                 inside = None if (low, high) == (begin, end) else (symbols.sub(low, begin), symbols.sub(high, low))
-                piece = _put(trace, piece, (*box[:dim], inside, *box[dim + 1 :]), part(low, high), write)
+                piece = _put(trace, piece, (*box[:dim], inside, *box[dim + 1 :]), between(low, high), write)
             pieces.append(piece)
         begin = end
     if whole:
-        pieces.append(part(*whole))
+        pieces.append(between(*whole))
     return _joined(trace, pieces, dim, node.shape)
 
 

@@ -72,7 +72,7 @@ class TensorProxy(fx.Proxy):
         self.is_view = is_view
         self.untracked: str | None = None
         self.made_after = self.memory.updates
-        trace.guards.given.append(weakref.ref(self))
+        trace.guards.handed_out.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

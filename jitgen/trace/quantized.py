@@ -10,7 +10,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
 from jitgen.quant import activations, formats, lookup, weights
 from jitgen.spec import dtype_name
-from jitgen.trace.captured import captured_part, captured_token
+from jitgen.trace.captured import captured_tensor, captured_token
 from jitgen.trace.proxy import TensorProxy
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class QuantizedWeights:
             captured = self._trace.captured_weight(weight)
             layout = weights.layout_of(weight, self.layout)
             unpacked = weights.unpack_weight(weight, layout)
-            parts = [captured_part(captured, layout, index) for index in range(len(unpacked.tensors))]
+            tensors = [captured_tensor(captured, layout, index) for index in range(len(unpacked.tensors))]
             self._trace.captures.guards.append(captured_token(captured))
-            nodes = [self._trace.captured_input(part) for part in parts]
+            nodes = [self._trace.captured_input(tensor) for tensor in tensors]
             node = self._captured[id(weight)] = self.node(nodes, unpacked.token)
         return node
 
@@ -120,8 +120,8 @@ class QuantizedWeights:
     def values(self, codes: Node, scales: Node, weight: Node) -> Node:
         """Decodes what ``codes`` returned, to float32."""
         kind = activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation]
-        given = [self._proxy(codes), self._proxy(scales)]
-        return self._trace.composed(lambda codes, scales: activations.values_of(codes, scales, kind), given)
+        proxies = [self._proxy(codes), self._proxy(scales)]
+        return self._trace.composed(lambda codes, scales: activations.values_of(codes, scales, kind), proxies)
 
     def _proxy(self, node: Node) -> TensorProxy:
         return TensorProxy(node, self._trace)

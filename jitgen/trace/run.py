@@ -44,7 +44,7 @@ def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Tra
     if guards.asks_identity and not state.captures.asks_identity:  # found only while it ran: once more, for that
         journal.undo(changed)
         state, traced, changed, described, kept = _run_once(function, name, request)
-    stay = runs and journal.may_stay() and not kept and not escapes.kept(guards.given)
+    stay = runs and journal.may_stay() and not kept and not escapes.kept(guards.handed_out)
     if stay:
         _set_context_variables(changed)
     else:
@@ -53,7 +53,7 @@ def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Tra
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
     try:
         escapes.check(
-            name, function, guards.given, others, state.captures.codes, changed, state.captures.journal.caches
+            name, function, guards.handed_out, others, state.captures.codes, changed, state.captures.journal.caches
         )
     except TraceError:
         if stay:
@@ -98,7 +98,7 @@ def _run_in_context(
         request.runs,
         request.differentiable,
     )
-    request.guards.given.clear()  # of the caller's own numbers
+    request.guards.handed_out.clear()  # of the caller's own numbers
     try:
         run = _run(state, request.leaves, request.tree)
     except BaseException:

@@ -73,8 +73,8 @@ def scattered(
     value = filled(trace, value, value.shape) if value.kind.is_number else value
     if kind == "set" and not indices and tuple(coordinates) == tuple(range(len(value.shape))):
 
-        def write(node: Node, part: Node, path: Movements) -> Node:
-            return scattered(trace, node, part, (), range(len(part.shape)), movements=path)
+        def write(node: Node, new: Node, path: Movements) -> Node:
+            return scattered(trace, node, new, (), range(len(new.shape)), movements=path)
 
         joined = placed(trace, base, trace.cast(value, dtype), movements, write)
         if joined is not None:  # and without history of a value that has no elements
@@ -85,7 +85,7 @@ def scattered(
     return trace.cast(trace.make("scatter", operands, dtype, base.shape, attrs), base.dtype)
 
 
-def _places(rank: int, dim: int) -> list[int]:
+def _dims_but(rank: int, dim: int) -> list[int]:
     return [-1 if other == dim else other for other in range(rank)]
 
 
@@ -121,7 +121,7 @@ def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind
     else:
         source = filled(trace, element(trace, source, input.dtype), index.shape)
     first_elements(trace, base, index.shape, at, "input")
-    return _shaped_as(trace, input, scattered(trace, base, source, [index], _places(len(base.shape), at), kind))
+    return _shaped_as(trace, input, scattered(trace, base, source, [index], _dims_but(len(base.shape), at), kind))
 
 
 @row("scatter_reduce")
@@ -224,7 +224,7 @@ def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: 
     else:
         source = filled(trace, element(trace, source, input.dtype), shape)
     rank = len(base.shape)
-    result = scattered(trace, base, source, [along(trace, index, at, rank)], _places(rank, at), kind)
+    result = scattered(trace, base, source, [along(trace, index, at, rank)], _dims_but(rank, at), kind)
     return _shaped_as(trace, input, result)
 
 

@@ -185,11 +185,11 @@ class Trace:
         """Captures a quantised weight that the function closes over."""
         return self._on_device(self._find_captured(weight), weight)
 
-    def captured_input(self, part: Captured) -> Node:
+    def captured_input(self, tensor: Captured) -> Node:
         """Returns the input node of a tensor of such a weight."""
-        self.captured.append(part)
-        self.sources.append(part)
-        return self.input_node(part.value)
+        self.captured.append(tensor)
+        self.sources.append(tensor)
+        return self.input_node(tensor.value)
 
     def captured_tensor(self, tensor: torch.Tensor) -> Node:
         """Returns the value of a tensor that the function closes over: an input, or what an update has made of it."""
@@ -303,9 +303,9 @@ class Trace:
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
-                given = _by_node(proxies)
-                args = tuple(self._leave(value, given=given) for value in args)
-                keywords = {key: self._leave(value, given=given) for key, value in keywords.items()}
+                known = _by_node(proxies)
+                args = tuple(self._leave(value, known=known) for value in args)
+                keywords = {key: self._leave(value, known=known) for key, value in keywords.items()}
                 rounds, self.rounds_results = self.rounds_results, self.rounds_results and row.python
                 try:
                     with InterceptFunctions(self), inner:
@@ -475,7 +475,7 @@ class Trace:
         self,
         value: Any,
         sources: Sequence[TensorProxy] = (),
-        given: Mapping[int, TensorProxy] | None = None,
+        known: Mapping[int, TensorProxy] | None = None,
         copied: bool = False,
         untracked: str | None = None,
     ) -> Any:
@@ -483,13 +483,13 @@ class Trace:
 
         Args:
             sources: the proxies of which it may be a view.
-            given: proxies that are there already, by the id of their nodes.
+            known: proxies that are there already, by the id of their nodes.
             copied: whether torch's result is a view of the first of ``sources`` although ``value`` is none.
             untracked: what views of them are in a graph without marks; see ``TensorProxy``.
         """
         if isinstance(value, Node):
-            if given and id(value) in given:
-                return given[id(value)]
+            if known and id(value) in known:
+                return known[id(value)]
             memory = memory_of(sources[0].value if copied else value)
             source = next((source for source in sources if memory_of(source.value) is memory), None)
             if source is None:
@@ -500,7 +500,7 @@ class Trace:
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return rebuilt(value, [self._leave(item, sources, given, copied, untracked) for item in value])
+            return rebuilt(value, [self._leave(item, sources, known, copied, untracked) for item in value])
         return value
 
     def forget_tensors(self) -> None:

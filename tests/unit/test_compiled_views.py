@@ -300,7 +300,7 @@ def test_a_static_cache_is_updated_by_kernels() -> None:
     torch.testing.assert_close(torch.compile(model, backend="jitgen")(x, caches[0], at), model(x, caches[1], at))
     torch.testing.assert_close(caches[0], caches[1])
     assert jitgen.report(torch.compile(model, backend="jitgen")).share_of_nodes == 1.0
-    assert len({part.program for part in backend.compiled()[-1].parts if part.program is not None}) == 1, (
+    assert len({step.program for step in backend.compiled()[-1].steps if step.program is not None}) == 1, (
         "equal layers are one program"
     )
 

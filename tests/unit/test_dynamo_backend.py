@@ -67,7 +67,7 @@ def test_a_model_is_programs_of_equal_layers_for_all_sizes() -> None:
         torch.testing.assert_close(compiled(tokens), model(tokens))
     assert counters["stats"]["unique_graphs"] <= 3, "static, one dynamic size, two"
     graph = backend.compiled()[-1]
-    programs = [part.program for part in graph.parts if part.segment.layer]
+    programs = [step.program for step in graph.steps if step.segment.layer]
     assert len(programs) == 3
     assert len(set(map(id, programs))) == 1
     report = jitgen.report(model)
@@ -263,12 +263,12 @@ def test_a_model_without_numbered_layers_is_one_program(count: int | None, monke
 
     x = torch.randn(3, 5)
     torch.testing.assert_close(torch.compile(deep, backend="jitgen", fullgraph=True)(x), deep(x))
-    parts = [part for part in backend.compiled()[-1].parts if part.program is not None]
+    steps = [step for step in backend.compiled()[-1].steps if step.program is not None]
     if count is None:
-        assert len(parts) == 1
+        assert len(steps) == 1
         return
-    assert len(parts) > 2
-    assert all(len(part.segment.nodes) <= count + 2 for part in parts), "the two items of a result are kept with it"
+    assert len(steps) > 2
+    assert all(len(step.segment.nodes) <= count + 2 for step in steps), "the two items of a result are kept with it"
 
 
 def test_sizes_that_depend_on_data_stay_with_torch() -> None:

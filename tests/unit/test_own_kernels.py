@@ -198,7 +198,7 @@ def _compiled(
         return TensorSpec(tuple(map(int, value.shape)), value.dtype) if isinstance(value, Tensor) else int(value)
 
     def compiler(module: Any, inputs: Any) -> Any:
-        for part in backend.compile_graph(module, inputs).steps():
+        for part in backend.compile_graph(module, inputs).all_steps():
             said = part.segment.reason
             if part.program is not None:
                 specs = [spec(node.meta["example_value"]) for node in part.inputs]

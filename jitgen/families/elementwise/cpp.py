@@ -228,8 +228,8 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
     if operand.indices:
         chosen, spare = _chosen(operand), f"spare{operand.index}"
         address = f"{operand.local} + at{operand.index} + {chosen['chosen']}"
-        place = f"jitgen::place({address}, {chosen['inside']}, {chosen['reported']}, &{spare}, outside)"
-        return {**store, "spare": spare, "local": place, "offset": "0"}
+        address_of_value = f"jitgen::place({address}, {chosen['inside']}, {chosen['reported']}, &{spare}, outside)"
+        return {**store, "spare": spare, "local": address_of_value, "offset": "0"}
     return store
 
 

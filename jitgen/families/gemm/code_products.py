@@ -149,13 +149,13 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
     # The terms of zero-points cancel: each may be 2^31, and what is left of them as small as the result.
     terms = _Terms(rewriter, node, "float64" if has_zeros else wide)
     total = terms.cast(codes)
-    for one, other, place, others_place in (
+    for one, other, spread, others_spread in (
         (left, right, terms.of_rows, terms.of_columns),
         (right, left, terms.of_columns, terms.of_rows),
     ):
         if one.zero is not None:
             total = terms.pointwise(
-                "sub", total, terms.pointwise("mul", place(one.zero), others_place(terms.sum(other.codes)))
+                "sub", total, terms.pointwise("mul", spread(one.zero), others_spread(terms.sum(other.codes)))
             )
     if left.zero is not None and right.zero is not None:
         zeros = terms.pointwise("mul", terms.of_rows(left.zero), terms.of_columns(right.zero))

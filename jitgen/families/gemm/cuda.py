@@ -16,7 +16,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm import cutlass, wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
-from jitgen.families.gemm.cuda_operands import members, place, reads, vector
+from jitgen.families.gemm.cuda_operands import base_of, members, reads, vector
 from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
@@ -107,7 +107,7 @@ def _matrix_lines(products: GemmContext) -> list[str]:
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
     for operand in (operand for region in products.regions for operand in region.operands if not products.grouping):
         if operand.batch_strides:
-            kind, name = place(operand)
+            kind, name = base_of(operand)
             moved = f"{operand.source} + {_steps(operand)}"
             lines.append(f"{kind} const {name} = {moved if operand.pointer else f'Index({moved})'};")
     return lines
@@ -123,7 +123,7 @@ def _group_lines(products: GemmContext) -> list[str]:
     """Writes the statements that locate what a block's group reads and writes."""
     lines = []
     for operand, step in products.group_steps if products.grouping else ():
-        kind, name = place(operand)
+        kind, name = base_of(operand)
         moved = f"{operand.source} + {step}"
         lines.append(f"{kind} const {name} = {moved if operand.pointer else f'Index({moved})'};")
     return lines
@@ -363,7 +363,7 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
     """Writes the statements that move the pointers of an epilogue to one matrix of the batch."""
     moved = [operand for operand in (*region.loads, *region.stores) if operand.batch_strides]
     lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
-    lines += [f"moved.{place(operand)[1]} += {_steps(operand)};" for operand in moved]
+    lines += [f"moved.{base_of(operand)[1]} += {_steps(operand)};" for operand in moved]
     return lines if moved else []
 
 

@@ -12,7 +12,7 @@ from jitgen.families.gemm.context import GemmOperand
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 
 
-def place(operand: GemmOperand) -> tuple[str, str]:
+def base_of(operand: GemmOperand) -> tuple[str, str]:
     """Returns (type, name) of where the matrix of an operand begins: a pointer, or the first value of an iota."""
     return (operand.pointer_type, operand.pointer) if operand.pointer is not None else ("Index", operand.offset)
 
@@ -27,7 +27,7 @@ def members(operands: Iterable[GemmOperand], is_moved: bool = False) -> tuple[li
     fields, names = ["const Params& params"], ["params"]
     for operand in operands:
         if operand.is_moved:
-            kind, name = place(operand)
+            kind, name = base_of(operand)
             fields.append(f"{kind} {name}")
             names.append(operand.source if is_moved else name)
     return fields, names

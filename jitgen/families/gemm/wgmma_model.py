@@ -202,8 +202,8 @@ class Times:
         if rounds:
             left = items - whole * clusters * splits
             sharing = self.sharing(chip, min(left, clusters) * splits)
-            part = -(-self.chunks // splits) * self.chunk(sharing)
-            time += rounds * (part + fit.split_epilogue * self.epilogue(sharing))
+            share = -(-self.chunks // splits) * self.chunk(sharing)
+            time += rounds * (share + fit.split_epilogue * self.epilogue(sharing))
             time += fit.exchange + fit.block_exchange * (splits - 2) + fit.more_exchanges * (rounds - 1)
         return self.with_memory(chip, time)
 

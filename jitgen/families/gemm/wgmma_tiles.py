@@ -375,8 +375,8 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     products = height * width / 32 * fit.product
-    held = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
-    copies = fetched / (fit.l2_bytes if held else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
+    in_l2 = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
+    copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:

@@ -30,18 +30,19 @@ def _sizes(input: Tensor, output_size: Any, scales: Any, count: int) -> tuple[li
     require_rank(input, (count + 2,))
     if output_size is not None:
         return [int(size) for size in output_size], [None] * count
-    given = [float(scale) for scale in scales]
-    return [math.floor(float(n) * s) for n, s in zip(input.shape[2:], given, strict=True)], list(given)
+    factors = [float(scale) for scale in scales]
+    return [math.floor(float(n) * s) for n, s in zip(input.shape[2:], factors, strict=True)], list(factors)
 
 
 def _resampled(input: Tensor, output_size: Any, scales: Any, count: int, taps: Callable[..., Taps]) -> Tensor:
-    sizes, given = _sizes(input, output_size, scales, count)
+    sizes, factors = _sizes(input, output_size, scales, count)
     if min(sizes) <= 0 or not all(input.shape[1:]):
         raise ValueError(f"sizes {sizes} of the result of an input {tuple(map(int, input.shape))}")
     if input.device.type == "cpu":
-        given = _scales_on_a_cpu(input, sizes, given, taps)
+        factors = _scales_on_a_cpu(input, sizes, factors, taps)
     of_dims = [
-        taps(int(old), new, scale, _wide(input)) for old, new, scale in zip(input.shape[2:], sizes, given, strict=True)
+        taps(int(old), new, scale, _wide(input))
+        for old, new, scale in zip(input.shape[2:], sizes, factors, strict=True)
     ]
     total = None
     for chosen in itertools.product(*of_dims):
@@ -66,7 +67,7 @@ steps."""
 
 
 def _scales_on_a_cpu(
-    input: Tensor, sizes: Sequence[int], given: Sequence[float | None], taps: Callable[..., Taps]
+    input: Tensor, sizes: Sequence[int], factors: Sequence[float | None], taps: Callable[..., Taps]
 ) -> list[float | None]:
     """Drops the scales that torch ignores on a CPU: with linear weights those of unchanged sizes, and for the nearest
     elements in small images also those of doubled sizes."""
@@ -76,7 +77,7 @@ def _scales_on_a_cpu(
     ignored = [
         new in [int(old) * times for times in multiples] for old, new in zip(input.shape[2:], sizes, strict=True)
     ]
-    return [None if ignore else scale for ignore, scale in zip(ignored, given, strict=True)]
+    return [None if ignore else scale for ignore, scale in zip(ignored, factors, strict=True)]
 
 
 def _step(old: int, new: int, scale: float | None) -> float:

@@ -26,12 +26,12 @@ def _check_channels(input: Tensor, *vectors: Tensor | None) -> None:
     require_float(input)
     if input.dim() < 2:
         raise ValueError(f"expected (N, channels, ...), got {input.dim()} dimensions")
-    given = [vector for vector in vectors if vector is not None]
-    for vector in given:
+    present = [vector for vector in vectors if vector is not None]
+    for vector in present:
         require_shape(vector, (input.shape[1],), "a vector of the channels")
         if vector.dtype != input.dtype and not (input.dtype.itemsize == 2 and vector.dtype == torch.float32):
             raise TypeError(f"a vector of the channels is {vector.dtype}, the input {input.dtype}")
-    if len({vector.dtype for vector in given}) > 1:
+    if len({vector.dtype for vector in present}) > 1:
         raise TypeError("the vectors of the channels must have one dtype")
 
 

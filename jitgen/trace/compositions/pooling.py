@@ -344,8 +344,8 @@ def _largest(input: Tensor, windows: _Adaptive) -> tuple[Tensor, Tensor]:
         values = torch.where(windows.inside(), values, least)
     largest = values.amax(windows.dim + 1, keepdim=True)
     length = values.shape[windows.dim + 1]
-    place = torch.arange(length).reshape(-1, *[1] * windows.after)
-    rank = torch.where(values.isnan(), length + place, torch.where(values == largest, length - 1 - place, -1))
+    position = torch.arange(length).reshape(-1, *[1] * windows.after)
+    rank = torch.where(values.isnan(), length + position, torch.where(values == largest, length - 1 - position, -1))
     if not windows.even:
         rank = torch.where(windows.inside(), rank, -1)
     chosen = rank == rank.amax(windows.dim + 1, keepdim=True)

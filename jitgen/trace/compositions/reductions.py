@@ -142,10 +142,10 @@ def cov(
     observations = rows.shape[1]
     rows = floating(rows)
     weights = None
-    for given in (fweights, aweights):
-        if given is not None:
-            require_shape(given, (observations,), "the weights")
-            weights = given if weights is None else weights * given
+    for factors in (fweights, aweights):
+        if factors is not None:
+            require_shape(factors, (observations,), "the weights")
+            weights = factors if weights is None else weights * factors
     if weights is None:
         centred = rows - rows.mean(1, keepdim=True)
         norm: Any = max(observations - correction, 0)

@@ -82,15 +82,15 @@ def searchsorted(
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(f"side={side!r} and right={right} contradict each other")
-    after, given = right or side == "right", input
-    if not isinstance(given, Tensor):
+    after, wanted = right or side == "right", input
+    if not isinstance(wanted, Tensor):
         require_rank(sorted_sequence, (1,))
-        given = torch.scalar_tensor(given, dtype=sorted_sequence.dtype)
-    require_one_dtype(sorted_sequence, given)
+        wanted = torch.scalar_tensor(wanted, dtype=sorted_sequence.dtype)
+    require_one_dtype(sorted_sequence, wanted)
     if sorted_sequence.dim() == 1:
-        return _position(sorted_sequence, given.reshape(-1), after, out_int32).reshape(given.shape)
-    require_shape(given, (*sorted_sequence.shape[:-1], given.shape[-1]), "the values")
-    return _position(sorted_sequence, given, after, out_int32)
+        return _position(sorted_sequence, wanted.reshape(-1), after, out_int32).reshape(wanted.shape)
+    require_shape(wanted, (*sorted_sequence.shape[:-1], wanted.shape[-1]), "the values")
+    return _position(sorted_sequence, wanted, after, out_int32)
 
 
 @composition("histc")

@@ -64,7 +64,7 @@ def unsafe_split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tu
 def tensor_split(
     input: Tensor, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
 ) -> tuple[Tensor, ...]:
-    cuts = next(given for given in (indices_or_sections, sections, indices) if given is not None)
+    cuts = next(choice for choice in (indices_or_sections, sections, indices) if choice is not None)
     if isinstance(cuts, Tensor):
         raise UnsupportedError(
             "tensor_split by a tensor has results whose sizes depend on data; pass a list of numbers"
@@ -107,7 +107,7 @@ def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     return _split(input, indices_or_sections, 2)
 
 
-def _each(tensors: Any, function: Any) -> Any:
+def _applied(tensors: Any, function: Any) -> Any:
     """Applies ``function`` to one tensor, or to each of several."""
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return function(tensors[0])
@@ -117,12 +117,12 @@ def _each(tensors: Any, function: Any) -> Any:
 
 @composition("torch.atleast_1d", itself=True)
 def atleast_1d(*tensors: Any) -> Any:
-    return _each(tensors, lambda x: x.reshape(1) if x.dim() == 0 else x)
+    return _applied(tensors, lambda x: x.reshape(1) if x.dim() == 0 else x)
 
 
 @composition("torch.atleast_2d", itself=True)
 def atleast_2d(*tensors: Any) -> Any:
-    return _each(tensors, lambda x: x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x)
+    return _applied(tensors, lambda x: x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x)
 
 
 def _deep(x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _deep(x: Tensor) -> Tensor:
 
 @composition("torch.atleast_3d", itself=True)
 def atleast_3d(*tensors: Any) -> Any:
-    return _each(tensors, _deep)
+    return _applied(tensors, _deep)
 
 
 @composition("column_stack")
@@ -182,12 +182,12 @@ def rot90(input: Tensor, k: int = 1, dims: Sizes = (0, 1)) -> Tensor:
     first, second = (valid_dim(input, dim) for dim in dims)
     if first == second:
         raise ValueError("the dimensions of a rotation must differ")
-    turns = int(k) % 4
-    if turns == 1:
+    quarters = int(k) % 4
+    if quarters == 1:
         return input.flip(second).transpose(first, second)
-    if turns == 2:
+    if quarters == 2:
         return input.flip(first, second)
-    return input.flip(first).transpose(first, second) if turns == 3 else input.clone()
+    return input.flip(first).transpose(first, second) if quarters == 3 else input.clone()
 
 
 def _shifted(input: Tensor, dim: Any, forward: bool) -> Tensor:

@@ -120,7 +120,7 @@ class _Launch:
         self.own = defined(self.kernel)
         self.name = self.own.tree.name
         self.signature = inspect.signature(self.own.function)
-        self.given = self._bound(args, {name: value for name, value in kwargs.items() if name not in _OPTIONS})
+        self.values = self._bound(args, {name: value for name, value in kwargs.items() if name not in _OPTIONS})
         self.options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
         self.operands: list[Node] = []
         self.proxies: list[Any] = []
@@ -163,7 +163,7 @@ class _Launch:
             elif hasattr(layer, "values"):
                 for way in ways:
                     for name, heuristic in layer.values.items():
-                        way.constants[name] = heuristic({**self.given, **way.constants})
+                        way.constants[name] = heuristic({**self.values, **way.constants})
             else:
                 raise self.refused(f"it is under {type(layer).__name__}", "launch the function under @triton.jit")
             layer = layer.fn
@@ -172,15 +172,15 @@ class _Launch:
     def _tuned(self, tuner: Any, way: _Way) -> Iterator[_Way]:
         configs = list(tuner.configs)
         if tuner.early_config_prune is not None and len(configs) > 1:
-            configs = list(tuner.early_config_prune(configs, dict(self.given), **way.constants))
+            configs = list(tuner.early_config_prune(configs, dict(self.values), **way.constants))
         hooks = {config.pre_hook for config in configs}
         if len(hooks) > 1:
             raise self.refused("its configurations have different hooks", "give all of them the same pre_hook, or none")
         for hook in hooks - {None}:
             with torch._C._EnableTorchFunction():
-                hook({**self.given, **configs[0].kwargs})
+                hook({**self.values, **configs[0].kwargs})
         for config in configs:
-            twice = sorted(config.kwargs.keys() & self.given.keys())
+            twice = sorted(config.kwargs.keys() & self.values.keys())
             if twice:
                 raise self.wrong(f"{twice[0]} is given, and its autotuner chooses it")
             options = {name: getattr(config, name, None) for name in _OPTIONS}
@@ -209,7 +209,7 @@ class _Launch:
         trace = self.trace_
         ways = self._ways()
         helpers: dict[int, str] = {}
-        functions = [v for v in self.given.values() if is_jit_function(v)]
+        functions = [v for v in self.values.values() if is_jit_function(v)]
 
         def name_helpers(add: Callable[[Any], str]) -> None:
             helpers.update((id(function), add(function)) for function in functions)
@@ -251,7 +251,7 @@ class _Launch:
             if missing is not None:
                 raise self.wrong(f"a configuration of its autotuner has no {name}")
             return name, CONFIG, None
-        value = self.given.get(name, parameter.default)
+        value = self.values.get(name, parameter.default)
         if value is inspect.Parameter.empty:
             raise self.wrong(f"the argument {name} is missing")
         if isinstance(value, torch.Tensor) or type(value).__name__ == "TensorProxy":
@@ -312,7 +312,7 @@ class _Launch:
                 if parameter.default is not inspect.Parameter.empty
             }
             with torch._C._EnableTorchFunction():
-                grid = grid({**defaults, **self.given, **way.constants, **way.options, **self.options})
+                grid = grid({**defaults, **self.values, **way.constants, **way.options, **self.options})
         sizes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
         if not 1 <= len(sizes) <= 3:
             raise self.wrong(f"a grid has one to three sizes, and this one {len(sizes)}")

@@ -138,7 +138,7 @@ class _Function:
         if stores or is_atomic or name in _READS:
             if not pointer:
                 raise UnsupportedError(
-                    f"{self.own.place(node)}: {self.own.tree.name} calls {name} with a pointer that comes from no "
+                    f"{self.own.location(node)}: {self.own.tree.name} calls {name} with a pointer that comes from no "
                     "parameter, so that nobody can tell which tensor it reads or writes"
                 )
             self.noted.written |= pointer if stores or is_atomic else NOTHING
@@ -155,14 +155,14 @@ class _Function:
         self, node: ast.Call, called: Any, arguments: Sequence[Origins], named: dict[str | None, Origins]
     ) -> Origins:
         if called in self.callers:
-            raise UnsupportedError(f"{self.own.place(node)}: {self.own.tree.name} calls itself")
+            raise UnsupportedError(f"{self.own.location(node)}: {self.own.tree.name} calls itself")
         inner = defined(called)
         names = [argument.arg for argument in (*inner.tree.args.args, *inner.tree.args.kwonlyargs)]
         if any(isinstance(argument, ast.Starred) for argument in node.args) or None in named:
-            given = dict.fromkeys(names, frozenset().union(*arguments, *named.values()))
+            bound = dict.fromkeys(names, frozenset().union(*arguments, *named.values()))
         else:
-            given = dict(zip(names, arguments, strict=False)) | {n: o for n, o in named.items() if n is not None}
-        return _Function(inner, given, self.noted, (*self.callers, called)).run()
+            bound = dict(zip(names, arguments, strict=False)) | {n: o for n, o in named.items() if n is not None}
+        return _Function(inner, bound, self.noted, (*self.callers, called)).run()
 
 
 def _is_tritons_own(called: Any) -> bool:

@@ -112,7 +112,7 @@ class Defined:
         }
         return stored | {argument.arg for argument in ast.walk(self.tree.args) if isinstance(argument, ast.arg)}
 
-    def place(self, node: ast.AST) -> str:
+    def location(self, node: ast.AST) -> str:
         """Returns file and line of ``node``, for messages."""
         return f"{self.file}:{self.line + getattr(node, 'lineno', 1) - 1}"
 
@@ -204,14 +204,16 @@ class _Writer:
         if value is _MISSING:
             if hasattr(builtins, root.id):
                 return None
-            raise UnsupportedError(f"{own.place(node)}: the kernel {own.tree.name} reads {root.id}, which is undefined")
+            raise UnsupportedError(
+                f"{own.location(node)}: the kernel {own.tree.name} reads {root.id}, which is undefined"
+            )
         name, path = root.id, ast.unparse(node)
         chain = [] if node is root else path.split(".")[1:]
         # Attributes of a user's module or class are named one by one.
         while chain and not _is_tritons_or_math(value) and isinstance(value, (types.ModuleType, type)):
             attribute = chain.pop(0)
             if not hasattr(value, attribute):
-                raise UnsupportedError(f"{own.place(node)}: {path} is undefined")
+                raise UnsupportedError(f"{own.location(node)}: {path} is undefined")
             value, name = getattr(value, attribute), attribute
         annotation = own.function.__globals__.get("__annotations__", {}).get(root.id)
         is_constant = annotation is not None and "constexpr" in str(annotation)
@@ -225,7 +227,9 @@ class _Writer:
             return known
         if isinstance(value, types.ModuleType):
             if not _is_tritons_or_math(value):
-                raise UnsupportedError(f"{own.place(node)}: the kernel {own.tree.name} uses the module {name} itself")
+                raise UnsupportedError(
+                    f"{own.location(node)}: the kernel {own.tree.name} uses the module {name} itself"
+                )
             free = self._free(name, value)
             self.imports.append(f"import {value.__name__} as {free}")
             self._written[id(value)] = free
@@ -242,7 +246,7 @@ class _Writer:
         text = constant(value)
         if text is None:
             raise UnsupportedError(
-                f"{own.place(node)}: the kernel {own.tree.name} reads {name}, a {type(value).__name__}; it may read "
+                f"{own.location(node)}: the kernel {own.tree.name} reads {name}, a {type(value).__name__}; it may read "
                 "functions under @triton.jit, numbers and tl.constexpr values"
             )
         free = self._free(name, value)

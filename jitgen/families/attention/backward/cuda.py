@@ -47,8 +47,8 @@ def rules(body: Body, layout: Layout, role: Roles) -> tuple[Rule, Rule]:
     functions = functions_of(body, layout)
     kinds = dict(enumerate(layout.operands))
 
-    def rule(parts: Sequence[Any], factored: bool) -> Rule:
-        instructions, roots = merged(parts)
+    def rule(computed: Sequence[Any], factored: bool) -> Rule:
+        instructions, roots = merged(computed)
         at = dict(zip(results_of(body), roots, strict=True))
         results = [at[number] for number in role.results]
         first = results.pop() if role.early else None

@@ -66,13 +66,13 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[TileGe
     free = [free_strides(view, rank + 2) for view in views]
     outer = [[dim for dim in range(rank) if dim not in dims], dims]
     leaders = body.stores[0], body.contractions[0].weight[0]
-    parts = []
+    collapsed = []
     for kept, leader in zip(outer, leaders, strict=True):
         live = [dim for dim in kept if whole[dim] != 1]
         sizes = tuple(whole[dim] for dim in live)
         steps = [tuple(step[dim] for dim in live) for step in free]
-        parts.append(collapse(sizes, steps, leader) if live else ((), ((),) * len(free)))
-    (batch, along_batch), (summed, along_summed) = parts
+        collapsed.append(collapse(sizes, steps, leader) if live else ((), ((),) * len(free)))
+    (batch, along_batch), (summed, along_summed) = collapsed
     strides = tuple(
         (*first, *second, *own[-2:]) for first, second, own in zip(along_batch, along_summed, free, strict=True)
     )

@@ -132,9 +132,9 @@ def roles(body: Body, layout: Layout) -> Roles:
         scores = tiles[max(layout.shared[order[0]], 0)]
     products = (scores, *(number for number in tiles if number != scores))
     slots = []
-    for place, number in enumerate(order):
+    for position, number in enumerate(order):
         shared = layout.shared[number]
-        slots.append(products.index(tiles[shared]) if shared >= 0 else 2 + place)
+        slots.append(products.index(tiles[shared]) if shared >= 0 else 2 + position)
     return Roles(products, tuple(results[number] for number in order), early, tuple(slots))
 
 

@@ -94,7 +94,7 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
         return None
     if not all(map(mover.decide, same)):
         return None
-    at, place, length = block, block + 1, sizes[block + 1]
+    at, along, length = block, block + 1, sizes[block + 1]
     make, builder = mover.builder.make, mover.builder
     # A division of 64 bits is a function of some hundred instructions on a GPU, and each lane has several for each key.
     is_short = mover.decide(symbols.compare("le", shape[at], MOST_SHORT))
@@ -104,9 +104,9 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
     number = make("floor_divide", (position, size), dtype, shape)
     chosen = {
         block: number,
-        place: make("sub", (position, make("mul", (number, size), dtype, shape)), dtype, shape),
+        along: make("sub", (position, make("mul", (number, size), dtype, shape)), dtype, shape),
     }
-    indices = [_reindexed(index, block, place, chosen, shape, mover) for index in gather.inputs[1:]]
+    indices = [_reindexed(index, block, along, chosen, shape, mover) for index in gather.inputs[1:]]
     if any(index is None for index in indices):
         return None
     coordinates = []
@@ -118,17 +118,17 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
         elif coordinate < 0:
             coordinates.append(-1 - dims.index(dim))
         else:
-            coordinates.append(coordinate - (coordinate > place))
+            coordinates.append(coordinate - (coordinate > along))
     chosen_indices = [index for index in indices if index is not None]
     return make("gather", (gather.inputs[0], *chosen_indices), gather.dtype, shape, tuple(coordinates), gather.location)
 
 
-def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shape: Shape, mover: Mover) -> Node | None:
-    """Indexes ``root``, which is the same along ``place``, at the block of each position of ``shape``; None if it
-    varies along ``place`` or is no pointwise function of tensors."""
+def _reindexed(root: Node, block: int, along: int, chosen: dict[int, Node], shape: Shape, mover: Mover) -> Node | None:
+    """Indexes ``root``, which is the same along ``along``, at the block of each position of ``shape``; None if it
+    varies along ``along`` or is no pointwise function of tensors."""
     order = topological([root])
     varied = varying(order)
-    if place in varied[id(root)]:
+    if along in varied[id(root)]:
         return None
     memo: dict[int, Node] = {}
     for node in order:
@@ -140,16 +140,16 @@ def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shap
                 return None
             memo[id(node)] = mover.builder.like(node, [c for c in children if c is not None], shape)
         elif node.is_in_memory and len(node.shape) == len(root.shape):
-            memo[id(node)] = _looked_up(node, block, place, chosen[block], shape, varied[id(node)], mover)
+            memo[id(node)] = _looked_up(node, block, along, chosen[block], shape, varied[id(node)], mover)
     return memo.get(id(root))
 
 
 def _looked_up(
-    table: Node, block: int, place: int, chosen: Node, shape: Shape, varied: frozenset[int], mover: Mover
+    table: Node, block: int, along: int, chosen: Node, shape: Shape, varied: frozenset[int], mover: Mover
 ) -> Node:
     """Looks up the element of ``table`` for the block of each position of ``shape``."""
-    one: tuple[Size, ...] = (*table.shape[:place], *table.shape[place + 1 :])
-    single = mover.move(mover.slice(table, place, 0, 1), ("squeeze", place), one)
+    one: tuple[Size, ...] = (*table.shape[:along], *table.shape[along + 1 :])
+    single = mover.move(mover.slice(table, along, 0, 1), ("squeeze", along), one)
     if block not in varied:  # the same for all blocks
         first = mover.slice(single, block, 0, 1)
         return mover.move(first, ("expand",), shape)

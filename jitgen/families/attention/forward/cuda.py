@@ -175,7 +175,7 @@ def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
         if o.index in divided.row_operands:
             starts[o.kind].append(source)
     return {
-        **{f"by_{kind}": place for kind, place in sources.items()},
+        **{f"by_{kind}": source for kind, source in sources.items()},
         "starts": [*starts["task"], *starts["row"]],
         "row_lines": divided.row_lines,
         "kept": divided.kept,

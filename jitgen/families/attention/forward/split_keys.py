@@ -96,7 +96,7 @@ def _range(temporary: Operand, kind: str, number: int, shape: Shape | None = Non
 def _walk(body: Body, temporaries: Sequence[Operand], count: int) -> Body:
     """Makes the contractions of ``body`` over ranges of keys, whose products and row values are stored as they are."""
     used = [index for index, operand in enumerate(body.operands) if operand.kind in READ]
-    number = {index: place for place, index in enumerate(used)}
+    number = {index: position for position, index in enumerate(used)}
 
     def renumbered(read: Sequence[Instruction]) -> tuple[Instruction, ...]:
         return tuple(replace(i, attr=number[i.attr]) if i.op in ("load", "iota", "gather") else i for i in read)
@@ -173,8 +173,8 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
         instructions.append(replace(instruction, args=arguments, attr=attr, row=False, stage=0))
     ordered = [index for index, operand in enumerate(operands) if operand.kind != "store"]
     ordered += [index for index, operand in enumerate(operands) if operand.kind == "store"]
-    place = {index: number for number, index in enumerate(ordered)}
-    moved = (replace(i, attr=place[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
+    at = {index: number for number, index in enumerate(ordered)}
+    moved = (replace(i, attr=at[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
     return Body(grid_axes(shape), (Stage("map"),), tuple(operands[index] for index in ordered), tuple(moved))
 
 

@@ -67,7 +67,7 @@ def with_split(node: Node, split: Split | None, mover: Mover) -> Node:
         if kind == "permute":
             (order,) = parameters
             inner = order[dim]
-            moved = [place + (place > inner) for place in order]
+            moved = [old + (old > inner) for old in order]
             moved[dim : dim + 1] = [inner, inner + 1]
             return mover.move(with_split(source, (inner, split[1]), mover), ("permute", tuple(moved)), shape)
         if kind == "expand" and len(source.shape) == len(node.shape):

@@ -82,7 +82,7 @@ class Holder:
 def resident(problem: RowProblem) -> ResidentRows | None:
     """Schedules rows that stay in registers from pass to pass, in the threads that ``HOLDERS`` choose; None if those
     cannot hold one."""
-    return _held(problem, first_that_applies(HOLDERS, problem))
+    return _kept_by(problem, first_that_applies(HOLDERS, problem))
 
 
 def held_otherwise(problem: RowProblem) -> Iterator[ResidentRows]:
@@ -98,12 +98,12 @@ def held_otherwise(problem: RowProblem) -> Iterator[ResidentRows]:
             holders.append(holder)
     for holder in holders:
         if holder.threads * problem.rows_per_block <= MAX_BLOCK_THREADS:
-            schedule = _held(problem, holder)
+            schedule = _kept_by(problem, holder)
             if schedule is not None:
                 yield schedule
 
 
-def _held(problem: RowProblem, holder: Holder) -> ResidentRows | None:
+def _kept_by(problem: RowProblem, holder: Holder) -> ResidentRows | None:
     """Schedules rows that ``holder`` holds; None if it cannot."""
     vector, element_bytes = problem.vector, problem.element_bytes
     step = holder.threads * holder.cluster * vector

@@ -116,14 +116,14 @@ def _scan(scan: Scan, columns: bool) -> dict[str, Any]:
     elif scan.kind == "logsumexp":
         members = [".top", ".sum"]
     own, which = ("[j]", "part") if columns else ("", "thread")
-    before = [f"from{o.index}[{_beside(o, columns)}first + {which}]" for o in scan.before]
+    before = [f"from{o.index}[{_row_offset(o, columns)}first + {which}]" for o in scan.before]
     totals = [
-        f"to{o.index}[{_beside(o, columns)}chunk] = carry{scan.number}{own}{member}"
+        f"to{o.index}[{_row_offset(o, columns)}chunk] = carry{scan.number}{own}{member}"
         for o, member in zip(scan.totals, members, strict=False)
     ]
     return fields(scan) | {"op": _OPS[scan.kind], "states_before": ", ".join(before), "totals": totals}
 
 
-def _beside(operand: RowOperand, columns: bool) -> str:
+def _row_offset(operand: RowOperand, columns: bool) -> str:
     """Prints the offset of row ``j`` of a thread from its first row."""
     return f"j * {operand.outer_strides[-1]} + " if columns else ""
