@@ -9,6 +9,7 @@ torch in float64. The file is written after every measurement.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -61,13 +62,11 @@ def measured(name: str, rows: int, ways: list[str], rounds: int, device: str) ->
         row["error"] = max(relative_error(g, w.double()) for g, w in zip(got, wanted, strict=True))
         result = function(*arguments)
 
-        def backward(result: Tensor = result) -> None:
-            torch.autograd.grad(result, arguments, of_result, retain_graph=True)
-
+        backward = functools.partial(torch.autograd.grad, result, arguments, of_result, retain_graph=True)
         subjects: dict[str, Callable[[], object]] = {
-            "forward": lambda function=function: function(*arguments),
+            "forward": functools.partial(function, *arguments),
             "backward": backward,
-            "both": lambda function=function: gradients(function, arguments, of_result),
+            "both": functools.partial(gradients, function, arguments, of_result),
         }
         row["us"] = {what: round(event_seconds(call, rounds) * 1e6, 1) for what, call in subjects.items()}
         yield row

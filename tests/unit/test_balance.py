@@ -226,7 +226,7 @@ ROWS = {
         rope_layer(joined=True), rope_arguments(1, cache=2048), 8, 1.0, 1.08
     ),
     "decoder layer that joins a cache, with norms of heads, 1 row": Row(
-        rope_layer(True, joined=True), rope_arguments(1, cache=2048), 10, 1.0, 1.08
+        rope_layer(True, joined=True), rope_arguments(1, cache=2048), 8, 1.0, 1.08
     ),
     "decoder layer that appends to a cache, 1 row": Row(rope_layer(place=True), appending_arguments(1), 8, 1.0, 1.01),
     "decoder layer that appends to a cache, with norms of heads, 1 row": Row(

@@ -136,6 +136,30 @@ def test_what_is_appended_out_of_range_is_left_out() -> None:
     assert not torch.equal(arguments[7][0, :, 18], keys[0, :, 18])
 
 
+def test_what_is_joined_with_a_cache_shares_the_kernel() -> None:
+    def joined(q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, cos: Tensor, sin: Tensor, keys: Tensor) -> Any:
+        k = rotated(normal(k, of_k), cos, sin).transpose(1, 2)
+        return rotated(normal(q, of_q), cos, sin), torch.cat([keys, k], 2)
+
+    for tokens, length in ((1, 128), (3, 32)):
+        arguments = [*tensors(2, tokens, length, torch.bfloat16), torch.randn(2, 2, 9, length).bfloat16()]
+        assert families(joined, arguments) == [("elementwise", 4)]
+        assert wrong(joined, arguments) == []
+    arguments = [*tensors(2, 1, 96, torch.bfloat16), torch.randn(2, 2, 9, 96).bfloat16()]
+    assert {name for name, _ in families(joined, arguments)} == {"reduction", "elementwise"}
+    assert wrong(joined, arguments) == []
+
+    def along_the_row(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, F.rms_norm(y, (64,))], -1)
+
+    def computed(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.exp(), F.rms_norm(y, (64,))], 0)
+
+    x, y = torch.randn(2, 5, 64)
+    for function in (along_the_row, computed):
+        assert wrong(function, [x, y]) == []
+
+
 def test_columns_stay_kernels_of_reductions() -> None:
     def columns(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(one.mT / one.mT.abs().sum(-1, keepdim=True) for one in (x, y))  # type: ignore[return-value]

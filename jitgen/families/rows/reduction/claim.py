@@ -20,12 +20,14 @@ from jitgen.families.family import ANY_FAMILY, Claim, Partition
 from jitgen.families.rows.reduction.even_rows import has_even_rows
 from jitgen.families.rows.reduction.joined import stores_of_lengths
 from jitgen.families.short_rows import is_short
+from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import INPUT, REDUCE, SCATTER, VIEW
-from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.nodes import CAT, INPUT, REDUCE, SCATTER, VIEW
+from jitgen.ir.regions import Region, Store, grid_axes, row_axes
 from jitgen.ir.scatters import scatter_store
+from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
@@ -49,16 +51,21 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     materialized."""
     results, mover, materialize = values, partition.mover, partition.materialize
     gathered: dict[_Rows, list[Store]] = {}
-    updates: list[Region] = []
+    others: list[Region] = []
     rest: list[Node | None] = list(results)
     for position, node in enumerate(results):
         if REDUCE not in node.kinds:
             continue
         if node.kind is SCATTER:
             rows_of_update = _short_update(position, node, partition)
-            updates += rows_of_update
+            others += rows_of_update
             base, value, *indices = node.inputs
             rest[position] = None if rows_of_update else mover.builder.like(node, (base, materialize(value), *indices))
+            continue
+        pieces = _short_pieces(position, node, partition) if node.kind is CAT else []
+        if pieces:
+            others += pieces
+            rest[position] = None
             continue
         for whole in stores_of_lengths(Store(position, node), mover):
             rows, store = _as_rows(whole, partition)
@@ -73,7 +80,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             if rows is not None:
                 gathered[rows].append(Store(position, node))
                 rest[position] = None
-    return Claim([*(_rows_last(rows, stores, mover) for rows, stores in gathered.items()), *updates], rest)
+    return Claim([*(_rows_last(rows, stores, mover) for rows, stores in gathered.items()), *others], rest)
 
 
 def merge(left: Region, right: Region) -> Region | None:
@@ -95,13 +102,40 @@ def _short_update(position: int, node: Node, partition: Partition) -> list[Regio
         return []
     dim = sorted(coordinate for coordinate in node.attrs.coordinates if coordinate >= 0).index(last)
     order = (*(d for d in range(last + 1) if d != dim), dim)
-    regions = []
     # The row is the last dimension again, as where it is joined.
-    for store in stores_of_lengths(_permuted(whole, order, mover), mover):
-        rows, fitted = _as_rows(store, partition)
-        region = None if rows is None or fitted is None else _rows_last(rows, [fitted], mover)
-        if region is None or not is_short(region, partition):
+    regions = _short_regions(_permuted(whole, order, mover), partition)
+    if not regions:
+        partition.restore(state)
+    return regions
+
+
+def _short_pieces(position: int, node: Node, partition: Partition) -> list[Region]:
+    """Returns the regions of the pieces that ``node`` concatenates, of which some are computed of short rows, such as a
+    key that is joined with those before it; empty where pointwise kernels do not compute them."""
+    state, dim = partition.state(), node.attrs.dim
+    regions: list[Region] = []
+    start: Size = 0
+    for piece in node.inputs:
+        store = Store(position, piece, ((("slice", dim, start, 1), piece.shape),))
+        start = symbols.add(start, piece.shape[dim])  # type: ignore[assignment]
+        if REDUCE in piece.kinds:
+            of_piece = _short_regions(store, partition) if dim != len(node.shape) - 1 else []
+        else:
+            of_piece = [Region(ANY_FAMILY, grid_axes(piece.shape), (store,))] if piece.is_in_memory else []
+        if not of_piece:
             partition.restore(state)
+            return []
+        regions += of_piece
+    return regions
+
+
+def _short_regions(whole: Store, partition: Partition) -> list[Region]:
+    """Returns the regions of ``whole``, which pointwise kernels compute; empty where they do not."""
+    regions = []
+    for store in stores_of_lengths(whole, partition.mover):
+        rows, fitted = _as_rows(store, partition)
+        region = None if rows is None or fitted is None else _rows_last(rows, [fitted], partition.mover)
+        if region is None or not is_short(region, partition):
             return []
         regions.append(replace(region, family=ANY_FAMILY))
     return regions
