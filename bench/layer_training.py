@@ -36,7 +36,8 @@ def arguments_of(name: str, rows: int, device: str) -> list[Tensor]:
     """The arguments of a layer, scaled so that its activations are of the order of 1."""
     arguments = []
     for position, spec in enumerate(LAYERS[name].specs(rows)):
-        tensor = torch.randn(spec.shape, device=device)
+        shape: Any = spec.shape
+        tensor = torch.randn(shape, device=device)
         if position and tensor.dim() == 2 and tensor.shape[1] > 128:
             tensor /= tensor.shape[1] ** 0.5
         arguments.append(tensor.bfloat16().requires_grad_())
