@@ -57,6 +57,14 @@ def first_elements(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def doubled_twice(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """Reads what it has stored."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * 2, mask=offsets < n)
+    tl.store(out_ptr + offsets, tl.load(out_ptr + offsets, mask=offsets < n) * 2, mask=offsets < n)
+
+
+@triton.jit
 def matmul(
     a_ptr,
     b_ptr,
@@ -272,3 +280,28 @@ def through_helpers(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     source, target = _advanced(x_ptr, offsets), _advanced(out_ptr, offsets)
     value = tl.load(source, mask=offsets < n)
     _stored(target, value, offsets < n)
+
+
+@triton.jit
+def advanced_in_a_loop(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        offsets = tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + start + offsets, mask=start + offsets < n)
+        tl.store(out_ptr + offsets, value, mask=start + offsets < n)
+        out_ptr += BLOCK
+
+
+@triton.jit
+def of_either(x_ptr, out_ptr, other_ptr, n, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    pointer = out_ptr + offsets
+    if not FIRST:
+        pointer = other_ptr + offsets
+    tl.store(pointer, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@triton.jit
+def by_a_block_pointer(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    block = tl.make_block_ptr(out_ptr, (n,), (1,), (0,), (BLOCK,), (0,))
+    tl.store(block, tl.load(x_ptr + offsets, mask=offsets < n), boundary_check=(0,))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import jitgen
 from tests import own_kernels as kernels
 from tests.interpreter import serve
+from tests.own_kernel_programs import programs
 
 
 def _add(x: Tensor, y: Tensor, launch: Any = kernels.add, **options: Any) -> Tensor:
@@ -192,12 +193,78 @@ def attentions() -> Iterator[str | None]:
         yield _wrong(f"attention {heads, seq, dim}", attention(q, k, v), expected)
 
 
+@jitgen.jit
+def in_another_shape(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    out = torch.empty(x.shape[0] * x.shape[1], x.shape[2])
+    kernels.add[(triton.cdiv(x.numel(), 32),)](x, y, out, x.numel(), BLOCK=32)
+    return out.view(x.shape) * bias
+
+
+@jitgen.jit
+def with_dropout(x: Tensor, y: Tensor) -> Tensor:
+    return F.dropout(_add(x, y, BLOCK=64), 0.5)
+
+
+@jitgen.jit
+def several_stores(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    total = _add(x.half(), y, BLOCK=64)
+    positive = total.relu()
+    return total, positive > 0, positive.double().sqrt()
+
+
+@jitgen.jit
+def by_its_own_rows(x: Tensor, y: Tensor) -> Tensor:
+    total = _add(x, y, BLOCK=64)
+    return (total - total.amax(1, keepdim=True)).exp()
+
+
+@jitgen.jit
+def of_another_launch(x: Tensor, y: Tensor) -> Tensor:
+    return _add(_add(x, y, BLOCK=64) * 2, _add(y, y, BLOCK=32), BLOCK=32) + 1
+
+
+@jitgen.jit
+def read_back(x: Tensor, y: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    kernels.doubled_twice[(triton.cdiv(x.numel(), 32),)](x, out, x.numel(), BLOCK=32)
+    return out + y
+
+
+@jitgen.jit
+def of_set_values(x: Tensor, rest: Tensor) -> Tensor:
+    out = rest * 1
+    kernels.first_elements[(1,)](x, out, x.numel(), BLOCK=64)
+    return out + 1
+
+
+def fused() -> Iterator[str | None]:
+    x, y = torch.randn(6, 50), torch.randn(6, 50)
+    both = x.double() + y
+    cube, bias = torch.randn(2, 3, 4, 5), torch.randn(4, 1)
+    yield _wrong("another shape", in_another_shape(cube[0], cube[1], bias), (cube[0].double() + cube[1]) * bias)
+    dropped = with_dropout(x, y)
+    kept = dropped != 0
+    yield _wrong("kept by dropout", dropped, torch.where(kept, both * 2, 0.0))
+    yield None if 90 < kept.sum() < 210 else f"dropout keeps {kept.sum()} of 300"
+    total, is_positive, root = several_stores(x, y)
+    yield _wrong("total", total, x.half().double() + y, 1e-3)
+    yield _wrong("positive", is_positive, (total > 0).double())
+    yield _wrong("root", root, total.double().relu().sqrt(), 1e-6)
+    yield _wrong("by rows", by_its_own_rows(x, y), (both - both.amax(1, keepdim=True)).exp())
+    yield _wrong("another launch", of_another_launch(x, y), both * 2 + y * 2 + 1)
+    yield _wrong("read back", read_back(x, y), x.double() * 4 + y)
+    rest = torch.randn(100)
+    yield _wrong("set values", of_set_values(x[0].contiguous(), rest), torch.cat([x[0], rest[50:]]) + 1)
+
+
 CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "pointwise": pointwise,
     "updates": updates,
     "products": products,
     "rows": rows,
     "attentions": attentions,
+    "fused": fused,
+    "programs": lambda: programs(0, 18),
 }
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import jitgen
 from jitgen import TensorSpec
 from jitgen.deploy.launch_schema import refusal
 from jitgen.errors import TraceError, UnsupportedError
+from jitgen.families.launch import splices
 from jitgen.trace.kernels.triton_accesses import accesses
 from jitgen.trace.kernels.triton_module import module_of
 from tests import triton_own_kernels
@@ -87,6 +88,55 @@ def test_configurations_are_candidates() -> None:
 def test_what_is_written_follows_from_the_text(kernel: Any, tensors: set[str], written: set[str]) -> None:
     """Numbers that pointers are advanced by are named too, and are none of the tensors."""
     assert accesses(kernel).written & tensors == written
+
+
+# ------------------------------------------------------------------------------------------------------------ fusion
+
+
+def test_what_is_around_a_kernel_is_computed_in_it() -> None:
+    low = triton_own_kernels.between_operations.lower(MATRIX, MATRIX, TensorSpec((48,)), target="sm_90a")
+    assert len(low.kernels) == 1
+    assert "5 operations behind out_ptr, where the kernel stores it" in low.explain()
+    assert "1 operations before x_ptr, where the kernel loads it" in low.explain()
+    assert "    y = tl.load(y_ptr + offsets, mask=mask)\n" in low.source  # the user's line
+    assert low.compile().asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "why"),
+    [
+        (triton_own_kernels.read_back, (MATRIX, MATRIX), "used in another way than to store at offsets: tl.store(out"),
+        (triton_own_kernels.of_set_values, (TensorSpec((48,)), TensorSpec((96,))), "the tensor had values before"),
+    ],
+)
+def test_a_rule_that_is_not_proved_right_is_a_kernel_of_its_own(
+    function: Any, arguments: tuple[Any, ...], why: str
+) -> None:
+    low = function.lower(*arguments, target="sm_90a")
+    assert len(low.kernels) > 1
+    assert why in low.explain()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "parameter", "kind", "why"),
+    [
+        (kernels.matmul, "c_ptr", "store", ""),
+        (kernels.matmul, "a_ptr", "load", ""),
+        (kernels.layer_norm, "Y", "store", ""),
+        (kernels.flash_attention, "Out", "store", ""),
+        (kernels.histogram, "counts_ptr", "store", "used in another way"),
+        (kernels.scale_in_place, "x_ptr", "store", "used in another way"),
+        (kernels.through_helpers, "out_ptr", "store", "used in another way"),
+        (kernels.advanced_in_a_loop, "out_ptr", "store", "is advanced in a loop"),
+        (kernels.of_either, "out_ptr", "store", "used in another way"),
+        (kernels.by_a_block_pointer, "out_ptr", "store", "used in another way"),
+    ],
+    ids=lambda value: getattr(getattr(value, "fn", None), "__name__", str(value)),
+)
+def test_pointers_that_a_rule_may_stand_at(kernel: Any, parameter: str, kind: str, why: str) -> None:
+    entry, text = module_of(kernel)
+    said = splices.refusal(text, entry, parameter, kind)
+    assert (why in said) if why else not said
 
 
 # -------------------------------------------------------------------------------------------------------- bad input

@@ -1,7 +1,8 @@
 """Claims the launches of users' kernels: one region for all tensors that a launch writes.
 
 Each is stored in a temporary, which the results that are one of them are then. What a launch reads is in memory before,
-row-major unless the kernel is told other strides. What it writes holds its base first, which is left to do into the
+row-major unless the kernel is told other strides, or computed where the kernel loads it; what is computed of a result
+may be stored in place of it (``fusion.py``). What a launch writes holds its base first, which is left to do into the
 same memory; where nobody has set its elements, nothing is.
 """
 
@@ -15,8 +16,11 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.launch import NAME
+from jitgen.families.launch.body import launch_of
+from jitgen.families.launch.fusion import is_computed_at_loads, is_fused, stored_values
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.index import Index
 from jitgen.ir.launches import results_of
 from jitgen.ir.nodes import INPUT, LAUNCH
 from jitgen.ir.program import Decision
@@ -43,31 +47,68 @@ class InDialect(Question):
 
 
 def plan(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    """Stores what launches write in temporaries, those of one launch together."""
+    """Stores what launches write in temporaries, those of one launch together; what is computed of a result in the
+    kernel is stored in place of it."""
+    order = topological(values)
+    if not any(node.kind is LAUNCH for node in order):
+        return values
     memo: dict[int, Node] = {}
-    mover = partition.mover
-    for node in topological(values):
+    index, mover = Index(values), partition.mover
+    for node in order:
         if node.kind is not LAUNCH or id(node) in memo:
             continue
-        inputs = [mover.substituted(child, dict(memo)) for child in node.inputs]
         before = results_of(node, node.inputs, mover.builder)
-        results = results_of(node, inputs, mover.builder)
-        stored = partition.temporaries.materialize_together(results)
-        memo |= {id(old): new for old, new in zip(before, stored, strict=True)}
-    return [mover.substituted(value, dict(memo)) for value in values] if memo else values
+        operands = [_operand(node, number, index, memo, partition) for number in range(len(node.inputs))]
+        results = results_of(node, operands, mover.builder)
+        stored: dict[Node, Node] = {}
+        for old, new in zip(before, results, strict=True):
+            for value in stored_values(old, before, index, partition) if old in index.users else [old]:
+                computed = mover.substituted(value, memo | {id(old): new})
+                stored[value] = _with_tensors(computed, new, partition)
+        temporaries = partition.temporaries.materialize_together(list(stored.values()))
+        memo |= {id(old): new for old, new in zip(stored, temporaries, strict=True)}
+    return [mover.substituted(value, dict(memo)) for value in values]
+
+
+def _with_tensors(value: Node, result: Node, partition: Partition) -> Node:
+    """Returns ``value``, computed of the launch's ``result``, with all else that is not pointwise in memory."""
+    memo: dict[int, Node] = {id(result): result}
+    for node in topological([value], known=memo):
+        if id(node) in memo:
+            continue
+        rebuilt = partition.mover.substituted(node, dict(memo))
+        reads_others = rebuilt.kind.reads_others and not rebuilt.is_in_memory
+        memo[id(node)] = partition.materialize(rebuilt) if reads_others else rebuilt
+    return memo[id(value)]
+
+
+def _operand(node: Node, number: int, index: Index, memo: dict[int, Node], partition: Partition) -> Node:
+    """Returns operand ``number`` of the launch ``node`` as the kernel gets it: in memory, or computed where it is
+    loaded. What is written is left as it is."""
+    operand = partition.mover.substituted(node.inputs[number], dict(memo))
+    if number in node.attrs.written:
+        return operand
+    if is_computed_at_loads(node, number, index.users[node.inputs[number]], partition):
+        return partition.temporaries.pointwise(operand)
+    return _in_memory(node, number, operand, partition)
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Claims a region for each launch among ``values``; in the others, launches are materialized."""
     rest: list[Node | None] = list(values)
     groups: dict[Any, list[int]] = {}
-    for position, node in enumerate(values):
-        if node.kind is LAUNCH:
-            groups.setdefault((node.inputs, node.attrs._replace(result=-1)), []).append(position)
-        elif LAUNCH in node.kinds:
-            (rest[position],) = plan([node], partition)
+    for position, value in enumerate(values):
+        if LAUNCH in value.kinds:
+            node = launch_of(value)
+            key = (node.inputs, node.attrs._replace(result=-1)) if value is node or is_fused(value) else None
+            groups.setdefault(key, []).append(position)
     regions = []
-    for positions in groups.values():
+    for key, positions in groups.items():
+        launches = [launch_of(values[position]) for position in positions]
+        if key is None or {node.attrs.result for node in launches} != set(launches[0].attrs.written):
+            for position in positions:
+                (rest[position],) = plan([values[position]], partition)
+            continue
         region, bases = _region([(position, values[position]) for position in positions], partition)
         regions.append(region)
         for position, base in zip(positions, bases, strict=True):
@@ -76,21 +117,26 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def _region(results: Sequence[tuple[int, Node]], partition: Partition) -> tuple[Region, list[Node | None]]:
-    """Makes the region of the results (position, node) of one launch; returns also what each holds before, or None."""
-    first = results[0][1]
-    attrs = first.attrs
-    if [node.attrs.result for _, node in results] != list(attrs.written):
-        raise AssertionError("the results of a launch are stored together")
+    """Makes the region of the results (position, value) of one launch; returns also what each holds before, or None."""
+    first = launch_of(results[0][1])
+    attrs, builder = first.attrs, partition.mover.builder
     partition.decide(NAME, InDialect(attrs.kernel[1], attrs.kernel[0]))
-    nothing = partition.mover.builder.const(0, "int64")
+    nothing = builder.const(0, "int64")
     inputs = [
-        nothing if number in attrs.written else _in_memory(first, number, partition)
-        for number in range(len(first.inputs))
+        nothing
+        if number in attrs.written
+        else operand
+        if not operand.is_in_memory and LAUNCH not in operand.kinds and operand.kind.is_pointwise
+        else _in_memory(first, number, operand, partition)
+        for number, operand in enumerate(first.inputs)
     ]
-    make = partition.mover.builder.like
-    stores = tuple(Store(position, make(node, inputs)) for position, node in results)
-    bases = [None if node.attrs.result in attrs.unset else _base(node, partition) for _, node in results]
-    return Region(NAME, grid_axes(first.shape), stores, (Stage(NAME),)), bases
+    stores, bases = [], []
+    for position, value in results:
+        node = launch_of(value)
+        stores.append(Store(position, partition.mover.substituted(value, {id(node): builder.like(node, inputs)})))
+        is_unset = node.attrs.result in attrs.unset
+        bases.append(None if is_unset else _base(node, partition))
+    return Region(NAME, grid_axes(first.shape), tuple(stores), (Stage(NAME),)), bases
 
 
 def _base(node: Node, partition: Partition) -> Node:
@@ -98,14 +144,13 @@ def _base(node: Node, partition: Partition) -> Node:
     return base
 
 
-def _in_memory(node: Node, number: int, partition: Partition) -> Node:
-    """Returns operand ``number`` of the launch ``node`` in memory as the kernel expects it: a tensor or a view of one,
-    or a copy.
+def _in_memory(node: Node, number: int, operand: Node, partition: Partition) -> Node:
+    """Returns ``operand``, number ``number`` of the launch ``node``, in memory as the kernel expects it: a tensor or a
+    view of one, or a copy.
 
     Raises:
         UnsupportedError: an argument is not row-major, and the kernel is told none of its strides.
     """
-    (operand,) = plan([node.inputs[number]], partition)
     told, memory = node.attrs.strides[number], partition.memory
     if not operand.is_in_memory:
         return partition.materialize(operand)

@@ -1,4 +1,4 @@
-"""Renders the source of a launch: the user's module, and an entry that passes the arguments."""
+"""Renders the source of a launch: the user's module, the functions of rules, and an entry that passes the arguments."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen.environment import Rendered, family_folder, user_mark
-from jitgen.codegen.triton import SIGNATURE_TYPES
+from jitgen.codegen.printing import printed
+from jitgen.codegen.triton import SIGNATURE_TYPES, STORAGE_TYPES, TRITON, load_cast, store_cast
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.launch import NAME
-from jitgen.families.launch.body import at_the_call
-from jitgen.families.launch.layout import Layout, attrs_of, parameters, passed_integers
+from jitgen.families.launch import NAME, splices
+from jitgen.families.launch.body import Rule, at_the_call
+from jitgen.families.launch.layout import (
+    Layout,
+    RuleLayout,
+    launched,
+    parameter_of,
+    parameters,
+    passed_integers,
+)
 from jitgen.families.launch.schedule import Schedule, explain
+from jitgen.ir.body import Body
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR
 from jitgen.ir.program import Kernel
+from jitgen.kernel.printed import sum_of
 from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
 
 POINTERS = SIGNATURE_TYPES | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 """Storage dtype to what a user's kernel has behind a pointer, as Triton's launcher tells it."""
+_OWN = "jitgen_{0}"
+"""What a parameter of the entry is called within the user's kernel."""
 
 
 def render(
@@ -31,29 +43,77 @@ def render(
         UnsupportedError: the plan's kernels are in another language.
     """
     (body,), (layout,) = kernel.bodies, layouts
-    attrs, location = attrs_of(body), body.instructions[0].location
-    language, entry, text = attrs.kernel
+    own, location = launched(body), body.instructions[0].location
+    language, entry, text = own.attrs.kernel
     if device.dialect != language:
-        where = f" at {location}" if location else ""
-        remedy = (
-            "pass CUDA tensors, or set TRITON_INTERPRET=1 before the program starts"
-            if device.dialect == "cpp"
-            else 'use backend="auto" or "triton"'
-        )
-        raise UnsupportedError(
-            f"{entry}{where} is a kernel in {language.capitalize()}, and the plan's kernels are for {device.target} in "
-            f"{device.dialect}; {remedy}"
-        )
+        raise UnsupportedError(_in_another_language(entry, language, location, device))
     declared = parameters(kernel, layouts, device)
-    integers = {name: f"n{i}" for i, (name, _, _) in enumerate(passed_integers(attrs))}
+    in_memory = [number for number, operand in enumerate(body.operands) if operand.buffer is not None]
+    rules = [
+        _rule(rule, kind, rule_layout, body, location)
+        for (kind, rule), rule_layout in zip(
+            [*((splices.LOAD, rule) for rule in own.loads), *((splices.STORE, rule) for rule in own.stores)],
+            layout.rules,
+            strict=True,
+        )
+    ]
+    replaced = [
+        splices.Splice(parameter_of(own.attrs, rule["number"]), rule["kind"], rule["name"], tuple(rule["parameters"]))
+        for rule in rules
+    ]
+    further = dict.fromkeys(parameter for rule in rules for parameter in rule["passed"])
+    arguments = [f"{_OWN.format(parameter)}={parameter}" for parameter in further]
+    arguments += _arguments(kernel, layout, schedule)
+    context = {
+        "module": (splices.spliced(text, entry, replaced) if replaced else text).rstrip(),
+        "rules": rules,
+        "libdevice": any("libdevice." in line.text for rule in rules for line in rule["lines"]),
+        "called": entry,
+        "arguments": arguments,
+        "parameters": [
+            *(f"p{number}" for number in in_memory),
+            *declared.names,
+            *(f"a{index}" for index in range(len(kernel.scalars))),
+        ],
+        "mark": user_mark(location),
+    }
+    titles = [line for line in explain(kernel, layouts, schedule, device) if location is None or location not in line]
+    built = context, _options(kernel, layout, schedule)
+    return source(f"{NAME}_{entry}", kernel, schedule, device, compiler, titles, built, False, family_folder(NAME))
+
+
+def _in_another_language(entry: str, language: str, location: str | None, device: Device) -> str:
+    where = f" at {location}" if location else ""
+    remedy = (
+        "pass CUDA tensors, or set TRITON_INTERPRET=1 before the program starts"
+        if device.dialect == "cpp"
+        else 'use backend="auto" or "triton"'
+    )
+    return (
+        f"{entry}{where} is a kernel in {language.capitalize()}, and the plan's kernels are for {device.target} in "
+        f"{device.dialect}; {remedy}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------- what is passed
+
+
+def _arguments(kernel: Kernel, layout: Layout, schedule: Schedule) -> list[str]:
+    """Returns what the entry passes to each parameter of the user's kernel."""
+    (body,) = kernel.bodies
+    own = launched(body)
+    integers = {name: f"n{i}" for i, (name, _, _) in enumerate(passed_integers(own.attrs))}
     known = dict(zip(integers, layout.known, strict=True))
-    numbers = {number: f"p{number}" for number in range(len(body.operands))}
     chosen = dict(schedule.constants)
+    of_rules = {operand for rule in (*own.loads, *own.stores) for operand in rule.operands}
     arguments = []
-    for name, how, value in attrs.parameters:
+    for name, how, value in own.attrs.parameters:
         late = at_the_call(how, value)
         if how == TENSOR:
-            argument = numbers[value]
+            place, dtype = own.places[value], own.dtypes[value]
+            argument = f"p{place}"
+            if place in of_rules and SIGNATURE_TYPES[body.operands[place].dtype] != POINTERS[dtype]:
+                argument += f".to(tl.pointer_type({STORAGE_TYPES[dtype]}))"  # nothing is read or written there
         elif how == CONSTANT:
             argument = value
         elif how == CONFIG:
@@ -65,30 +125,7 @@ def render(
         else:
             argument = _literal(how, value)
         arguments.append(f"{name}={argument}")
-    passed = [position for position, fact in enumerate(layout.known) if fact != 1]
-    signature = [f"*{POINTERS[operand.dtype]}" for operand in body.operands]
-    signature += ["i64" if layout.wide else "i32"] * len(passed)
-    signature += [SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    multiples = [*layout.alignments, *(layout.known[position] or 1 for position in passed)]
-    options: dict[str, Any] = {
-        "signature": signature,
-        "multiples": [*multiples, *[1] * len(kernel.scalars)],
-        "num_warps": schedule.option("num_warps"),
-        "num_stages": schedule.option("num_stages"),
-        "enable_fp_fusion": True,
-        **{name: number for name, number in schedule.options if name not in ("num_warps", "num_stages")},
-    }
-    context = {
-        "module": text.rstrip(),
-        "called": entry,
-        "arguments": arguments,
-        "parameters": [*numbers.values(), *declared.names, *(f"a{index}" for index in range(len(kernel.scalars)))],
-        "mark": user_mark(location),
-    }
-    titles = [line for line in explain(kernel, layouts, schedule, device) if location is None or location not in line]
-    return source(
-        f"{NAME}_{entry}", kernel, schedule, device, compiler, titles, (context, options), False, family_folder(NAME)
-    )
+    return arguments
 
 
 def _literal(how: str, value: Any) -> str:
@@ -99,3 +136,104 @@ def _literal(how: str, value: Any) -> str:
         number = repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
         return f"tl.full((), {number}, tl.float32)"
     return f"tl.full((), {value}, {'tl.int32' if -(2**31) <= value < 2**31 else 'tl.int64'})"
+
+
+def _options(kernel: Kernel, layout: Layout, schedule: Schedule) -> dict[str, Any]:
+    """Returns the options of the source."""
+    (body,) = kernel.bodies
+    own = launched(body)
+    of_rules = {operand for rule in (*own.loads, *own.stores) for operand in rule.operands}
+    passed = [known for known in layout.known if known != 1]
+    signature = [
+        f"*{(SIGNATURE_TYPES if number in of_rules else POINTERS)[operand.dtype]}"
+        for number, operand in enumerate(body.operands)
+        if operand.buffer is not None
+    ]
+    signature += ["i64" if layout.wide else "i32"] * (len(passed) + len(layout.multiples))
+    signature += [SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
+    multiples = [*layout.alignments, *(known or 1 for known in passed)]
+    multiples += [16 if is_multiple else 1 for is_multiple in layout.multiples]
+    return {
+        "signature": signature,
+        "multiples": [*multiples, *[1] * len(kernel.scalars)],
+        "num_warps": schedule.option("num_warps"),
+        "num_stages": schedule.option("num_stages"),
+        "enable_fp_fusion": True,
+        **{name: number for name, number in schedule.options if name not in ("num_warps", "num_stages")},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ rules
+
+
+def _rule(rule: Rule, kind: str, layout: RuleLayout, body: Body, location: str | None) -> dict[str, Any]:
+    """Presents the function of a rule: it gets the offset of an element in its tensor, and what the user's call has."""
+    text = printed(rule.instructions, TRITON)
+    operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
+    loads, stores, used = [], [], set[int]()
+    for instruction in rule.instructions:
+        if instruction.op not in ("load", "iota", "store"):
+            continue
+        number, position = instruction.attr, operands[instruction.attr]
+        operand, pointer = body.operands[number], _OWN.format(f"p{number}")
+        if instruction.op == "store":
+            stored = store_cast(text.names[instruction.args[0]], operand.dtype)
+            stores.append({"pointer": pointer, "value": stored, "mark": user_mark(instruction.location)})
+            continue
+        strides = layout.strides[position]
+        used |= {dim for dim, stride in enumerate(strides) if stride != 0} if not layout.flat[position] else set()
+        index = _offset(layout, position)
+        first = layout.first[position]
+        if first is not None:
+            expression = f"({_integer(first)} + {index}).to({TRITON.types[operand.dtype]})"
+        else:
+            expression = load_cast(f"tl.load({pointer} + {index}, mask=mask)", operand.dtype)
+        loads.append({"value": text.values[number], "expression": expression})
+    is_store = kind == splices.STORE
+    value = next((text.names[p] for p, i in enumerate(rule.instructions) if i.op == "launch"), "")
+    names = [f"p{number}" for number in rule.operands if body.operands[number].buffer is not None]
+    names += [f"m{number}" for number in _integers_of(layout)]
+    names += list(text.scalars)
+    result = text.names[len(rule.instructions) - 1] if not is_store else ""
+    return {
+        "name": _OWN.format(f"{'store' if is_store else 'load'}{rule.number}"),
+        "kind": kind,
+        "number": rule.number,
+        "passed": names,
+        "parameters": [_OWN.format(name) for name in names],
+        "scalars": [(name, _OWN.format(name)) for name in text.scalars],
+        "dtype": STORAGE_TYPES[rule.dtype],
+        "value": value,
+        "widened": load_cast("value", rule.dtype),
+        "has_dims": bool(used),
+        "dims": _dims(layout),
+        "loads": loads,
+        "lines": list(text.lines.values()),
+        "stores": stores,
+        "result": store_cast(result, rule.dtype) if result else "",
+        "mark": user_mark(location),
+    }
+
+
+def _integer(number: int) -> str:
+    return _OWN.format(f"m{number}")
+
+
+def _integers_of(layout: RuleLayout) -> list[int]:
+    """Returns the integers that a rule takes, in order."""
+    strides = (-1 - stride for along in layout.strides for stride in along if stride < 0)
+    return sorted({*layout.sizes, *strides, *(first for first in layout.first if first is not None)})
+
+
+def _dims(layout: RuleLayout) -> list[tuple[str, str]]:
+    """Returns, from the last dimension to the second, the name of a coordinate and the size of its dimension."""
+    return [(f"i{dim}", _integer(layout.sizes[dim - 1])) for dim in range(len(layout.sizes), 0, -1)]
+
+
+def _offset(layout: RuleLayout, position: int) -> str:
+    """Returns the offset of an operand's element at the tensor's offset ``at``."""
+    if layout.flat[position]:
+        return "at"
+    strides = [str(stride) if stride >= 0 else _integer(-1 - stride) for stride in layout.strides[position]]
+    index = sum_of([], strides, [f"i{dim}" for dim in range(len(strides))])
+    return "at * 0" if index == "0" else f"({index})"

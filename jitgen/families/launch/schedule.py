@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Problem
-from jitgen.families.launch.layout import LaunchGeometry, Layout, attrs_of
+from jitgen.families.launch.layout import LaunchGeometry, Layout, attrs_of, launched, parameter_of
 from jitgen.ir.launches import Config
 from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import operations_in
 from jitgen.kernel.launch import LaunchShape
 from jitgen.kernel.operands import WARP
 from jitgen.schedule.declared import DeclaredSchedule
@@ -90,13 +91,16 @@ def launch(
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
     """Explains the kernel: a title, what it reads and writes, and among how many configurations it was chosen."""
     (body,) = kernel.bodies
-    attrs = attrs_of(body)
-    names = {value: name for name, how, value in reversed(attrs.parameters) if how == "tensor"}
-    written = ", ".join(names[number] for number in attrs.written)
-    read = ", ".join(names[number] for number in range(len(body.operands)) if number not in attrs.written)
-    location = body.instructions[0].location
+    own = launched(body)
+    attrs, location = own.attrs, body.instructions[0].location
+    written = ", ".join(parameter_of(attrs, number) for number in attrs.written)
+    read = ", ".join(parameter_of(attrs, n) for n in range(len(own.dtypes)) if n not in attrs.written)
     lines = [f"the kernel {attrs.kernel[1]}, written by you" + (f", launched at {location}" if location else "")]
     lines.append(f"writes {written}" + (f", reads {read}" if read else ""))
+    for rules, where, verb in ((own.loads, "before", "loads"), (own.stores, "behind", "stores")):
+        for rule in rules:
+            count = len(operations_in(rule.instructions))
+            lines.append(f"{count} operations {where} {parameter_of(attrs, rule.number)}, where the kernel {verb} it")
     if len(attrs.configs) > 1:
         lines.append(f"one of {len(attrs.configs)} configurations; jitgen tune measures them")
     return lines

@@ -129,7 +129,9 @@ def defined(kernel: Any) -> Defined:
     """
     function = inspect.unwrap(kernel.fn)
     try:
-        lines, first = inspect.getsourcelines(function)
+        lines, first = getattr(kernel, "raw_src", None), getattr(kernel, "starting_line_number", 1)
+        if not isinstance(lines, list):  # of a kernel that is interpreted; Triton has read the others already
+            lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise UnsupportedError(
             f"the text of the kernel {function.__name__} cannot be read, so that nobody can tell what it computes; "
@@ -139,6 +141,12 @@ def defined(kernel: Any) -> Defined:
     text = textwrap.dedent("".join(lines[offset:])).rstrip() + "\n"
     (tree,) = ast.parse(text).body
     assert isinstance(tree, ast.FunctionDef)
+    code = next(c for c in compile(text, "<kernel>", "exec").co_consts if isinstance(c, types.CodeType))
+    if (tree.name, code.co_varnames) != (function.__name__, function.__code__.co_varnames):
+        raise UnsupportedError(
+            f"the file {inspect.getsourcefile(function)} has changed since its kernel {function.__name__} was "
+            "imported; start the program again"
+        )
     return Defined(function, text, tree, inspect.getsourcefile(function) or "?", first + offset)
 
 

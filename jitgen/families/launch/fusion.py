@@ -1,0 +1,231 @@
+"""Decides which pointwise operations before and behind a user's kernel are computed in it.
+
+What is computed pointwise of a result and of tensors that do not depend on the launch is computed where the result is
+stored; the values among it that anything else reads are stored there. An operand that is computed pointwise, for this
+launch alone, is computed where it is loaded, if that is cheap enough to be done again at each load. A result that held
+values before the launch stays as it is, since the kernel need not store all of its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.family import Partition, Question
+from jitgen.families.launch import NAME, splices
+from jitgen.families.launch.layout import parameter_of
+from jitgen.ir import symbols
+from jitgen.ir.attributes import CHANNELS_LAST
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.index import Index
+from jitgen.ir.launches import TENSOR
+from jitgen.ir.nodes import IOTA, LAUNCH, VIEW
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Decision
+
+MOST_OPERATIONS = 64
+"""Operations that a rule has at most, so that a kernel is compiled in seconds."""
+MOST_TENSORS = 12
+"""Tensors that a rule reads at most."""
+MOST_STORED = 3
+"""Values of a rule that are stored at most."""
+FLOPS_OF_A_LOAD = 32
+"""Operations that a kernel may do at each element it loads. One with products loads an element once for each of many
+tiles: there it is ``FLOPS_OF_A_TILE``."""
+FLOPS_OF_A_TILE = 4
+_NARROW_ELEMENTS = 2**31
+"""Elements of a tensor from which on an offset needs 64 bits."""
+
+
+@dataclass(frozen=True)
+class Spliced(Question):
+    """Asks whether a pointwise rule is computed in a user's kernel.
+
+    Attributes:
+        where: the parameter, and whether it is loaded or stored there.
+        refusal: why not; empty where nothing is against it.
+        elements: of the tensor.
+    """
+
+    placements = ("in the kernel that you wrote", "a kernel of its own")
+    where: str
+    refusal: str
+    elements: Any
+
+    def __str__(self) -> str:
+        return f"what is computed {self.where}"
+
+    def decide(self, device: Device) -> Decision:
+        """Returns whether it is."""
+        if self.refusal:
+            return Decision(False, self.refusal)
+        if self.elements >= _NARROW_ELEMENTS:
+            return Decision(False, "the tensor's offsets need 64 bits")
+        return Decision(True, "the kernel uses the pointer for nothing else")
+
+
+def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partition) -> bool:
+    """Returns whether a rule stands at the loads, or the stores, of an operand of the launch ``node``."""
+    _, entry, text = node.attrs.kernel
+    parameter = parameter_of(node.attrs, number)
+    given = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
+    if not refusal and len(given) > 1:
+        refusal = f"it gets the tensor as {' and '.join(given)}"
+    refusal = refusal or splices.refusal(text, entry, parameter, kind)
+    where = "behind" if kind == splices.STORE else "before"
+    elements = symbols.product(node.inputs[number].shape)
+    question = Spliced(f"{where} {parameter} of {entry}", refusal, elements)
+    return partition.decide(NAME, question).fused
+
+
+# -------------------------------------------------------------------------------------------------- behind a result
+
+
+def stored_values(result: Node, siblings: Sequence[Node], index: Index, partition: Partition) -> list[Node]:
+    """Returns the values that the kernel stores in place of ``result``: that itself, where nothing is computed in it.
+
+    Args:
+        siblings: all results of the launch.
+        index: of all values of the graph.
+    """
+    rule = _rule(result, siblings, index)
+    if not any(node.kind.is_pointwise for node in rule):
+        return [result]
+    stored = _read_elsewhere(rule, index)
+    refusal = ""
+    if result.attrs.result not in result.attrs.unset:
+        refusal = "the tensor had values before, and the kernel need not store all elements"
+    elif result.dtype.startswith("float8"):
+        refusal = f"its elements are {result.dtype}"
+    elif len(stored) > MOST_STORED:
+        refusal = f"{len(stored)} of its values are read elsewhere"
+    if _asked(result, result.attrs.result, splices.STORE, refusal, partition):
+        return stored
+    return [result]
+
+
+def _rule(result: Node, siblings: Sequence[Node], index: Index) -> list[Node]:
+    """Returns ``result`` and what is computed pointwise of it, each after what it is computed of; in its own shape, or
+    in one other of as many elements, which have the same offsets."""
+    rule = [result]
+    known = {result}
+    tensors: set[Node] = set()
+    shape: Shape | None = None
+    for node in index.order:
+        if not known.intersection(node.inputs) or node in known:
+            continue
+        if keeps_offsets(node) and not node.inputs[0].kind.is_pointwise:
+            rule.append(node)
+            known.add(node)
+            continue
+        others = [child for child in node.inputs if child not in known]
+        joins = node.kind.is_pointwise and node.shape == (shape or node.shape) and node.attrs != CHANNELS_LAST
+        joins = joins and all(child.shape == node.shape for child in node.inputs if child in known)
+        joins = joins and not any(index.depends(child, on) for child in others for on in siblings)
+        read = tensors | {leaf for child in others for leaf in _tensors_of(child)}
+        if joins and len(read) <= MOST_TENSORS and len(rule) < MOST_OPERATIONS:
+            rule.append(node)
+            known.add(node)
+            tensors, shape = read, node.shape
+    return rule
+
+
+def keeps_offsets(node: Node) -> bool:
+    """Returns whether ``node`` is a view whose elements have the offsets of its source's, where that is row-major."""
+    return node.kind is VIEW and node.attrs.kind in ("reshape", "squeeze", "unsqueeze")
+
+
+def _tensors_of(root: Node) -> set[Node]:
+    """Returns the tensors that a rule reads for ``root``."""
+    leaves: set[Node] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.kind.is_pointwise:
+            stack.extend(node.inputs)
+        elif not node.under_views.kind.is_number:
+            leaves.add(node)
+    return leaves
+
+
+def _read_elsewhere(rule: Sequence[Node], index: Index) -> list[Node]:
+    """Returns the values of ``rule`` that are results of the graph, or that anything but the rule reads; the launch's
+    result in place of a view of it."""
+    own, roots = set(rule), set(index.roots)
+    read = [node for node in rule if node in roots or any(user not in own for user in index.users[node])]
+    return list(dict.fromkeys(node if node.kind.is_pointwise else rule[0] for node in read))
+
+
+def is_result(node: Node) -> bool:
+    """Returns whether ``node`` is a launch's result, or a view of one whose elements have the same offsets."""
+    while keeps_offsets(node):
+        node = node.inputs[0]
+    return node.kind is LAUNCH
+
+
+def is_fused(value: Node) -> bool:
+    """Returns whether ``value`` is computed pointwise of a launch's result, perhaps in another shape of as many
+    elements, and of tensors."""
+    if sum(node.kind is LAUNCH for node in topological([value])) != 1:
+        return False
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if is_result(node):
+            if node.shape != value.shape:
+                return False
+            continue
+        if node.kind.is_number or node.is_in_memory or node.under_views.kind is IOTA:
+            continue
+        if not node.kind.is_pointwise:
+            return False
+        stack.extend(node.inputs)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- before an operand
+
+
+def is_computed_at_loads(node: Node, number: int, users: Collection[Node], partition: Partition) -> bool:
+    """Returns whether operand ``number`` of the launch ``node`` is computed where the kernel loads it.
+
+    Args:
+        users: what reads the operand in the graph.
+    """
+    operand = node.inputs[number]
+    if operand.is_in_memory or not operand.kind.is_pointwise:
+        return False
+    launch = node.inputs, node.attrs._replace(result=-1)
+    others = [
+        user for user in users if user.kind is not LAUNCH or (user.inputs, user.attrs._replace(result=-1)) != launch
+    ]
+    computed = _operations_of(operand)
+    flops = sum(OPS[one.op].flops for one in computed if one.op in OPS)
+    has_products = ".dot(" in node.attrs.kernel[2] or ".dot_scaled(" in node.attrs.kernel[2]
+    most = FLOPS_OF_A_TILE if has_products else FLOPS_OF_A_LOAD
+    tensors = _tensors_of(operand)
+    refusal = ""
+    if others:
+        refusal = "something else reads it too"
+    elif flops > most or len(computed) > MOST_OPERATIONS:
+        refusal = f"it takes {flops} operations, which each load of an element would repeat"
+    elif (
+        operand.dtype.startswith("float8")
+        or len(tensors) > MOST_TENSORS
+        or not any(one.kind is not IOTA and one.under_views.kind is not IOTA for one in tensors)
+    ):
+        refusal = "its operands are too many, of 8-bit floats, or no tensors"
+    return _asked(node, number, splices.LOAD, refusal, partition)
+
+
+def _operations_of(root: Node) -> list[Node]:
+    computed: dict[Node, None] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.kind.is_pointwise and node not in computed:
+            computed[node] = None
+            stack.extend(node.inputs)
+    return list(computed)
