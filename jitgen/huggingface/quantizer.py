@@ -21,8 +21,9 @@ from jitgen.quant.activations import check_activation
 from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
-from jitgen.quant.modules import SkippedLayer, freeze_bias, quantize_
+from jitgen.quant.modules import freeze_bias, quantize_
 from jitgen.quant.qtensor import QTensor
+from jitgen.quant.report import SkippedLayer
 
 try:
     from transformers.core_model_loading import ConversionOps, PrefixChange

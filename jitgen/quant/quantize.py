@@ -351,7 +351,7 @@ def stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
     return scales.to(format.scale_dtype)
 
 
-def _rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
+def rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
     """Rounds ``scales`` to the format's kind of scales."""
     if format.scale == "e8m0":
         return torch.exp2(torch.log2(scales).round().clamp(-E8M0_BIAS, 2 * E8M0_BIAS))
@@ -428,7 +428,7 @@ def _refined(
         chosen = codes - origin
         power = chosen.square().sum(-1, keepdim=True)
         slope = (normal * chosen).sum(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
-        fitted = _rounded_scales(slope * unit, format)
+        fitted = rounded_scales(slope * unit, format)
         moved = zeros
         if format.zeros == "float":
             step = torch.where(fitted == 0, unit, fitted) / unit
@@ -448,7 +448,7 @@ def _half_quadratic(values: torch.Tensor, unit: torch.Tensor, format: Format) ->
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     spread = high / code.high - low / code.high
     spread = torch.where(spread == 0, high.abs() / code.high, spread)
-    scales = _rounded_scales(spread, format)
+    scales = rounded_scales(spread, format)
     step = torch.where(scales == 0, 1.0, scales)
     zeros = _stored_zeros(-low / step, format)
     best, least, beta = zeros, None, HQQ_BETA
@@ -492,17 +492,17 @@ def _candidates(
     if format.zero_point:
         low, high = values.amin(-1, keepdim=True).clamp_(max=0), values.amax(-1, keepdim=True).clamp_(min=0)
         for fraction in fractions:
-            scales = _rounded_scales((high / format.high - low / format.high) * fraction, format)
+            scales = rounded_scales((high / format.high - low / format.high) * fraction, format)
             zeros = (low / torch.where(scales == 0, 1.0, scales)).mul_(-fraction)
             yield scales, _stored_zeros(zeros, format)
         return
     if isinstance(code, Integer) and code.step != 1:
         # The best scale of two values that differ in their sign alone is the mean magnitude.
-        yield _rounded_scales(values.abs().mean(-1, keepdim=True), format), no_zeros
+        yield rounded_scales(values.abs().mean(-1, keepdim=True), format), no_zeros
         return
     for fraction in fractions:
-        yield _rounded_scales(magnitude * (fraction / format.high), format), no_zeros
+        yield rounded_scales(magnitude * (fraction / format.high), format), no_zeros
     if isinstance(code, Integer) and -code.low > code.high:
         extreme = torch.where(values.amax(-1, keepdim=True) == magnitude, magnitude, -magnitude)
         for fraction in fractions:
-            yield _rounded_scales(extreme * (fraction / code.low), format), no_zeros
+            yield rounded_scales(extreme * (fraction / code.low), format), no_zeros

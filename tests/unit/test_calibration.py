@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import jitgen
 from jitgen.errors import FallbackWarning, FormatError
+from jitgen.quant import calibration, migration
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def batches(count: int = 3) -> list[torch.Tensor]:
     return [torch.randn(40, 24) @ mix / 5 + 0.1 * torch.randn(40, 64) for _ in range(count)]
 
 
-def error(quantised: nn.Module, plain: nn.Module, x: torch.Tensor) -> float:
+def error(quantised: Callable[[torch.Tensor], torch.Tensor], plain: nn.Module, x: torch.Tensor) -> float:
     wanted = plain(x)
     return ((quantised(x) - wanted).norm() / wanted.norm()).item()
 
@@ -84,13 +86,129 @@ def test_smoothquant_migrates_where_nothing_else_reads() -> None:
     assert error(made, plain, data[0]) < 0.8 * error(direct, plain, data[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["smoothquant", "awq"])
+def test_factors_are_moved_in_every_dtype(method: str, dtype: torch.dtype) -> None:
+    plain, data = model(), batches()
+    made = copy.deepcopy(plain).to(dtype)
+    report = jitgen.calibrate(made, [x.to(dtype) for x in data], method, format="int8", activation="int8")
+    assert report.migrated == ("up",)
+    assert "factors of activations are in 1 weights: up" in str(report)
+    assert made.up.weight.dtype == dtype
+    direct = copy.deepcopy(plain).to(dtype)
+    jitgen.quantize_(direct, "int8", activation="int8")
+    x = data[0]
+    assert error(lambda x: made(x.to(dtype)).float(), plain, x) < 0.9 * error(
+        lambda x: direct(x.to(dtype)).float(), plain, x
+    )
+
+
+class Attention(nn.Module):
+    """Attention of one head before which no norm stands, and SwiGLU behind it; ``conv`` has its weight as (K, N)."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = torch.softmax(self.q(x) @ self.k(x).mT / 8, -1) @ self.v(x)
+        h = x + self.o(mixed)
+        result: torch.Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
+        return result
+
+
+def test_products_pass_factors_on_where_what_lies_between_commutes() -> None:
+    plain = Attention().requires_grad_(False)
+    plain.v.weight[::8] *= 20
+    plain.up.weight[::8] *= 20
+    data, made = batches(), copy.deepcopy(plain)
+    report = jitgen.calibrate(made, data, "smoothquant", format="int8", activation="int8")
+    assert report.migrated == ("o", "down")
+    direct = copy.deepcopy(plain)
+    jitgen.quantize_(direct, "int8", activation="int8")
+    assert error(made, plain, data[0]) < 0.9 * error(direct, plain, data[0])
+
+
+def test_that_nothing_is_moved_is_said() -> None:
+    made = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
+    with pytest.warns(FallbackWarning, match="awq moves nothing"):
+        report = jitgen.calibrate(made, [torch.randn(4, 32)], "awq", format="int4", group_size=32)
+    assert len(report.layers) == 2
+    assert report.migrated == ()
+
+
+def test_awq_tries_the_format_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = set()
+    quantize = migration.quantize
+
+    def noted(weight: torch.Tensor, format: str, group_size: int | None, **more: Any) -> Any:
+        tried.add((format, group_size))
+        return quantize(weight, format, group_size, **more)
+
+    monkeypatch.setattr(migration, "quantize", noted)
+    jitgen.calibrate(model(), batches(1), "awq", format={"up": ("uint3", 64), "*": ("int8", None)})
+    assert tried == {("uint3", 64)}
+
+
+@pytest.mark.parametrize("method", ["smoothquant", "awq", "gptq", "absmax"])
+@pytest.mark.parametrize("at", ["a batch", "a weight"])
+def test_an_error_changes_nothing(method: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model().requires_grad_(True).train()
+    before = {name: parameter.clone() for name, parameter in made.named_parameters()}
+    data: list[Any] = batches()
+    if at == "a batch":
+        data[-1] = torch.randn(3, 5)
+    else:
+        function = "with_feedback" if method == "gptq" else "quantize"
+        original, count = getattr(calibration, function), iter(range(10))
+
+        def breaks(*arguments: Any, **more: Any) -> Any:
+            if next(count) == 1:
+                raise RuntimeError("out of memory")
+            return original(*arguments, **more)
+
+        monkeypatch.setattr(calibration, function, breaks)
+    with pytest.raises(RuntimeError):
+        jitgen.calibrate(made, data, method)
+    assert made.training
+    assert made.up.training
+    assert all(type(parameter) is nn.Parameter and parameter.requires_grad for parameter in made.parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in made.named_parameters())
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_what_follows_is_calibrated_on_what_comes_before(sequential: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, data = model(), batches()
+    sums = []
+    original = calibration.with_feedback
+
+    def noted(weight: torch.Tensor, products: torch.Tensor, *more: Any) -> Any:
+        sums.append(products)
+        return original(weight, products, *more)
+
+    monkeypatch.setattr(calibration, "with_feedback", noted)
+    made = calibrated(plain, data, "gptq", format="int4", group_size=32, activation="int8", sequential=sequential)
+    inner = torch.cat([F.gelu(made.up(plain.norm(x))) if sequential else F.gelu(plain.up(plain.norm(x))) for x in data])
+    torch.testing.assert_close(sums[1], inner.T @ inner, rtol=2e-2, atol=0.02 * float((inner.T @ inner).max()))
+
+
+def test_products_of_one_tensor_are_calibrated_together() -> None:
+    plain = Attention().requires_grad_(False)
+    runs = []
+    plain.register_forward_pre_hook(lambda *_: runs.append(1))
+    jitgen.calibrate(plain, batches(2), "gptq", format="int4", group_size=32)
+    assert len(runs) == 2 + 2 * 4  # once to look, and for q k v, o, gate up, down
+
+
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_weights_lose_less(method: str) -> None:
     plain, data = model(), batches()
     direct = copy.deepcopy(plain)
     jitgen.quantize_(direct, "int4", 32)
     made = calibrated(plain, data[:2], method, format="int4", group_size=32)
-    assert error(made, plain, data[2]) < (0.95 if method == "awq" else 0.85) * error(direct, plain, data[2])
+    assert error(made, plain, data[2]) < (0.95 if method == "awq" else 0.8) * error(direct, plain, data[2])
 
 
 @pytest.mark.parametrize(("format", "group"), [("uint4", 32), ("int8", None), ("uint3", None)])

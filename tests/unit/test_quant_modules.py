@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.errors import FormatError, UnsupportedError
+from jitgen.errors import FallbackWarning, FormatError, UnsupportedError
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
 
@@ -226,3 +226,11 @@ def test_patterns_of_names_choose_formats() -> None:
     with pytest.raises(FormatError, match="absmax, mse, hqq"):
         jitgen.quantize_(tied, "int4", method="best")
     assert jitgen.quantize_(tied, "uint2", 32, method="hqq").layers[0].names == ("0", "1")
+
+
+def test_a_pattern_of_activations_that_matches_nothing_is_said() -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    with pytest.warns(FallbackWarning, match=r"'\*\.up' matches none of the 1 layers, which are called '0'"):
+        report = jitgen.quantize_(model, "int8", activation={"*.up": "int8"})
+    assert report.unmatched == ("*.up",)
+    assert report.layers[0].activation is None
