@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from jitgen.device import Device
 from jitgen.fingerprint import folders_digest
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir.body import Body
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
 from jitgen.ir.program import Buffer, Decision, Kernel
 from jitgen.ir.regions import Region

@@ -18,7 +18,7 @@ as K of a product. The *stages* are the steps of a kernel in the order in which 
 RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. Stages follow from the stored
 expressions, unless several axes are walked inside one another: attention has ``contract over d, map, reduce over n,
 contract over n, map``, with n, the keys, sequential and inner, and its family says so (``Region.stated``). A family
-claims regions (``families/family.py``); ``ir/body.py`` lowers one to the instructions that a dialect prints.
+claims regions (``families/family.py``); ``ir/body_builder.py`` lowers one to the instructions that a dialect prints.
 """
 
 from __future__ import annotations

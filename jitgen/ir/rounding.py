@@ -10,7 +10,7 @@ Arithmetic on such values runs on in float32. What can tell the difference sees 
 
 A value of which something sees the rounded number is that number for all that read it in a kernel.
 
-Neighbours: ``ir/body.py`` asks here when it makes the instructions of a node, for all dialects and families.
+Neighbours: ``ir/body_builder.py`` asks here when it makes the instructions of a node, for all dialects and families.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.ir.body import BodyBuilder
+from jitgen.ir.body_builder import BodyBuilder
 from tests import attention_backward as functions
 from tests.attention import MASKS, formula, operands, sample
 from tests.attention_backward import compared, partitioned

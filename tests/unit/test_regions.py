@@ -7,7 +7,7 @@ import torch
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.ir.body import BodyBuilder
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Builder, Node
 from jitgen.ir.regions import Axis, Region, Stage, Store, stages_of
 

@@ -11,7 +11,7 @@ import torch
 
 import jitgen
 from jitgen.errors import UnsupportedError
-from jitgen.ir.body import BodyBuilder
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.runtime.overlap import Ranges
 from tests.interpreter import Interpreter
 from tests.updates import CASES, adamw, failures, momentum, of_each

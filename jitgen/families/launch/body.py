@@ -13,7 +13,8 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
-from jitgen.ir.body import Body, BodyBuilder, Instruction, Operand, compute_dtype, seen_through_views
+from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
+from jitgen.ir.body_builder import BodyBuilder, seen_through_views
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.launches import FLOAT, INT, UNSPECIALIZED
 from jitgen.ir.nodes import LAUNCH

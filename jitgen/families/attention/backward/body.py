@@ -16,7 +16,8 @@ from jitgen.families.attention.backward.match import tile_products
 from jitgen.families.attention.rule.body import TileBuilder
 from jitgen.families.attention.rule.bounds import reachable
 from jitgen.families.attention.rule.views import last_two
-from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import REDUCE
 from jitgen.ir.regions import Region

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.attention.rule.body import TileBuilder
-from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import REDUCE
 from jitgen.ir.regions import Region

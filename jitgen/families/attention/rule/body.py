@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitgen.ir.body import BodyBuilder
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CAST
 

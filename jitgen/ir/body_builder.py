@@ -1,0 +1,408 @@
+"""Lowers a region's pointwise expressions to a ``Body``: instructions in compute dtypes.
+
+The result of a torch function that is read by what can tell the difference is rounded to the bits that it would lose in
+memory (``ir/rounding.py``). Nothing else is rounded between operations, so a fused chain is at least as exact as eager
+torch.
+
+Neighbours: ``ir/regions.py`` says what a region is, ``ir/body.py`` what a body is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.analysis import varies
+from jitgen.ir.attributes import ROUNDED
+from jitgen.ir.body import (
+    BLOCKS,
+    Body,
+    Contraction,
+    Instruction,
+    Operand,
+    Window,
+    compute_dtype,
+    identity_of,
+    placed,
+)
+from jitgen.ir.equations import LENGTHS_OF_GROUPS
+from jitgen.ir.gathers import to_iteration_space
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import (
+    CAST,
+    CONST,
+    CONVOLVE,
+    DEQUANTIZE,
+    GATHER,
+    INPUT,
+    IOTA,
+    PRODUCTS,
+    REDUCE,
+    SCALAR,
+    SCAN,
+    SCATTER,
+    SORT,
+    VIEW,
+)
+from jitgen.ir.ops import FLOATS, OPS
+from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.rounding import EXACT_IN, KEEPS, NARROW, holds, sees_rounded
+from jitgen.ir.sorts import Order
+from jitgen.ir.symbols import Expr, Scalar
+from jitgen.ir.views import ROW_TILE
+from jitgen.spec import weight_tensors
+
+MOST_WITHIN_ONE = 4
+"""The most operations within one torch function between its argument and what sees how that is rounded."""
+
+
+class BodyBuilder:
+    """Lowers one region. ``scalars`` collects the kernel's run-time scalars over all its regions."""
+
+    def __init__(self, buffers: Sequence[Shape], scalars: list[tuple[Expr, str]]):
+        self.buffers = buffers
+        self.scalars = scalars
+        self.instructions: list[Instruction] = []
+        self.operands: list[Operand] = []
+        self._positions: dict[Any, int] = {}
+        self._noted: set[int] = set()
+        self._seen: set[int] = set()
+        self._row_dims: tuple[int, ...] = ()
+        self._contractions: list[Contraction] = []
+        self._load, self._iota, self._chosen = "load", "iota", "gather"
+
+    def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
+        rank = len(region.shape)
+        self._row_dims = tuple(range(rank - region.row_rank, rank))
+        for store in region.stores:
+            for source in store.sources:
+                self._note_what_is_seen(source)
+        values = [self.value(store.value) for store in region.stores if not store.is_update]
+        for store, value in zip(region.stores, values, strict=not region.is_update):
+            buffer = result_buffer[store.result]
+            row = bool(self._row_dims) and store.value.shape != region.shape
+            row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
+            operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row)
+            self.operands.append(operand)
+            dtype = compute_dtype(store.value.dtype)
+            value = self._before_rounding(value, operand.dtype)
+            self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
+        for store in region.stores if region.is_update else ():
+            self._scatter(store, result_buffer[store.result])
+        return Body(
+            region.axes, region.stages, tuple(self.operands), tuple(self.instructions), tuple(self._contractions)
+        )
+
+    def _before_rounding(self, value: int, dtype: str) -> int:
+        """Returns the position of what is rounded to ``dtype`` at ``value``, since the store rounds: of 8-bit floats,
+        whose rounding takes ten instructions where the target has none for it."""
+        instruction = self.instructions[value]
+        is_rounded = instruction.op == "round_to" and instruction.attr == dtype and dtype.startswith("float8")
+        return instruction.args[0] if is_rounded else value
+
+    def _emit(self, instruction: Instruction) -> int:
+        if self._row_dims:
+            instruction = placed(instruction, self.instructions, self.operands)
+        key = identity_of(instruction)
+        if key not in self._positions:
+            self._positions[key] = len(self.instructions)
+            self.instructions.append(instruction)
+        return self._positions[key]
+
+    def value(self, node: Node) -> int:
+        """Returns the position of the instruction that computes ``node``; instructions for its inputs are emitted
+        before it.
+
+        A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
+        """
+        self._note_what_is_seen(node)
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._positions:
+                stack.pop()
+                continue
+            waiting = [child for child in self._awaited(top) if id(child) not in self._positions]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                position = self._lower(top)
+                if id(top) in self._seen:
+                    position = self._rounded(position, top.dtype, top.location)
+                self._positions[id(top)] = position
+                stack.pop()
+        return self._positions[id(node)]
+
+    def _awaited(self, node: Node) -> Sequence[Node]:
+        """Lists the nodes whose instructions come before that of ``node``."""
+        return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.kind is GATHER :]
+
+    def _lower(self, node: Node) -> int:
+        dtype = compute_dtype(node.dtype)
+        if node.kind is CONST:
+            return self._emit(Instruction("const", (), dtype, node.attrs.value))
+        if node.kind is SCALAR:
+            return self._scalar(node.attrs.value, dtype)
+        if _is_row_value(node):
+            return self._positions[id(node.inputs[0])]
+        if node.kind in PRODUCTS:
+            self._contractions.append(self._contraction(node))
+            accumulator = node.attrs.accumulator
+            total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+            return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
+        if node.kind is CONVOLVE:
+            return self._convolution(node, dtype)
+        if _is_leaf(node):
+            return self._leaf(node, dtype)
+        if node.kind is GATHER:
+            return self._gather(node, dtype)
+        arguments = tuple(self._positions[id(child)] for child in node.inputs)
+        if node.kind is SORT:
+            what, dim, descending, start = node.attrs
+            order = Order(descending, start, node.shape[dim], node.inputs[0].dtype)
+            return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
+        if node.kind in (REDUCE, SCAN):
+            return self._emit(Instruction(node.op, arguments, dtype, node.attrs.kind, node.location))
+        if node.kind is CAST:
+            if node.attrs == ROUNDED:
+                return self._rounded(arguments[0], node.dtype, node.location)
+            return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
+        if node.op not in OPS:
+            raise AssertionError(f"{node.op} is not pointwise; a pass should have taken it out of this body")
+        return self._emit(Instruction(node.op, arguments, dtype, None, node.location))
+
+    def _contraction(self, node: Node) -> Contraction:
+        """Makes the product that ``node`` is; its operands are added to the body's."""
+        x, weight, *divided = node.inputs
+        inner = BodyBuilder(self.buffers, self.scalars)
+        inner.operands, inner._load = self.operands, "x"
+        if BLOCKS in (getattr(x.attrs, "layout", None), getattr(weight.attrs, "layout", None)):
+            return self._product_of_blocks(inner, node)
+        inner.value(x)
+        nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
+        if nested:
+            raise AssertionError(f"a {nested[0]} in the activation of a product: a pass should have materialized it")
+        base, slices = seen_through_views(weight)
+        operands: tuple[int, ...]
+        described: tuple[Any, Any, Any]
+        if base.kind is not DEQUANTIZE:
+            operands, described = (self._operand("weight", weight),), (None, None, None)
+        else:
+            format, _, layout = described = base.attrs[:3]
+            tile = 1 if layout == "portable" else ROW_TILE
+            operands = tuple(
+                self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in slices))
+                for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
+            )
+        precision = node.attrs.precision
+        product = Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
+        if not divided:
+            return product
+        (groups,) = divided
+        as_row = (("unsqueeze", 0), (1, *groups.shape))
+        grouping = "lengths" if node.attrs.equation == LENGTHS_OF_GROUPS else node.attrs.by
+        return replace(product, groups=self._operand("groups", groups, (as_row,)), grouping=grouping)
+
+    def _product_of_blocks(self, inner: BodyBuilder, node: Node) -> Contraction:
+        """Makes the product of codes of which one operand or both have scales of blocks."""
+        (x, *scales_of_x), (codes, *scales) = (one.inputs if one.kind is DEQUANTIZE else (one,) for one in node.inputs)
+        inner.value(x)
+        blocks = (*(("weight",) if scales else ()), *(("x",) if scales_of_x else ()))
+        operands = tuple(self._operand("weight", one) for one in (codes, *scales, *scales_of_x))
+        precision = node.attrs.precision
+        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, blocks=blocks)
+
+    def _convolution(self, node: Node, dtype: str) -> int:
+        """Makes the convolution that ``node`` is; images are the operand ``"x"``, filters ``"weight"``."""
+        images, filters = node.inputs
+        inner = BodyBuilder(self.buffers, self.scalars)
+        inner.operands, inner._load = self.operands, "x"
+        inner.value(images)
+        weight, length = self._operand("weight", filters), symbols.product(filters.shape[2:])
+        stride, dilation, offset, spread, *_ = node.attrs
+        window = Window(stride, dilation, offset, spread, filters.shape[3:])
+        self._contractions.append(
+            Contraction(tuple(inner.instructions), (weight,), length, images.dtype, node.attrs.precision, window=window)
+        )
+        accumulator = node.attrs.accumulator
+        total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+        return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
+
+    def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
+        """Returns the operand that is ``node``, an input or views of one, under further ``slices``; a new one is
+        added."""
+        base, movements = seen_through_views(node)
+        operand = Operand(kind, base.attrs.number, node.dtype, base.shape, (*movements, *slices))
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return self.operands.index(operand)
+
+    def _scatter(self, store: Store, buffer: int) -> None:
+        """Adds an update of ``buffer``, the only store of its region."""
+        node, kind = store.value, "set"
+        sources: Sequence[Node] = (node, *store.indices)
+        if node.kind is SCATTER:
+            sources, kind = node.inputs[1:], node.attrs.kind
+        arguments = tuple(self.value(source) for source in sources)
+        shape = self.buffers[buffer]
+        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(sources) - 1))
+        attr = (len(self.operands) - 1, kind)
+        self._emit(Instruction("scatter", arguments, compute_dtype(node.dtype), attr, node.location))
+
+    def _gather(self, node: Node, dtype: str) -> int:
+        source, *indices = node.inputs
+        base, movements = seen_through_views(source)
+        movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
+        row = bool(self._row_dims) and not varies(node, self._row_dims)
+        operand = Operand(self._chosen, base.attrs.number, node.dtype, base.shape, movements, None, row, len(indices))
+        if operand not in self.operands:
+            self.operands.append(operand)
+        arguments = tuple(self._positions[id(index)] for index in indices)
+        return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
+
+    def _leaf(self, node: Node, dtype: str) -> int:
+        base, movements = seen_through_views(node)
+        movements = _in_one_spelling(base.shape, movements)
+        row = bool(self._row_dims) and not varies(node, self._row_dims)
+        if base.kind is INPUT:
+            operand = Operand(self._load, base.attrs.number, node.dtype, base.shape, movements, None, row)
+        elif base.kind is IOTA:
+            operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs.dim, row)
+        elif base.kind.is_number:
+            return self.value(base)
+        else:
+            raise AssertionError(f"a view of {base.op} reached code generation; a pass should have moved it")
+        if operand not in self.operands:
+            self.operands.append(operand)
+        read = "iota" if base.kind is IOTA else "load"
+        return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
+
+    def _scalar(self, value: Scalar, dtype: str) -> int:
+        """Returns a run-time scalar. A float is passed in its compute dtype; any other is an int64 that the kernel
+        casts."""
+        assert isinstance(value, Expr)
+        passed = (value, dtype if dtype in FLOATS else "int64")
+        if passed not in self.scalars:
+            self.scalars.append(passed)
+        position = self._emit(Instruction("scalar", (), passed[1], self.scalars.index(passed)))
+        return position if passed[1] == dtype else self._emit(Instruction("cast", (position,), dtype))
+
+    def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
+        if compute_dtype(source) != compute_dtype(to):
+            value = self._emit(Instruction("cast", (value,), compute_dtype(to), None, location))
+        return self._rounded(value, to, location) if to in NARROW and source not in EXACT_IN[to] else value
+
+    def _note_what_is_seen(self, root: Node) -> None:
+        """Collects the nodes under ``root`` whose rounded number something sees. They are rounded for all that read
+        them, so that a value is one number in a body."""
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if id(node) in self._noted:
+                continue
+            self._noted.add(id(node))
+            stack.extend(self._awaited(node))
+            for child in node.inputs:
+                if self._sees_rounded(node, child.dtype):
+                    self._note_seen(child)
+
+    def _sees_rounded(self, node: Node, dtype: str) -> bool:
+        return sees_rounded(node, dtype)
+
+    def _note_seen(self, node: Node, depth: int = MOST_WITHIN_ONE) -> None:
+        if node.kind.is_number:
+            return  # a number is rounded in the trace where eager torch makes an element of it; a quotient's is not
+        if node.dtype in NARROW:
+            self._seen.add(id(node))
+            if id(node) in self._positions:
+                self._positions[id(node)] = self._rounded(self._positions[id(node)], node.dtype, node.location)
+        elif depth and node.dtype == "float32" and node.op in KEEPS:
+            # ``isinf`` may be that of ``abs`` of the argument: what is within one function has float32 instead.
+            for child in node.inputs:
+                self._note_seen(child, depth - 1)
+
+    def _rounded(self, value: int, dtype: str, location: str | None) -> int:
+        """Returns the position of ``value`` rounded to ``dtype``: its own if rounding changes nothing."""
+        if self._is_exact(value, dtype):
+            return value
+        return self._emit(Instruction("round_to", (value,), compute_dtype(dtype), dtype, location))
+
+    def _is_exact(self, value: int, dtype: str) -> bool:
+        """Returns whether ``dtype`` has every number that instruction ``value`` may give."""
+        stack, seen = [value], set()
+        while stack:
+            position = stack.pop()
+            if position in seen:
+                continue
+            seen.add(position)
+            instruction = self.instructions[position]
+            if instruction.dtype == "bool" or instruction.dtype in EXACT_IN[dtype]:
+                continue
+            if instruction.op in ("load", "gather") and self.operands[instruction.attr].dtype in EXACT_IN[dtype]:
+                continue
+            if instruction.op == "round_to" and instruction.attr in EXACT_IN[dtype]:
+                continue
+            if instruction.op == "const" and holds(dtype, instruction.attr):
+                continue
+            keeps = instruction.op in KEEPS or instruction.op == "cast"
+            extremum = instruction.op in ("reduce", "scan") and instruction.attr in ("max", "min")
+            if not instruction.args or not (keeps or extremum):
+                return False
+            stack.extend(instruction.args)
+        return True
+
+
+def _is_row_value(node: Node) -> bool:
+    """Returns whether ``node`` is the result of a reduction, broadcast to the row that was reduced."""
+    return node.kind is VIEW and node.inputs[0].kind is REDUCE
+
+
+def _is_leaf(node: Node) -> bool:
+    return node.kind in PRODUCTS or node.kind in (INPUT, IOTA, VIEW, CONVOLVE)
+
+
+def _of_tiles(movement: Movement, tensor: Node, tile: int) -> Movement:
+    """Turns a slice of a quantised weight's rows, or their division among groups, into that of one of its tensors,
+    where an index counts ``tile`` rows."""
+    attrs, (*groups, rows, _) = movement
+    tiles: Any = symbols.floordiv(symbols.add(rows, tile - 1), tile)
+    shape = (*groups, tiles, *tensor.shape[1:])
+    if attrs[0] == "reshape":
+        return attrs, shape
+    kind, dim, start, step = attrs
+    return (kind, dim, symbols.floordiv(start, tile), step), shape
+
+
+def seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
+    """Returns the node that ``node`` is a view of, and the movements that lead from it to ``node``."""
+    movements: list[Movement] = []
+    while node.kind is VIEW:
+        movements.append((node.attrs, node.shape))
+        node = node.inputs[0]
+    return node, tuple(reversed(movements))
+
+
+def _in_one_spelling(shape: Shape, movements: Sequence[Movement]) -> tuple[Movement, ...]:
+    """Returns ``movements`` of a tensor of ``shape`` with neighbours that reshape, or only add or drop sizes of 1, as
+    one reshape, and none where the shape stays: elements that are read through several such views are one operand."""
+    spelled: list[Movement] = []
+    before: list[Shape] = []  # the shape before each of these
+    for attrs, moved in movements:
+        kind, start = attrs[0], shape
+        if kind == "reshape" or (kind in ("squeeze", "unsqueeze") and _differ_by_ones(shape, moved)):
+            attrs = ("reshape",)
+            if spelled and spelled[-1][0] == attrs:
+                spelled.pop()
+                start = before.pop()
+        if attrs[0] != "reshape" or moved != start:
+            spelled.append((attrs, moved))
+            before.append(start)
+        shape = moved
+    return tuple(spelled)
+
+
+def _differ_by_ones(shape: Shape, other: Shape) -> bool:
+    """Returns whether two shapes have the same sizes but for those of 1."""
+    return [size for size in shape if size != 1] == [size for size in other if size != 1]
