@@ -70,8 +70,8 @@ def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partitio
     """Returns whether a rule stands at the loads, or the stores, of an operand of the launch ``node``."""
     _, entry, text = node.attrs.kernel
     parameter = parameter_of(node.attrs, number)
-    given = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
-    if not refusal and len(given) > 1:
+    tensors = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
+    if not refusal and len(tensors) > 1:
         refusal = f"it gets the tensor as {' and '.join(given)}"
     refusal = refusal or splices.refusal(text, entry, parameter, kind)
     where = "behind" if kind == splices.STORE else "before"

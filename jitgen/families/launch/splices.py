@@ -169,14 +169,14 @@ class _Uses:
         if ast.unparse(node.func) != f"tl.{self.kind}" or any(isinstance(a, ast.Starred) for a in node.args):
             return None
         names = _ARGUMENTS[self.kind]
-        given = dict(zip(names, node.args, strict=False))
-        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
-        if "pointer" not in given or _root(given["pointer"], self.pointer.names) is None:
+        bound = dict(zip(names, node.args, strict=False))
+        bound |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+        if "pointer" not in bound or _root(bound["pointer"], self.pointer.names) is None:
             return None
-        unknown = [name for name in given if name not in (*names, *_KEPT)]
+        unknown = [name for name in bound if name not in (*names, *_KEPT)]
         if unknown or len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
             self._refuse(node, f"tl.{self.kind} has other arguments than {', '.join(names)}")
-        return Access(node, **{name: given.get(name) for name in names})  # type: ignore[arg-type]
+        return Access(node, **{name: bound.get(name) for name in names})  # type: ignore[arg-type]
 
 
 def _expressions(statement: ast.stmt) -> list[ast.expr]:
@@ -284,9 +284,9 @@ class _Rewriting:
         return type(node)(**{name: self._copied(value, names) for name, value in ast.iter_fields(node)})
 
     def _call(self, splice: Splice, access: Access) -> ast.Call:
-        given = [access.value, access.mask] if splice.kind == STORE else [access.mask, access.other]
+        operands = [access.value, access.mask] if splice.kind == STORE else [access.mask, access.other]
         offset = self._copied(access.pointer, self.offsets[splice.parameter])
-        values = [ast.Constant(None) if value is None else self._copied(value, {}) for value in given]
+        values = [ast.Constant(None) if value is None else self._copied(value, {}) for value in operands]
         further = [ast.Name(argument, ast.Load()) for argument in splice.arguments]
         return ast.Call(ast.Name(splice.function, ast.Load()), [offset, *values, *further], [])
 
