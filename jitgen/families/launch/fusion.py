@@ -72,7 +72,7 @@ def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partitio
     parameter = parameter_of(node.attrs, number)
     tensors = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
     if not refusal and len(tensors) > 1:
-        refusal = f"it gets the tensor as {' and '.join(given)}"
+        refusal = f"it gets the tensor as {' and '.join(tensors)}"
     refusal = refusal or splices.refusal(text, entry, parameter, kind)
     where = "behind" if kind == splices.STORE else "before"
     elements = symbols.product(node.inputs[number].shape)
