@@ -60,7 +60,11 @@ def layers() -> Iterator[dict[str, Any]]:
                 yield {"layer": name, "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
         layer, rows = LAYERS["Llama"], ROWS_OF_LAYERS[-1]
         specs: list[Any] = layer.specs(rows)
-        arguments = [torch.empty(spec.shape, dtype=spec.dtype, requires_grad=True) for spec in specs]
+        trained = 1 + len(layer.weights)  # and not the angles of the rotary embedding
+        arguments = [
+            torch.empty(spec.shape, dtype=spec.dtype, requires_grad=number < trained)
+            for number, spec in enumerate(specs)
+        ]
         backward = jitgen.jit(layer.function).lower(*arguments, target=arch, backend=backend).backward
         assert backward is not None
         balance = backward.balance

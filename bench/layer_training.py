@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 import jitgen
@@ -40,12 +41,17 @@ def arguments_of(name: str, rows: int, device: str) -> list[Tensor]:
         tensor = torch.randn(shape, device=device)
         if position and tensor.dim() == 2 and tensor.shape[1] > 128:
             tensor /= tensor.shape[1] ** 0.5
-        arguments.append(tensor.bfloat16().requires_grad_())
+        is_trained = position <= len(LAYERS[name].weights)  # and no angle of the rotary embedding
+        arguments.append(tensor.bfloat16().requires_grad_(is_trained))
     return arguments
 
 
+def trained(arguments: list[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in arguments if tensor.requires_grad]
+
+
 def gradients(function: Callable[..., Tensor], arguments: list[Tensor], of_result: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(function(*arguments), arguments, of_result)
+    return torch.autograd.grad(function(*arguments), trained(arguments), of_result)
 
 
 def measured(name: str, rows: int, ways: list[str], rounds: int, device: str) -> Iterator[dict[str, Any]]:
@@ -53,7 +59,7 @@ def measured(name: str, rows: int, ways: list[str], rounds: int, device: str) ->
     torch.manual_seed(0)
     arguments = arguments_of(name, rows, device)
     of_result = torch.randn(1, rows, arguments[0].shape[-1], device=device).bfloat16()
-    exact = [tensor.detach().double().requires_grad_() for tensor in arguments]
+    exact = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments]
     wanted = [gradient.float() for gradient in gradients(LAYERS[name].function, exact, of_result.double())]
     del exact
     for way in ways:
@@ -63,7 +69,7 @@ def measured(name: str, rows: int, ways: list[str], rounds: int, device: str) ->
         row["error"] = max(relative_error(g, w.double()) for g, w in zip(got, wanted, strict=True))
         result = function(*arguments)
 
-        backward = functools.partial(torch.autograd.grad, result, arguments, of_result, retain_graph=True)
+        backward = functools.partial(torch.autograd.grad, result, trained(arguments), of_result, retain_graph=True)
         subjects: dict[str, Callable[[], object]] = {
             "forward": functools.partial(function, *arguments),
             "backward": backward,
@@ -74,6 +80,7 @@ def measured(name: str, rows: int, ways: list[str], rounds: int, device: str) ->
 
 
 def main() -> None:
+    torch._functorch.config.donated_buffer = False  # a backward is timed several times
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("layers", nargs="*", default=["Llama"], help="names of bench/layers.py")
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 4096])

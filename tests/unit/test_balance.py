@@ -325,6 +325,24 @@ def test_a_backward_computes_each_product_once(backend: str, target: str, batch:
     assert backward.balance.operations_ratio <= 1.1, str(backward.balance)
 
 
+def test_a_transposed_activation_is_copied_where_its_product_is_worth_it() -> None:
+    """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient."""
+
+    def gradient(dy: Any, x: Any) -> Any:
+        return dy.mT @ x
+
+    large, small = [spec(512, 4096)] * 2, [spec(64, 256)] * 2
+    low = lowered(gradient, *large)
+    assert [kernel.family for kernel in low.lowered.program.kernels] == ["elementwise", "gemm"]
+    assert low.lowered.schedules[1].path == "wgmma_dense"
+    assert "copied before its product: " in low.explain()
+    assert [kernel.family for kernel in lowered(gradient, *small).lowered.program.kernels] == ["gemm"]
+    single_precision = [spec(512, 4096, dtype=single)] * 2
+    assert len(lowered(gradient, *single_precision).lowered.program.kernels) == 1
+    other = jitgen.jit(gradient).lower(*large, backend="triton", target="sm_90a")
+    assert len(other.lowered.program.kernels) == 1
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 4096), (1, 3, 4096)])
 def test_a_row_is_read_once_and_in_whole_accesses(shape: tuple[int, ...]) -> None:
     """However many dimensions of one index a tensor has, and whatever adds and drops them."""

@@ -21,19 +21,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.ir.body import BLOCKS, Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import DEQUANTIZE, PRODUCTS, VIEW
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
+from jitgen.ir.program import Decision
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.kernel.operands import item_size
+from jitgen.schedule.cost import Effort
 
 Materialize = Callable[[Node], Node]
+SLOWER = 0.5
+"""What products without tensor maps take longer than those with them, as a share of the time of these: ``mma.sync``
+reaches 0.55 of the rate of grouped products by ``wgmma`` on an H100."""
+STREAMED_ROWS = 16
+"""Rows of an activation up to which products read it in any order."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,33 @@ class Prologue(Question):
 
     def __str__(self) -> str:
         return f"activation [{self.rows}, {self.length}] by {', '.join(self.operations)}"
+
+
+@dataclass(frozen=True)
+class Transposed(Question):
+    """Asks whether an activation of 16 bits whose rows are neighbours in memory is copied, so that its elements along K
+    are: tensor maps describe such alone, and products without them (the ``dense`` mainloop) are slower.
+
+    Attributes:
+        rows, columns, length: M, N and K of the product.
+        dtype: of the activation.
+    """
+
+    placements = ("copied before its product", "read as it lies")
+    rows: Any
+    columns: Any
+    length: Any
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"transposed activation [{self.rows}, {self.length}] of {self.columns} columns"
+
+    def decide(self, device: Device) -> Decision:
+        moved = 2 * self.rows * self.length * item_size(self.dtype)
+        copied = Effort(moved=moved, launches=1).microseconds(device)
+        product = Effort(products=2 * self.rows * self.columns * self.length, dtype=self.dtype).microseconds(device)
+        words = f"{copied:.3g} us to copy it, {SLOWER * product:.3g} us more to multiply it as it lies"
+        return Decision(self.rows > STREAMED_ROWS and copied < SLOWER * product, words)
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -186,7 +221,9 @@ def _with_operands_in_memory(
             x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            if not fused and not x.is_in_memory:  # on a GPU tensor maps describe activations along k alone
+            if x.is_in_memory and _is_copied(node, partition):
+                x = materialize(x)
+            elif not fused and not x.is_in_memory:  # on a GPU tensor maps describe activations along k alone
                 x = materialize(x) if partition.device.is_gpu else _in_its_order(x, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
@@ -199,6 +236,27 @@ def _with_operands_in_memory(
             memo[id(node)] = node if same else mover.builder.like(node, children)
     stores = tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores)
     return replace(region, stores=stores)
+
+
+def _is_copied(product: Node, partition: Partition) -> bool:
+    """Returns whether the activation of ``product``, a tensor, is copied because it is transposed."""
+    x, (*_, rows, columns) = product.inputs[0], product.shape
+    device = partition.device
+    if device.dialect != "cuda" or device.uses_cutlass or not device.target.has_warpgroup_products:
+        return False
+    if x.dtype not in ("float16", "bfloat16") or product.kind is not CONTRACT or not _is_transposed(x):
+        return False
+    return partition.decide("gemm", Transposed(rows, columns, x.shape[-1], x.dtype)).fused
+
+
+def _is_transposed(node: Node) -> bool:
+    """Returns whether ``node`` is a view that has another dimension of its tensor last."""
+    while node.kind is VIEW:
+        (source,) = node.inputs
+        if node.attrs.kind == "permute" and any(size != 1 for size in source.shape[node.attrs.order[-1] + 1 :]):
+            return True
+        node = source
+    return False
 
 
 def in_blocks(operand: Node) -> bool:
