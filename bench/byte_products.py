@@ -2,7 +2,7 @@
 
 M is drawn from 1 to 8192 on a logarithmic scale and not rounded, N and K are odd multiples of 16 (of 128 where scales
 are of blocks). Peers are ``_int_mm``, which takes 17 rows at least, and ``_scaled_mm`` with scales of rows and columns
-and with those of blocks. Its float8 sums are exact ones unless ``fast`` stands at its name. Times are of CUDA graphs
+and with those of blocks; products of kind ``fast`` have its ``use_fast_accum`` on both sides. Times are of CUDA graphs
 that go round copies of the weights, and each result is compared with float64.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -27,7 +29,7 @@ from bench.measurement import condensed
 from bench.sizes import log_uniform
 from bench.timing import medians
 
-KINDS = ("int8", "rowwise", "blocks", "w4a8")
+KINDS = ("int8", "rowwise", "fast", "blocks", "w4a8")
 CACHED_BYTES = 2**27
 BLOCK = 128
 ROW_RANGES = ((1, 16), (17, 64), (65, 512), (513, 8192))
@@ -56,6 +58,13 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"int8": integers, "rowwise"
 FUNCTIONS["w4a8"] = linear
 
 
+def fast(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return torch._scaled_mm(x, w.t(), s, t.view(1, -1), out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+FUNCTIONS["fast"] = fast
+
+
 def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
     """(M, N, K)."""
     unit = BLOCK if kind in ("blocks", "w4a8") else 16
@@ -81,7 +90,7 @@ def operands(kind: str, rows: int, columns: int, length: int) -> tuple[torch.Ten
         dense = torch.randn(columns, length, dtype=torch.bfloat16, device="cuda")
         weight = jitgen.quantize(dense, "int4", BLOCK, method="absmax", activation="int8")
         return x, [weight, *(weight.clone() for _ in range(copies - 1))], scales
-    if kind == "rowwise":
+    if kind in ("rowwise", "fast"):
         scales = [torch.rand(rows, 1, device="cuda") + 0.5, torch.rand(columns, device="cuda") + 0.5]
     if kind == "blocks":
         shapes = (rows, length // BLOCK), (columns // BLOCK, length // BLOCK)
@@ -121,16 +130,18 @@ def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.
         function = jitgen.jit(backend="cuda")(linear)
         return {"jitgen W4A16": [partial(function, x, w.with_activation(None)) for w in weights]}
     multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16)
-    if kind == "rowwise":
+    if kind in ("rowwise", "fast"):
         s, t = scales[0], scales[1].view(1, -1)
-        return {
-            name: [partial(multiply, x, w.T, s, t, use_fast_accum=fast) for w in weights]
-            for name, fast in (("_scaled_mm", False), ("_scaled_mm fast", True))
-        }
+        name = "_scaled_mm fast" if kind == "fast" else "_scaled_mm"
+        return {name: [partial(multiply, x, w.T, s, t, use_fast_accum=kind == "fast") for w in weights]}
     s, t = scales
-    s = s.t().contiguous().t()
-    padded = torch.nn.functional.pad(t, (0, -t.shape[1] % 4))[:, : t.shape[1]]
-    return {"_scaled_mm": [partial(multiply, x, w.T, s, padded.t()) for w in weights]}
+    of_rows = (s.t().contiguous().t(), torch.nn.functional.pad(s.t(), (0, -s.shape[0] % 4))[:, : s.shape[0]].t())
+    of_blocks = (torch.nn.functional.pad(t, (0, -t.shape[1] % 4))[:, : t.shape[1]].t(), t.t(), t.t().contiguous())
+    for row, block in itertools.product(of_rows, of_blocks):  # torch's releases differ in the strides that they take
+        with contextlib.suppress(Exception):
+            multiply(x, weights[0].T, row, block)
+            return {"_scaled_mm": [partial(multiply, x, w.T, row, block) for w in weights]}
+    return {}
 
 
 def measured(kind: str, rows: int, columns: int, length: int) -> dict[str, Any]:

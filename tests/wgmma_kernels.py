@@ -36,6 +36,21 @@ struct Epilogue {{
   __device__ void run(int m, int n, const float (&acc)[{contractions}][W], int live) const {{
     run<W>(0, m, n, acc, live);
   }}
+  template <int W>
+  struct Results {{
+    float sums[{contractions}][W];
+  }};
+  template <int W>
+  __device__ Results<W> results(int, int, const float (&acc)[{contractions}][W], int) const {{
+    Results<W> all;
+#pragma unroll
+    for (int i = 0; i < {contractions} * W; ++i) all.sums[i / W][i % W] = acc[i / W][i % W];
+    return all;
+  }}
+  template <int W>
+  __device__ void store(int m, int n, const Results<W>& results, int live) const {{
+    run<W>(m, n, results.sums, live);
+  }}
 }};
 """
 
@@ -152,6 +167,7 @@ class Dense:
     pingpong: bool = False
     ranges: int = 1
     staged: int = 64
+    run: int = 8
     element: str = "bfloat16"
     shares_x: bool = False
 
@@ -201,6 +217,7 @@ class Dense:
             pingpong=self.pingpong,
             ranges=self.ranges,
             shares_x=self.shares_x,
+            run=self.run,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -297,7 +314,7 @@ DENSE = (
     Dense(down=1, across=2, columns=64, multicast=2, stages=8, staged=32),
     Dense(columns=224, stages=4, staged=32),
     Dense(columns=160, stages=5, most_splits=4, trimmed=True, staged=32),
-    Dense(columns=80, stages=5, contractions=2, staged=32),
+    Dense(columns=80, stages=5, contractions=2, staged=32, run=4),
     Dense(down=1, across=1, columns=160, resident=2, stages=3, staged=32),
     Dense(down=1, across=1, columns=64, resident=3, stages=4, most_splits=8, staged=32, regions=2),
     Dense(pingpong=True, columns=160, multicast=2, stages=4, staged=32),

@@ -317,7 +317,7 @@ def _sort(node: Node) -> None:
 
 def _contract(node: Node) -> None:
     named, accumulator, precision = node.attributes(3)
-    precision.one_of(("ieee", "tf32"))
+    precision.one_of(("ieee", "tf32", "fast"))
     x, weight = node.operands
     node.require(not x.weight, "its activation is a quantised weight")
     batch, rank = len(weight.shape) - 2, len(x.shape)

@@ -68,7 +68,8 @@ class ContractAttrs(NamedTuple):
     accumulator: str
     """The dtype of the sum."""
     precision: str
-    """``"ieee"`` or ``"tf32"``, of float32 operands."""
+    """``"ieee"`` or ``"tf32"``, of float32 operands; ``"fast"`` where products of 8-bit floats, or of what such are
+    cast to, may be summed with the bits that tensor cores keep."""
 
 
 class GroupedAttrs(NamedTuple):

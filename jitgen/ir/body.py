@@ -167,7 +167,7 @@ class Contraction:
         weight: operands: one dense weight, or the tensors of a quantised one (``spec.weight_tensors``).
         length: K.
         dtype: of the activation, as it meets the weight.
-        precision: of a float32 product: ``"ieee"`` or ``"tf32"``.
+        precision: of a float32 product: ``"ieee"`` or ``"tf32"``; of 8-bit floats ``"ieee"`` or ``"fast"``.
         format, group_size, layout: of a quantised weight; None where it is dense. A group size of None is one scale
             for a row.
         k_splits: the number of ranges of K whose sums are stored separately (split-K).

@@ -196,7 +196,7 @@ class BodyBuilder:
                 self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in slices))
                 for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
             )
-        precision = node.attrs.precision
+        precision = _precision(node, x)
         product = Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
         if not divided:
             return product
@@ -211,7 +211,7 @@ class BodyBuilder:
         inner.value(x)
         blocks = (*(("weight",) if scales else ()), *(("x",) if scales_of_x else ()))
         operands = tuple(self._operand("weight", one) for one in (codes, *scales, *scales_of_x))
-        precision = node.attrs.precision
+        precision = _precision(node, x)
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, blocks=blocks)
 
     def _convolution(self, node: Node, dtype: str) -> int:
@@ -406,3 +406,9 @@ def _in_one_spelling(shape: Shape, movements: Sequence[Movement]) -> tuple[Movem
 def _differ_by_ones(shape: Shape, other: Shape) -> bool:
     """Returns whether two shapes have the same sizes but for those of 1."""
     return [size for size in shape if size != 1] == [size for size in other if size != 1]
+
+
+def _precision(product: Node, x: Node) -> str:
+    """Returns the precision of ``product``, whose activation is ``x``: ``"fast"`` is of 8-bit floats alone."""
+    fast = product.attrs.precision == "fast"
+    return "ieee" if fast and not x.dtype.startswith("float8") else product.attrs.precision

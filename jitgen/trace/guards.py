@@ -8,7 +8,8 @@ partitioning.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -80,8 +81,25 @@ def float32_matmul_precision() -> str:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
+_fast: ContextVar[bool] = ContextVar("fast", default=False)
+
+
+@contextmanager
+def fast_sums(wanted: bool) -> Iterator[None]:
+    """Lets products of 8-bit floats that are traced within be summed with the bits that tensor cores keep, if that is
+    ``wanted``."""
+    token = _fast.set(wanted)
+    try:
+        yield
+    finally:
+        _fast.reset(token)
+
+
 def matmul_precision() -> str:
-    """Returns ``"ieee"`` or ``"tf32"``, by torch's setting, and makes it a guard of the trace in progress."""
+    """Returns ``"ieee"`` or ``"tf32"``, by torch's setting, and makes it a guard of the trace in progress; ``"fast"``
+    within ``fast_sums``."""
+    if _fast.get():
+        return "fast"
     setting, guards = float32_matmul_precision(), tracing.get()
     if guards is not None:
         guards.matmul_precision = setting

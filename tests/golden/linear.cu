@@ -32,8 +32,18 @@ static_assert(
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
 struct Epilogue0 {
   const Params& params;
+  // What one call computes, and where it goes: several may be computed before the first is stored.
+  template <int width>
+  struct Results {
+    jitgen::Vector<jitgen::bfloat16, width> y3;
+  };
   template <int width>
   __device__ __forceinline__ void run(
+      Index m, Index n, const float (&acc)[1][width], int live) const {
+    store<width>(m, n, results<width>(m, n, acc, live), live);
+  }
+  template <int width>
+  __device__ __forceinline__ Results<width> results(
       Index m, Index n, const float (&acc)[1][width], int live) const {
     jitgen::Vector<jitgen::bfloat16, width> x2;
     {
@@ -48,6 +58,11 @@ struct Epilogue0 {
       const float v2 = acc0 + v1;
       y3[j] = jitgen::store<jitgen::bfloat16>(v2);
     }
+    return {y3};
+  }
+  template <int width>
+  __device__ __forceinline__ void store(Index m, Index n, const Results<width>& results, int live) const {
+    const jitgen::Vector<jitgen::bfloat16, width>& y3 = results.y3;
     {
       jitgen::bfloat16* const to = params.result.pointer + (m * params.result.strides[0] + n);
       jitgen::store_vector(to, y3);
@@ -72,13 +87,14 @@ struct Config {
   static constexpr int most_splits = 4;
   static constexpr int resident = 1;
   static constexpr int staged = 64;
+  static constexpr int run = 8;
 };
 using Shape = jitgen::DenseShape<Config>;
 static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_42de3aa4(const __grid_constant__ Params params) {
+jitgen_gemm_e09301f2(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -102,13 +118,14 @@ struct Config_1 {
   static constexpr int most_splits = 2;
   static constexpr int resident = 1;
   static constexpr int staged = 64;
+  static constexpr int run = 8;
 };
 using Shape_1 = jitgen::DenseShape<Config_1>;
 static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_42de3aa4_1(const __grid_constant__ Params params) {
+jitgen_gemm_e09301f2_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -36,8 +36,18 @@ static_assert(
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 struct Epilogue0 {
   const Params& params;
+  // What one call computes, and where it goes: several may be computed before the first is stored.
+  template <int width>
+  struct Results {
+    jitgen::Vector<jitgen::bfloat16, width> y5;
+  };
   template <int width>
   __device__ __forceinline__ void run(
+      Index m, Index n, const float (&acc)[2][width], int live) const {
+    store<width>(m, n, results<width>(m, n, acc, live), live);
+  }
+  template <int width>
+  __device__ __forceinline__ Results<width> results(
       Index m, Index n, const float (&acc)[2][width], int live) const {
     jitgen::Vector<jitgen::bfloat16, width> y5;
 #pragma unroll
@@ -49,6 +59,11 @@ struct Epilogue0 {
       const float v4 = v2 * acc1;
       y5[j] = jitgen::store<jitgen::bfloat16>(v4);
     }
+    return {y5};
+  }
+  template <int width>
+  __device__ __forceinline__ void store(Index m, Index n, const Results<width>& results, int live) const {
+    const jitgen::Vector<jitgen::bfloat16, width>& y5 = results.y5;
     {
       jitgen::bfloat16* const to = params.result.pointer + (m * params.result.strides[0] + n);
       jitgen::store_vector(to, y5);
@@ -78,7 +93,7 @@ static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_ceedd65d(const __grid_constant__ Params params) {
+jitgen_gemm_308b560d(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -106,7 +121,7 @@ static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_ceedd65d_1(const __grid_constant__ Params params) {
+jitgen_gemm_308b560d_1(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -215,6 +215,25 @@ def test_scaled_mm(dtype: torch.dtype, rowwise: bool) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=8e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("rows", "path"), [(1000, "wgmma_dense"), (3, "bytes")])
+def test_fast_sums_are_those_of_the_tensor_cores(rows: int, path: str) -> None:
+    """With ``use_fast_accum`` wgmma's sums are not promoted; a CPU has float32 sums either way."""
+    specs = [jitgen.TensorSpec(shape, FLOAT8) for shape in ((rows, 4112), (528, 4112))]
+    specs += [jitgen.TensorSpec((), torch.float32)] * 2
+    for fast in (False, True):
+        function = jitgen.jit(lambda x, w, s, t, fast=fast: torch._scaled_mm(x, w.t(), s, t, use_fast_accum=fast))
+        low = function.lower(*specs, target="sm_90a", backend="cuda")
+        assert low.lowered.schedules[-1].path == path
+        assert ("with the bits that tensor cores keep" in low.explain()) == fast
+        if path == "wgmma_dense":
+            assert ("jitgen::FastBytes<" in low.lowered.render(0)[0].text) == fast
+        low = function.lower(*specs, target="sm_90", backend="triton")
+        assert "max_num_imprecise_acc=128" in low.lowered.render(0)[0].text
+        x, w = torch.randn(rows, 64).to(FLOAT8), torch.randn(48, 64).to(FLOAT8)
+        found = function(x, w, torch.tensor(0.01), torch.tensor(1.0))
+        assert (found.double() - (x.double() @ w.double().T) * 0.01).abs().max() < 0.02
+
+
 def test_scaled_mm_refuses_other_scales() -> None:
     a, b = torch.randn(4, 32).to(torch.float8_e4m3fn), torch.randn(16, 32).to(torch.float8_e4m3fn)
     function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t, out_dtype=torch.bfloat16))

@@ -137,7 +137,7 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
         sums = sums if mover.decide(symbols.compare("le", length, most)) else None
     if sums is None or mover.decide(symbols.compare("eq", length, 0)):
         return None
-    attrs = node.attrs.equation, sums, "ieee"
+    attrs = node.attrs.equation, sums, "fast" if node.attrs.precision == "fast" else "ieee"
     has_zeros = left.zero is not None or right.zero is not None
     codes: Node | None
     if left.blocks is None and right.blocks is None:

@@ -257,6 +257,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         if products.batch and not products.grouping:
             described["matrix_lines"] = _epilogue_moves(region, products)
         regions.append(described)
+    fast = "FastBytes" if first.contraction.precision == "fast" else "Bytes"
     return {
         "map_names": maps_of,
         "index": "int64_t" if schedule.wide else "int32_t",
@@ -277,7 +278,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             }
             for number, tiling in enumerate(schedule.tilings)
         ],
-        "types": [] if quantised else [("Element", _bytes(first) if of_bytes else first.x.storage)],
+        "types": [] if quantised else [("Element", _bytes(first, fast) if of_bytes else first.x.storage)],
         "weight_type": _quantised(first, _times_codes(first)) if quantised else "",
         "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
@@ -369,10 +370,13 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
 
 def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]:
     """Returns the members of the mainloop's Config."""
-    facts: dict[str, bool | int] = {"trimmed": True, "regions": len(products.regions)}
+    shares_x = isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1
+    facts: dict[str, bool | int] = {"trimmed": not shares_x, "regions": len(products.regions)}
     if isinstance(schedule, WgmmaDense):
         first = products.regions[0].contractions[0]
         facts |= {"transposed": first.weight[0].kind != "k", "contractions": len(products.regions[0].contractions)}
+        stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
+        facts |= {"run": 4 if set(stored) == {4} else wgmma.EPILOGUE_WIDTH}
     return schedule.members(**facts)
 
 

@@ -56,6 +56,7 @@ def _weight(contraction: Contraction) -> str:
         sums = accumulator_dtype(contraction.dtype)
         scaled = " and ".join(f"of {'x' if name == 'x' else 'the weight'}" for name in contraction.blocks)
         blocks = f" for each block of {BLOCK} of K, and these, times scales {scaled}, in float32" if scaled else ""
-        return f"dense, products of {contraction.dtype} codes summed in {sums}{blocks}"
+        fast = ", with the bits that tensor cores keep" if contraction.precision == "fast" else ""
+        return f"dense, products of {contraction.dtype} codes summed in {sums}{fast}{blocks}"
     codes = f", times codes of {contraction.dtype}" if contraction.dtype in BYTES else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

@@ -134,6 +134,8 @@ class WgmmaQuantized(WgmmaMainloop):
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
         raster: tiles that are walked along M before the next tile along N, so that blocks that run at the same time
             share operands in the L2 cache.
+        multicast: blocks of a cluster that share the tile of x, of which each copies a piece for all; then no blocks
+            share K.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
@@ -150,6 +152,7 @@ class WgmmaQuantized(WgmmaMainloop):
     steps: int = field(default=2, metadata=about("{} products or loads at once"))
     stagger: int = field(default=0, metadata=about("neighbouring tiles begin {} steps of K apart", least=1))
     raster: int = field(default=16, metadata=about("raster of {} tiles"))
+    multicast: int = field(default=1, metadata=about("multicast to {} blocks"))
 
     @property
     def tilings(self) -> tuple[WgmmaQuantized]:
@@ -172,10 +175,6 @@ class WgmmaQuantized(WgmmaMainloop):
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
-    @derived("multicast to {} blocks")
-    def multicast(self) -> int:
-        return 1
-
 
 @dataclass(frozen=True)
 class WgmmaDense(WgmmaMainloop):
@@ -197,7 +196,7 @@ class WgmmaDense(WgmmaMainloop):
     path: ClassVar[str] = "wgmma_dense"
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
-        *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged"),
+        *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
     )
     block_k: ClassVar[int] = CHUNK
     down: int
@@ -305,6 +304,9 @@ def blocks(
         if schedule.shares_x:
             return sum(share * down * -(-across // share) for down, across in tiles)
         return sum(share * -(-down // share) * across for down, across in tiles)
+    if isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1:
+        share = schedule.multicast
+        return sum(share * down * -(-across // share) for down, across in tiles)
     if isinstance(schedule, CutlassTile):
         share = schedule.cluster
         return sum(share * -(-down // share) * across for down, across in tiles)

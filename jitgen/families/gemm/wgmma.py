@@ -60,7 +60,7 @@ def weights_of(
     first, sizes = contractions[0], (tuple(columns), length, len(contractions), chip)
     if first.format is None:
         item = item_size(first.dtype)
-        promoted = item == 1 and (accumulator_dtype(first.dtype) in FLOATS or bool(first.blocks))
+        promoted = item == 1 and (_is_promoted(first) or bool(first.blocks))
         return Weights(
             *sizes, 8 * item, transposed=transposed, item=item, promoted=promoted, in_blocks=bool(first.blocks)
         )
@@ -70,6 +70,10 @@ def weights_of(
         few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
     light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
     return Weights(*sizes, format.bits, light, item=item_size(first.dtype))
+
+
+def _is_promoted(contraction: Contraction) -> bool:
+    return accumulator_dtype(contraction.dtype) in FLOATS and contraction.precision != "fast"
 
 
 def entry_suffix(number: int) -> str:
@@ -113,6 +117,8 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaT
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     shares = schedule.multicast if isinstance(schedule, WgmmaDense) and schedule.shares_x else 1
     rows = min(schedule.block_m // shares, geometry.rows)
+    if isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1:  # a block's share
+        rows = schedule.block_m // schedule.multicast
     depth = CHUNK_BYTES // item_size(body.operands[index].dtype)
     return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, depth))
 

@@ -15,9 +15,11 @@ from jitgen.families.gemm.wgmma_model import (
     AREA,
     BATCHED,
     BYTES,
+    BYTES_ACROSS_LINES,
     BYTES_MISSING,
     BYTES_PINGPONG,
     CODE_DECODE,
+    CODE_PRODUCT,
     CODE_SUM,
     DECODE,
     DENSE,
@@ -26,6 +28,8 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_WARPGROUP,
     HALF_LINES,
     LEAST_PRODUCT,
+    PROMOTED_PINGPONG,
+    PROMOTED_PRODUCT,
     PROMOTED_SUM,
     PROMOTED_WAIT,
     QUANTIZED,
@@ -52,6 +56,8 @@ MEDIUM_ROWS = 512
 fill is a considerable share of the work."""
 MEDIUM_TOKENS = (*MANY_TOKENS, 112, 144, 160, 176)
 """Rows of a tile where x has more than 64 and at most ``MEDIUM_ROWS``."""
+WIDEST_PROMOTED = 160
+"""Columns of a warpgroup whose sums are promoted, up to which its tiles may be of blocks that share K."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
 
@@ -106,7 +112,8 @@ spills, as NVRTC 13.0 compiles it."""
 def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     """Lists the tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits from which
     any of these rows gains."""
-    tilings = _dense_tilings(most, weights) if weights.dense else _quantized_tilings(most, weights)
+    of_codes = (*_quantized_tilings(most, weights), *_tall_code_tilings(most, weights))
+    tilings = _dense_tilings(most, weights) if weights.dense else of_codes
     return [_gaining(tiling, fewest, most, weights) for tiling in tilings]
 
 
@@ -168,15 +175,30 @@ def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
             )
 
 
+_TALL_CODES = ((160, 1), (128, 2), (160, 2), (192, 2))
+"""Rows of x of tiles of one block of 64 rows of codes, and blocks that share them, besides those of ``SHAPES``: where x
+is int8, two halves of such rows are added up in turn."""
+
+
+def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
+    if weights.item == 2 or weights.contractions > 1 or rows <= FEW_TOKENS[-1]:
+        return
+    for tokens, multicast in _TALL_CODES:
+        splits = 1 if multicast > 1 else max(weights.chip.resident_clusters)
+        yield WgmmaQuantized(tokens, 2, 1, 2, stages=8, cluster_k_splits=splits, multicast=multicast)
+
+
 def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
     down = -(-rows // tiles.tokens) if groups == 1 else _tiles_of_groups(rows, groups, tiles.tokens)
-    items = down * sum(-(-n // tiles.block_n) for n in weights.columns) * tiles.k_splits
+    share = tiles.multicast
+    items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
-    together = height * products + (tiles.warpgroups * decode if weights.item == 2 else 0)
-    fetched = tiles.tokens * weights.item * CHUNK + height * CHUNK * 8 * weights.bits
+    together = height * products * (CODE_PRODUCT if weights.item == 1 else 1.0)
+    together += tiles.warpgroups * decode if weights.item == 2 else 0
+    fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
     alone = blocks * products + decode + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
@@ -192,6 +214,8 @@ def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, grou
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
     moved = groups * _moved(rows, weights, weights.bits + 0.125, tiles.k_splits)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
+    if share > 1:
+        return 1, times.unsplit(weights.chip, items, share)
     return times.least(weights.chip, items, tiles.cluster_k_splits)
 
 
@@ -283,6 +307,9 @@ _BYTES = tuple(_of_bytes(tiles) for tiles in _DENSE)
 """Tiles of one product of 8-bit integers."""
 
 _PROMOTED = (
+    WgmmaBytes(2, 1, 256, stages=4, multicast=2),
+    WgmmaBytes(2, 1, 192, stages=4, multicast=2),
+    WgmmaBytes(2, 1, 192, stages=4),
     WgmmaBytes(2, 1, 160, stages=4, multicast=2, staged=32),
     WgmmaBytes(2, 1, 160, stages=5, staged=32),
     WgmmaBytes(2, 1, 128, stages=6, multicast=2),
@@ -315,7 +342,8 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     table = _DENSE if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
     fitting = _fitting(table, rows, weights)
     if weights.in_blocks:
-        fitting = [tiles for tiles in fitting if BLOCK % (tiles.columns // tiles.across) == 0]
+        widths = ((tiles, tiles.columns // tiles.across) for tiles in fitting)
+        fitting = [tiles for tiles, width in widths if BLOCK % width == 0 or width % BLOCK == 0]
     return [_splitting(tiles, weights) for tiles in fitting]
 
 
@@ -324,7 +352,9 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     contractions = weights.contractions
     stages = tiles.stages * (tiles.block_m + tiles.columns * contractions) * CHUNK_BYTES
     sums = contractions * tiles.block_m * (tiles.columns + 8) * 4
-    if sums > stages or tiles.pingpong:
+    # Sums that are promoted leave wide tiles no registers to exchange them.
+    wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
+    if sums > stages or tiles.pingpong or wide:
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
     return replace(tiles, cluster_k_splits=splits)
@@ -375,8 +405,12 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     products = height * width / 32 * fit.product
+    if weights.promoted:
+        products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
     in_l2 = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
+    if of_bytes and weights.length % CHUNK_BYTES:
+        copies *= BYTES_ACROSS_LINES
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:
@@ -391,6 +425,8 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
+    if tiles.multicast > tiles.cluster_k_splits:
+        return 1, times.unsplit(weights.chip, items, tiles.multicast)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
 

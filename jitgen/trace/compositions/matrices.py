@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_one_dtype, require_rank
+from jitgen.trace.guards import fast_sums
 from jitgen.trace.table import composition
 
 BLOCK = 128
@@ -59,7 +60,8 @@ def _scaled_mm(
     use_fast_accum: bool = False,
 ) -> Tensor:
     """Multiplies float8 matrices with scales of the tensors, of rows and columns, or of blocks. Products of what codes
-    are cast to become products of the codes where kernels have such (``families/gemm/code_products.py``)."""
+    are cast to become products of the codes where kernels have such (``families/gemm/code_products.py``). With
+    ``use_fast_accum`` their sums have the bits that tensor cores keep, as torch's do; sums of blocks never."""
     if not (_is_float8(input) and _is_float8(mat2)) or input.dim() != 2 or mat2.dim() != 2:
         raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
     if _are_of_blocks(input, mat2, scale_a, scale_b):
@@ -76,7 +78,9 @@ def _scaled_mm(
                 f"one for {BLOCK} of K, (M, K / {BLOCK}), and each block of the other, (K / {BLOCK}, N / {BLOCK}); "
                 "write other blocks as a formula"
             )
-    product = (input.float() @ mat2.float()) * scale_a * scale_b
+    with fast_sums(use_fast_accum):
+        product = input.float() @ mat2.float()
+    product = product * scale_a * scale_b
     if bias is not None:
         product = product + bias.float()
     if scale_result is not None and _is_float8_dtype(out_dtype or input.dtype):

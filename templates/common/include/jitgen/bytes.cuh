@@ -11,6 +11,11 @@ template <class X, class W>
 struct Bytes {
   uint8_t bits;
 };
+// The same, where sums of 8-bit floats may have the bits that tensor cores keep.
+template <class X, class W>
+struct FastBytes {
+  uint8_t bits;
+};
 // Two neighbouring k's of such an operand.
 template <class X, class W>
 struct BytePair {
@@ -32,6 +37,8 @@ struct SumType<uint8_t> {
 };
 template <class X, class W>
 struct SumType<Bytes<X, W>> : SumType<X> {};
+template <class X, class W>
+struct SumType<FastBytes<X, W>> : SumType<X> {};
 template <class X, class W>
 struct SumType<BytePair<X, W>> : SumType<X> {};
 

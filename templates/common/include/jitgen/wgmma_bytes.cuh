@@ -76,5 +76,9 @@ struct Wgmma<Bytes<X, W>, n> {
     Instruction::registers(d, a, b, accumulate);
   }
 };
+template <class X, class W, int n>
+struct Wgmma<FastBytes<X, W>, n> : Wgmma<Bytes<X, W>, n> {
+  static constexpr bool promoted = false;
+};
 
 }  // namespace jitgen

@@ -36,6 +36,8 @@
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
 //                                             // of 16 bits are a whole line of memory, or 32
+//     static constexpr int run = 8;           // neighbouring columns of one call of the epilogue: 8, or 4 where all
+//                                             // results have four bytes, so that lanes store without gaps
 //   };
 //   using Shape = jitgen::DenseShape<Config>;
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
@@ -55,7 +57,8 @@
 // Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
 // a multiple of the cluster. Any such grid is correct; the best has as many blocks as are resident at once, or tiles
 // times the cluster if those are fewer. Which tiles are split, `TileWalk` says.
-// The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
+// The epilogue of several regions is called as run<Config::run>(region, m, n, acc, live), that of one by its two parts,
+// results<..>(m, n, acc, live) and store<..>(m, n, results, live). Where K is split it is run<8>.
 #pragma once
 
 #include "jitgen/gemm_wgmma_batch.cuh"
@@ -438,7 +441,7 @@ struct DenseKernel {
 
   template <class Own>
   JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
-    constexpr int chunk = Shape::chunk, runs = chunk / 8, turns = Shape::width / chunk;
+    constexpr int chunk = Shape::chunk, run = Config::run, runs = chunk / run, turns = Shape::width / chunk;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
@@ -451,22 +454,35 @@ struct DenseKernel {
       __syncwarp();
       spread<0>(turn, staging, acc);
       __syncwarp();
-      Sum sums[runs / 2][contractions][8];  // all are read before the first is stored: one latency for all of them
+      Sum sums[runs / 2][contractions][run];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
       for (int i = 0; i < runs / 2; ++i) {
-        const int run = staged_run<chunk>((i * 32 + lane) / runs, lane % runs);
+        const int eight = staged_run<chunk>((i * 32 + lane) / runs, lane % runs * run / 8);
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
           const Sum* const from = staging + c * 16 * chunk;
-          gather(sums[i][c], from + staged_column(run, 0), from + staged_column(run, 4));
+          if constexpr (run == 8) {
+            gather(sums[i][c], from + staged_column(eight, 0), from + staged_column(eight, 4));
+          } else {
+            gather(sums[i][c], from + staged_column(eight, lane % 2 * 4));
+          }
         }
       }
-      const int n = column + lane % runs * 8, live = smaller(8, columns - n);
+      const int n = column + lane % runs * run, live = smaller(run, columns - n);
+      RunPlace places[runs / 2];
 #pragma unroll
       for (int i = 0; i < runs / 2; ++i) {
         const int m = row + (i * 32 + lane) / runs;
-        if (m >= rows || live <= 0) continue;
-        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + m, n, sums[i], live);
+        places[i] = {tile.below + smaller(m, rows - 1), live > 0 ? n : column,
+                     live > 0 ? live : smaller(run, columns - column), m < rows && live > 0};
+      }
+      if constexpr (Config::regions == 1) {
+        run_epilogues(epilogue, places, sums);
+      } else {
+#pragma unroll
+        for (int i = 0; i < runs / 2; ++i) {
+          if (places[i].stored) run_epilogue<true>(epilogue, tile.region, places[i].m, n, sums[i], live);
+        }
       }
     }
   }

@@ -73,6 +73,7 @@ struct QuantizedFinish {
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch, area = chunk * pitch;
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;
+    if (tile.column >= columns) return;  // the last blocks of a cluster that shares x may have no columns
 #pragma unroll 1
     for (int turn = 0; turn < Shape::contraction_blocks * (Config::tokens / chunk); ++turn) {
       const int row = tile.row + turn % (Config::tokens / chunk) * chunk;
@@ -91,8 +92,20 @@ struct QuantizedFinish {
           gather(sums[i][c], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
         }
       }
+      if constexpr (Config::regions == 1) {
+        RunPlace places[chunk / 16];
 #pragma unroll
-      for (int i = 0; i < chunk / 16; ++i) run(tile, row + i * 16 + thread / 8, column, sums[i], columns);
+        for (int i = 0; i < chunk / 16; ++i) {
+          const int m = row + i * 16 + thread / 8, live = smaller(8, columns - column);
+          const int n = live > 0 ? column : tile.column;
+          places[i] = {tile.below + smaller(m, rows - 1), n, live > 0 ? live : smaller(8, columns - n),
+                       m < rows && live > 0};
+        }
+        run_epilogues(epilogue, places, sums);
+      } else {
+#pragma unroll
+        for (int i = 0; i < chunk / 16; ++i) run(tile, row + i * 16 + thread / 8, column, sums[i], columns);
+      }
     }
   }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.

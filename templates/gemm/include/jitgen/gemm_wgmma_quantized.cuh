@@ -46,7 +46,8 @@
 // tiles that are then left, which would leave some blocks idle, are computed by whole clusters, whose blocks share K.
 // Groups of rows: with RowGroups for the last argument, `batch`, the weight has the rows of a matrix for each group, one
 // matrix after another, in blocks of 16; its codes have one tensor map. There is one region, and each tile is of one group.
-// The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
+// The epilogue of several regions is called as run<8>(region, m, n, acc, live), that of one by its two parts,
+// results<8>(m, n, acc, live) and store<8>(m, n, results, live). Where K is split it is run<8>.
 #pragma once
 
 #include "jitgen/gemm_wgmma_batch.cuh"
@@ -239,7 +240,9 @@ struct QuantizedKernel {
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
     }
     if (first == last) return;
-    if constexpr (Shape::item == 1) {
+    if constexpr (Shape::item == 1 && Shape::halves == 2) {
+      add_codes_in_halves(acc, first, last, ring);
+    } else if constexpr (Shape::item == 1) {
       add_codes(acc, first, last, ring);
     } else {
       add_floats(acc, first, last, ring);
@@ -303,6 +306,64 @@ struct QuantizedKernel {
       }
     }
     if constexpr (!Shape::group_scales) add_exact(acc, sums);
+  }
+  // The same of many tokens, whose sums are added up in two halves: one is multiplied while the other one is added, and
+  // the second half of a stage's k's is decoded while those of the first are multiplied. So the tensor cores wait for
+  // neither.
+  JITGEN_DEVICE void add_codes_in_halves(Sums& acc, int first, int last, Ring& ring) const {
+    constexpr int half = Config::tokens / 2, steps = 64 * span / Shape::step_k / 2;
+    using Part = QuantizedStage<PartOf<Config, steps>, Weight>;
+    using Half = Wgmma<typename Weight::Element, half>;
+    const typename Part::Lane lane;
+    typename Part::Fetched fetched;
+    typename Part::Held held;
+    typename Part::Fragments fragments[2];
+    typename Multiply::Sum sums[2][half / 2];
+    const auto multiply = [&](int h, int part, uint64_t tokens) {
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < steps; ++s) {
+        const int step = part * steps + s;
+        const uint64_t at = tokens + h * (half * 128 / 16) + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
+        Half::registers(sums[h], fragments[part][s][0], at, step > 0);
+      }
+      wgmma_commit();
+    };
+    const auto add = [&](int h, float2 scale) {
+      wgmma_written(sums[h]);
+#pragma unroll
+      for (int i = 0; i < half / 2; ++i) {
+        float& sum = acc[0][h * (half / 2) + i];
+        sum = __fmaf_rn(float(sums[h][i]), i % 4 < 2 ? scale.x : scale.y, sum);
+      }
+    };
+    barrier_wait_in_place(full(ring.stage), ring.phase, "full");
+    Part::fetch(fetched, memory, lane, ring.stage);
+    held.take(fetched);
+    Part::dequantise(fragments[0], held, 0);
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk) {
+      const int stage = ring.stage;
+      const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
+      ring.next();
+      multiply(0, 0, tokens);
+      multiply(1, 0, tokens);
+      Part::dequantise(fragments[1], held, 1);
+      multiply(0, 1, tokens);
+      multiply(1, 1, tokens);
+      const float2 scale = held.decode[0][0].scale;
+      wgmma_wait<1>();
+      add(0, scale);
+      if (chunk + 1 < last) {
+        barrier_wait_in_place(full(ring.stage), ring.phase, "full");
+        Part::fetch(fetched, memory, lane, ring.stage);
+        held.take(fetched);
+        Part::dequantise(fragments[0], held, 0);
+      }
+      wgmma_wait<0>();
+      release(stage);
+      add(1, scale);
+    }
   }
   template <class Exact>
   static JITGEN_DEVICE void add_exact(Sums& acc, const Exact& sums) {

@@ -207,13 +207,46 @@ JITGEN_DEVICE void gather(int32_t (&sums)[8], const int32_t* first, const int32_
   sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
 }
 
-template <bool several, class Epilogue, class Sum, int contractions>
+// Loads four sums from shared memory.
+JITGEN_DEVICE void gather(float (&sums)[4], const float* from) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  sums[0] = four.x, sums[1] = four.y, sums[2] = four.z, sums[3] = four.w;
+}
+JITGEN_DEVICE void gather(int32_t (&sums)[4], const int32_t* from) {
+  const int4 four = *reinterpret_cast<const int4*>(from);
+  sums[0] = four.x, sums[1] = four.y, sums[2] = four.z, sums[3] = four.w;
+}
+
+// Calls the epilogue of one region for `count` runs of columns of one tile, run i of which begins at row place[i].m and
+// column place[i].n. All results are computed before the first is stored, so that what they read besides the sums is
+// loaded at once. A run outside of the result has a place inside, and is not `stored`.
+struct RunPlace {
+  int m, n, live;
+  bool stored;
+};
+template <class Epilogue, class Sum, int count, int contractions, int width>
+JITGEN_DEVICE void run_epilogues(
+    const Epilogue& epilogue, const RunPlace (&places)[count], const Sum (&sums)[count][contractions][width]) {
+  typename Epilogue::template Results<width> results[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const RunPlace at = places[i];
+    results[i] = epilogue.template results<width>(at.m, at.n, sums[i], at.live);
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const RunPlace at = places[i];
+    if (at.stored) epilogue.template store<width>(at.m, at.n, results[i], at.live);
+  }
+}
+
+template <bool several, class Epilogue, class Sum, int contractions, int width>
 JITGEN_DEVICE void run_epilogue(
-    const Epilogue& epilogue, int region, int m, int n, const Sum (&sums)[contractions][8], int live) {
+    const Epilogue& epilogue, int region, int m, int n, const Sum (&sums)[contractions][width], int live) {
   if constexpr (several) {
-    epilogue.template run<8>(region, m, n, sums, live);
+    epilogue.template run<width>(region, m, n, sums, live);
   } else {
-    epilogue.template run<8>(m, n, sums, live);
+    epilogue.template run<width>(m, n, sums, live);
   }
 }
 
