@@ -53,7 +53,7 @@ def load(
     kernel = namespace[entry]
     if not settings.interpreting_triton() or not _is_interpreted(kernel):
         raise JitgenError("running Triton on CPU tensors needs TRITON_INTERPRET=1 from the start of the process")
-    namespace["libdevice"] = _libdevice()
+    namespace |= _replaced(namespace)
 
     def launch(grid: Grid, *arguments: Any) -> None:
         import numpy
@@ -63,6 +63,18 @@ def load(
             kernel[grid](*values, **(constants or {}))
 
     return launch
+
+
+def _replaced(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a source has of libdevice, the module or functions of it, as torch computes it."""
+    own = _libdevice()
+    replaced: dict[str, Any] = {"libdevice": own}
+    for name, value in namespace.items():
+        if isinstance(value, types.ModuleType):
+            replaced |= {name: own} if value.__name__.endswith(".libdevice") else {}
+        elif str(getattr(value, "__module__", "")).endswith(".libdevice"):
+            replaced[name] = getattr(own, value.__name__, value)
+    return replaced
 
 
 def _is_interpreted(kernel: Any) -> bool:

@@ -14,7 +14,9 @@ import jitgen
 from jitgen import TensorSpec
 from jitgen.deploy.launch_schema import refusal
 from jitgen.errors import TraceError, UnsupportedError
-from jitgen.families.launch import splices
+from jitgen.families.family import Problem
+from jitgen.families.launch import FAMILY, splices
+from jitgen.schedule import tuned
 from jitgen.trace.kernels.triton_accesses import accesses
 from jitgen.trace.kernels.triton_module import module_of
 from tests import triton_own_kernels
@@ -71,6 +73,23 @@ def test_configurations_are_candidates() -> None:
     low = triton_own_kernels.tuned.lower(MATRIX, MATRIX, target="sm_90a")
     assert "one of 2 configurations" in low.explain()
     assert "BLOCK=64" in low.source
+
+
+def test_a_measured_configuration_is_taken() -> None:
+    """``jitgen tune`` writes such rows."""
+    low = triton_own_kernels.tuned.lower(MATRIX, MATRIX, target="sm_90a")
+    inner = low._lowered
+    (number,) = [n for n, kernel in enumerate(inner.program.kernels) if kernel.family == "launch"]
+    problem = Problem(inner.program.kernels[number], inner.layouts[number], inner.laid_out.geometries[number])
+    device = inner.route.device
+    first, second = FAMILY.candidates(problem, device)
+    facts = FAMILY.facts(problem, device)
+    assert facts is not None
+    row = tuned.row_from_json(tuned.row_of("any", "triton", facts, second).as_json)
+    assert row.selects(second)
+    assert not row.selects(first)
+    assert second.constants == (("BLOCK", "128"),)
+    assert second.option("num_warps") == 4
 
 
 @pytest.mark.parametrize(

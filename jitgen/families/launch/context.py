@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.environment import Rendered, family_folder, user_mark
@@ -30,6 +31,9 @@ from jitgen.spec import KernelSource
 
 POINTERS = SIGNATURE_TYPES | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 """Storage dtype to what a user's kernel has behind a pointer, as Triton's launcher tells it."""
+_DIALECT = replace(TRITON, coarse={**TRITON.coarse, "erfc": "coarse_erfc({0})"})
+"""The dialect of rules. A user's kernel has few threads on a multiprocessor where it multiplies tiles, so that nothing
+hides the 55 instructions of libdevice's ``erfc``; ``coarse_erfc`` has 20."""
 _OWN = "jitgen_{0}"
 """What a parameter of the entry is called within the user's kernel."""
 
@@ -168,7 +172,7 @@ def _options(kernel: Kernel, layout: Layout, schedule: Schedule) -> dict[str, An
 
 def _rule(rule: Rule, kind: str, layout: RuleLayout, body: Body, location: str | None) -> dict[str, Any]:
     """Presents the function of a rule: it gets the offset of an element in its tensor, and what the user's call has."""
-    text = printed(rule.instructions, TRITON)
+    text = printed(rule.instructions, _DIALECT, coarse=body.coarse)
     operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
     loads, stores, used = [], [], set[int]()
     for instruction in rule.instructions:

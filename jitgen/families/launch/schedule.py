@@ -3,6 +3,7 @@ first."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,12 +28,25 @@ GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 
 @dataclass(frozen=True)
 class Schedule(DeclaredSchedule):
-    """Holds a configuration: the constants that it chooses, and options of the compiler."""
+    """Holds a configuration, as rows of measured choices tell it from others.
+
+    Attributes:
+        chosen: JSON of the constants that it chooses, pairs of name and text.
+        compiled: JSON of the compiler's options, pairs of name and number.
+    """
 
     sentence = ("{words}",)
     template: ClassVar[str] = "launch"
-    constants: tuple[tuple[str, str], ...]
-    options: tuple[tuple[str, int], ...]
+    chosen: str
+    compiled: str
+
+    @property
+    def constants(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, text) for name, text in json.loads(self.chosen))
+
+    @property
+    def options(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, number) for name, number in json.loads(self.compiled))
 
     @property
     def words(self) -> str:
@@ -47,7 +61,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """Returns a schedule for each configuration."""
     (body,) = problem.kernel.bodies
     listed = (Config(*config) for config in attrs_of(body).configs)
-    return tuple(dict.fromkeys(Schedule(config.constants, config.options) for config in listed))
+    return tuple(dict.fromkeys(Schedule(json.dumps(config.constants), json.dumps(config.options)) for config in listed))
 
 
 def facts(problem: Problem, device: Device) -> Mapping[str, Any] | None:
@@ -56,8 +70,9 @@ def facts(problem: Problem, device: Device) -> Mapping[str, Any] | None:
     attrs = attrs_of(body)
     if len(attrs.configs) == 1:
         return None
-    dtypes = [operand.dtype for operand in body.operands]
-    return {"kernel": digest(list(attrs.kernel)), "dtypes": dtypes, "numbers": list(geometry.numbers)}
+    dtypes = " ".join(operand.dtype for operand in body.operands)
+    numbers = " ".join(map(str, geometry.numbers))
+    return {"kernel": digest(list(attrs.kernel)), "dtypes": dtypes, "numbers": numbers}
 
 
 def launch(

@@ -120,7 +120,9 @@ class _Launch:
         self.own = defined(self.kernel)
         self.name = self.own.tree.name
         self.signature = inspect.signature(self.own.function)
-        self.values = self._bound(args, {name: value for name, value in kwargs.items() if name not in _OPTIONS})
+        # A kernel may have a parameter that is called like an option, and gets it too.
+        names = set(_OPTIONS) - self.signature.parameters.keys()
+        self.values = self._bound(args, {name: value for name, value in kwargs.items() if name not in names})
         self.options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
         self.operands: list[Node] = []
         self.proxies: list[Any] = []
@@ -185,7 +187,8 @@ class _Launch:
                 raise self.wrong(f"{twice[0]} is given, and its autotuner chooses it")
             options = {name: getattr(config, name, None) for name in _OPTIONS}
             options = {name: number for name, number in options.items() if number is not None}
-            yield _Way({**way.constants, **config.kwargs}, {**way.options, **options})
+            known = {name: number for name, number in options.items() if name in self.signature.parameters}
+            yield _Way({**way.constants, **config.kwargs, **known}, {**way.options, **options})
 
     def _is_constant(self, parameter: inspect.Parameter) -> bool:
         return "constexpr" in str(getattr(parameter.annotation, "__name__", parameter.annotation))
