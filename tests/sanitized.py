@@ -32,6 +32,7 @@ class Problem:
         dtype: of the tensors.
         indices, below: how many tensors at the end are indices, and below what.
         weight: (columns, length, format, group size) of the quantised weight.
+        activation: what its activations are quantised to; the rounding of int8 is within ``RELATIVE`` of bfloat16.
         gradients: whether those with respect to all floating tensors are computed, too.
     """
 
@@ -42,6 +43,7 @@ class Problem:
     indices: int = 0
     below: int = 0
     weight: tuple[int, int, str, int | None] | None = None
+    activation: str | None = None
     gradients: bool = False
 
     def tensors(self) -> list[Any]:
@@ -55,7 +57,7 @@ class Problem:
         if self.weight is not None:
             columns, length, name, group = self.weight
             dense = torch.randn(columns, length, generator=generator).to(self.dtype)
-            made.append(jitgen.quantize(dense, name, group) if group else jitgen.quantize(dense, name))
+            made.append(jitgen.quantize(dense, name, group, activation=self.activation))
         return made
 
     def mistakes(self, backend: str) -> Iterator[str]:
@@ -119,6 +121,33 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+def codes(x: torch.Tensor) -> torch.Tensor:
+    return (x * 16).round().clamp(-127, 127).to(torch.int8)
+
+
+def multiply_codes(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(codes(x), codes(weight).T)
+
+
+def multiply_floats(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    x, weight = (tensor.to(torch.float8_e4m3fn).float() for tensor in (x, weight))
+    return (x @ weight.T).bfloat16()
+
+
+def group(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    ends = counts.cumsum(0).to(torch.int32)
+    if x.dtype == F64:  # torch has products of groups for bfloat16 alone
+        rows = torch.bucketize(torch.arange(len(x)), ends, right=True).clamp(max=len(weights) - 1)
+        result = choose_experts(x, weights, rows)
+    else:
+        result = torch._grouped_mm(x, weights, offs=ends)
+    return torch.where(torch.arange(len(x), device=x.device).unsqueeze(1) < ends[-1], result, 0)
+
+
+def choose_experts(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    return (x.unsqueeze(1) @ weights[experts]).squeeze(1)
+
+
 def heads(rows: int, keys: int, depth: int, width: int | None = None) -> tuple[tuple[int, ...], ...]:
     """Shapes of queries, keys and values."""
     return (1, 2, rows, depth), (1, 2, keys, depth), (1, 2, keys, width or depth)
@@ -172,6 +201,17 @@ PROBLEMS = (
     *_quantized("fp8_e4m3", None, 264, F16),
     *_quantized("nf4", 96, 288, F16),
     *_quantized("uint4", 32),
+    *(Problem("gemm bytes", multiply_codes, ((rows, 512), (264, 512))) for rows in (20, 100, 200)),
+    *(Problem("gemm bytes", multiply_floats, ((rows, 512), (264, 512))) for rows in (5, 100, 200)),
+    Problem("gemm bytes", F.linear, ((20, 288),), weight=(72, 288, "int8", None), activation="int8"),
+    *(
+        Problem("gemm bytes", F.linear, ((n, 512),), weight=(264, 512, "int4", 128), activation="int8")
+        for n in (5, 200)
+    ),
+    Problem("gemm grouped", choose_experts, ((7, 72), (5, 72, 40), (7,)), indices=1, below=5),
+    Problem("gemm grouped", choose_experts, ((300, 136), (5, 136, 264), (300,)), indices=1, below=5),
+    Problem("gemm grouped", group, ((300, 136), (5, 136, 264), (5,)), indices=1, below=60),
+    Problem("gemm grouped", lambda x, w, i: group(x, w.mT, i), ((300, 512), (9, 264, 512), (9,)), indices=1, below=33),
     Problem("attention", attend_causally, heads(100, 100, 64)),
     Problem("attention", attend, heads(65, 130, 128), F16),
     Problem("attention", attend_softly, heads(70, 129, 64)),
