@@ -327,6 +327,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"codegen", "errors", "forks", "settings", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},
+    "integrations": {"errors", "quant", "call"},
     "models": {"call", "console", "errors", "ir", "runtime", "settings", "spec", "trace"},
     "gradients": {"errors", "spec", "ir", "trace"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
