@@ -87,7 +87,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         elif node in temporaries:
             read[node] = partition.materialize(node)
         else:
-            read[node] = _in_memory(inside[node], _is_activation(node, index), partition)
+            read[node] = _in_memory(inside[node], _is_activation(node, index, owners), partition)
     for group in groups:
         if len(group) > 1:
             partition.temporaries.compute_together([read[node] for node in group])
@@ -103,10 +103,12 @@ def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
     return mover.builder.like(node, children)
 
 
-def _is_activation(node: Node, index: Index) -> bool:
-    """Returns whether a product has ``node``, or a view of it, as its left operand."""
+def _is_activation(node: Node, index: Index, owners: Mapping[Node, Owner]) -> bool:
+    """Returns whether a product has ``node``, or a view of it, as its left operand. Attention has its own products,
+    which read operands in any order."""
     views = index.reached([node], lambda user: user is not node and user.kind is not VIEW)
-    return any(user.kind in PRODUCTS and user.inputs[0] in views for view in views for user in index.users[view])
+    products = (user for view in views for user in index.users[view] if user.kind in PRODUCTS)
+    return any(product.inputs[0] in views and not owners[product].is_fused for product in products)
 
 
 def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
