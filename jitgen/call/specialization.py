@@ -285,6 +285,12 @@ class Specialization:
 
         meta, index = built.artifact.meta, device.index
         shape, arguments, triton = lowered.launch(number), lowered.arguments(number), lowered.route.backend == "triton"
+        if triton and (meta.get("global_scratch") or [0])[0]:
+            raise UnsupportedError(
+                f"{self.name}: {built.name} makes descriptors of tensors on the GPU (tl.make_tensor_descriptor), which "
+                "need memory that jitgen's launcher does not give them; use pointers, or launch the kernel outside of "
+                "the decorated function"
+            )
         # Triton decides how much shared memory a kernel that it compiled takes.
         shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
         entry = meta["entry"] + shape.entry

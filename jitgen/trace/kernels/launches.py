@@ -81,7 +81,28 @@ def _launchers() -> tuple[Replaced, ...]:
 
         return run
 
-    return tuple(Replaced(owner, {"run": run_of(owner.run)}) for owner in classes)
+    import triton
+
+    rounding = triton.next_power_of_2
+    function = getattr(rounding, "fn", rounding)  # of triton.constexpr_function
+
+    def next_power_of_2(n: Any) -> Any:
+        return function(n) if _trace.get() is None else _power_of_two(n)
+
+    of_rounding = Replaced(rounding, {"fn": next_power_of_2}) if function is not rounding else None
+    launchers = (Replaced(owner, {"run": run_of(owner.run)}) for owner in classes)
+    return (*launchers, of_rounding or Replaced(triton, {"next_power_of_2": next_power_of_2}))
+
+
+def _power_of_two(n: Any) -> Any:
+    """Returns the least power of two that is no less than ``n``; for a symbolic number a guard says between which two
+    it lies, so that other numbers between them need no other trace."""
+    if not isinstance(n, SymbolicNumber):
+        return 1 << max(int(n) - 1, 0).bit_length()
+    rounded = 1 << max(int(n.guards.hint(n.expr)) - 1, 0).bit_length()
+    n.guards.decide(symbols.compare("le", n.expr, rounded))
+    n.guards.decide(symbols.compare("gt", n.expr, rounded // 2))
+    return rounded
 
 
 def launched(trace: Trace, launcher: Any, grids: list[Any], arguments: Mapping[str, Any]) -> None:
