@@ -9,59 +9,29 @@ under the locks that the function holds. They are taken back where the call rais
 Other threads may change the same objects meanwhile. So only what is still as the function left it is taken back, key by
 key, and no container is empty for a moment.
 
-Neighbours: ``kept.py`` describes tensors of the trace in changes, and ``escapes.py`` refuses what it cannot describe;
-``call/resolver.py`` keeps a trace with changes for one call alone, so that each call makes its own.
+Neighbours: ``places.py`` says what can change; ``kept.py`` describes tensors of the trace in changes, and
+``escapes.py`` refuses what it cannot describe; ``call/resolver.py`` keeps a trace with changes for one call alone, so
+that each call makes its own.
 """
 
 from __future__ import annotations
 
-import array
 import contextvars
 import functools
-import threading
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from jitgen.trace import contents
 from jitgen.trace.captured import GUARDED, MISSING, same_value
 from jitgen.trace.kept import Exchange
-from jitgen.trace.mentions import is_library
+from jitgen.trace.places import Place, cell_of, is_users, names_of, places
 
 LRU_CACHE = type(functools.cache(len))
 """The type of functions that ``functools.lru_cache`` makes."""
-
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_TABLES = ("_parameters", "_buffers", "_modules")
-"""The attributes in which a module has its members."""
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Refers to one thing that a function can change.
-
-    Attributes:
-        path: how the function reaches the owner, as a user would write it; empty for variables.
-        kind: ``"attribute"``, ``"variable"`` or ``"item"``: what its contents are.
-        owner: the object.
-        identity: what two places of one memory have in common.
-        read: returns its contents by name, key or index.
-        write: makes contents that ``read`` returned the contents again.
-        is_ordered: whether the order of keys matters.
-    """
-
-    path: str
-    kind: str
-    owner: Any
-    identity: tuple[Any, ...]
-    read: Callable[[], dict[Any, Any]]
-    write: Callable[[dict[Any, Any]], None]
-    is_ordered: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,9 +191,9 @@ class Journal:
         self._whole[id(value)] = value  # whose id no other object then has
         if isinstance(value, LRU_CACHE):
             self.caches.append(value)
-        for place in _places(path, value):
+        for place in places(path, value):
             self._add(place)
-        members = vars(value).get("_modules") if isinstance(value, torch.nn.Module) and _is_users(value) else None
+        members = vars(value).get("_modules") if isinstance(value, torch.nn.Module) and is_users(value) else None
         for name, module in (members or {}).items():
             self.note(f"{path}.{name}", module)
 
@@ -231,11 +201,11 @@ class Journal:
         """Notes the variables around ``function``: its closure's, and the global ones called ``names``."""
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for name, cell in cells.items():
-            self._add(_cell(name, cell))
+            self._add(cell_of(name, cell))
         variables = function.__globals__
         for name in names:
             wanted = frozenset((name,))
-            self._add(_names("", "variable", variables, variables, wanted.__contains__, name))
+            self._add(names_of("", "variable", variables, variables, wanted.__contains__, name))
 
     def _add(self, place: Place) -> None:
         if place.identity not in self._known:
@@ -270,199 +240,3 @@ def _is_computed_once(owner: Any, key: Any, before: dict[Any, Any], now: dict[An
         isinstance(getattr(type(owner), key, None), functools.cached_property) if isinstance(key, str) else False
     )
     return descriptor and key not in before and not isinstance(now[key], torch.fx.Proxy)
-
-
-def _is_users(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] != "jitgen"
-
-
-# ------------------------------------------------------------------------------------------------------ what can change
-
-
-def _places(path: str, value: Any) -> Iterator[Place]:
-    """Yields the places of ``value`` that a function can change."""
-    if not _is_users(value) or (isinstance(value, torch.Tensor) and type(value) not in _TENSORS):
-        return
-    if isinstance(value, types.ModuleType):
-        if not is_library(value.__name__):
-            yield _names(path, "attribute", value, vars(value), _is_plain)
-    elif isinstance(value, type):
-        if not is_library(value.__module__):
-            yield _names(path, "attribute", value, None, _is_plain)
-    else:
-        container = _container(path, value)
-        if container is not None:
-            yield container
-        try:  # without code of the user's; a thread's local attributes are a dict of the thread's own
-            own = vars(value) if isinstance(value, threading.local) else object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            own = None
-        if isinstance(own, dict):
-            yield _names(path, "attribute", value, own, lambda name: True)
-        for name in _TABLES if isinstance(value, torch.nn.Module) else ():
-            table = vars(value).get(name)
-            if isinstance(table, dict):
-                yield _names(path, "attribute", value, table, lambda name: True)
-        slots = frozenset(_slots(type(value)))
-        if slots:
-            yield _names(path, "attribute", value, None, lambda name: name in slots)
-
-
-def _is_plain(name: str) -> bool:
-    """Returns whether a name of a module or class is the user's, rather than one by which Python describes it."""
-    return not name.startswith(("__", "_abc_"))
-
-
-def _slots(owner: type) -> list[str]:
-    users = [base for base in owner.__mro__ if not is_library(base.__module__)]
-    return [n for base in users for n, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
-
-
-def _names(
-    path: str,
-    kind: str,
-    owner: Any,
-    variables: dict[str, Any] | None,
-    is_wanted: Callable[[str], bool],
-    name: str = "",
-) -> Place:
-    """Makes a place of names and their values, which are written one by one.
-
-    Args:
-        variables: what has them; None for attributes of ``owner`` that ``setattr`` writes.
-        is_wanted: which of them.
-        name: of the only one, if it is one.
-    """
-    is_class = isinstance(owner, type)
-
-    def read() -> dict[str, Any]:
-        if variables is not None or is_class:
-            values: Mapping[str, Any] = variables if variables is not None else vars(owner)
-            return {name: value for name, value in [*values.items()] if is_wanted(name)}
-        return {name: value for name in _slots(type(owner)) if (value := getattr(owner, name, MISSING)) is not MISSING}
-
-    def write(new: dict[str, Any]) -> None:
-        now = read()
-        gone = [name for name in now if name not in new]
-        changed = {name: value for name, value in new.items() if now.get(name, MISSING) is not value}
-        if variables is not None:
-            for name in gone:
-                variables.pop(name, None)
-            variables.update(changed)
-            if [*read()] != [*new]:
-                variables.update({name: variables.pop(name) for name in new})  # in that order
-            return
-        remove, replace = (type.__delattr__, type.__setattr__) if is_class else (object.__delattr__, object.__setattr__)
-        for name in gone:
-            remove(owner, name)
-        for name, value in changed.items():
-            replace(owner, name, value)
-
-    memory = variables if variables is not None else owner
-    return Place(path, kind, owner, (id(memory), variables is None, name), read, write)
-
-
-def _cell(name: str, cell: types.CellType) -> Place:
-    """Makes a place of a variable of a closure."""
-
-    def read() -> dict[str, Any]:
-        try:
-            return {name: cell.cell_contents}
-        except ValueError:  # it has no value yet
-            return {}
-
-    def write(new: dict[str, Any]) -> None:
-        if new:
-            cell.cell_contents = new[name]
-        elif read():
-            del cell.cell_contents
-
-    return Place("", "variable", cell, (id(cell),), read, write)
-
-
-def _is_writable(value: Any) -> bool:
-    """Returns whether ``value`` is an array whose elements can be compared and written."""
-    if contents.is_numpy(value):
-        is_array = not contents.is_numpy_number(value) and value.flags.writeable
-        return is_array and contents.snapshot(value) is not None
-    return isinstance(value, (bytearray, array.array)) and contents.snapshot(value) is not None
-
-
-def _container(path: str, value: Any) -> Place | None:
-    """Makes a place of the contents of a container of Python's, an array or a context variable; None for other
-    objects."""
-    read: Callable[[], dict[Any, Any]]
-    write: Callable[[dict[Any, Any]], None]
-    if isinstance(value, (list, deque)):
-        kind: Any = list if isinstance(value, list) else deque
-
-        def read() -> dict[Any, Any]:
-            return dict(enumerate(kind.__iter__(value)))
-
-        def write(new: dict[Any, Any]) -> None:
-            items = [*new.values()]
-            if isinstance(value, list):
-                list.__setitem__(value, slice(None), items)
-                return
-            now = [*deque.__iter__(value)]
-            pairs = enumerate(zip(now, items, strict=False))
-            same = next((number for number, (a, b) in pairs if a is not b), min(len(now), len(items)))
-            for _ in now[same:]:
-                deque.pop(value)
-            deque.extend(value, items[same:])
-
-    elif isinstance(value, dict):
-        ordered: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-
-        def read() -> dict[Any, Any]:
-            return {key: dict.__getitem__(value, key) for key in ordered.__iter__(value)}
-
-        def write(new: dict[Any, Any]) -> None:
-            now = read()
-            for key in now.keys() - new.keys():
-                ordered.__delitem__(value, key)
-            for key, item in new.items():
-                if now.get(key, MISSING) is not item:
-                    ordered.__setitem__(value, key, item)
-            if [*read()] != [*new]:
-                for key, item in new.items():
-                    ordered.__delitem__(value, key)
-                    ordered.__setitem__(value, key, item)
-
-    elif isinstance(value, set):
-
-        def read() -> dict[Any, Any]:
-            return dict.fromkeys(set.__iter__(value), True)
-
-        def write(new: dict[Any, Any]) -> None:
-            set.intersection_update(value, new)
-            set.update(value, new)
-
-    elif isinstance(value, contextvars.ContextVar):
-
-        def read() -> dict[Any, Any]:
-            return {"value": value.get(MISSING)}
-
-        def write(new: dict[Any, Any]) -> None:
-            if new["value"] is not MISSING:
-                value.set(new["value"])
-
-    elif _is_writable(value):
-
-        def read() -> dict[Any, Any]:
-            return {"elements": contents.snapshot(value)}
-
-        def write(new: dict[Any, Any]) -> None:
-            elements = new["elements"][-1]
-            if contents.is_numpy(value):
-                shaped = type(value)(value.shape, value.dtype, elements)
-                value[...] = shaped
-            elif isinstance(value, bytearray):
-                value[:] = elements
-            else:
-                del value[:]
-                value.frombytes(elements)
-
-    else:
-        return None
-    return Place(path, "item", value, (id(value), "contents"), read, write, isinstance(value, dict))

@@ -81,20 +81,54 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             "  update the tensor itself, or clone the view"
         )
     chains = [_steps_from(base, alias.value) for alias in sharing]
-    for alias, chain in zip(sharing, chains, strict=True) if len(sharing) > 1 else ():
-        if chain is None or not (_is_surely_a_view(chain, memory) or alias.is_view):
+    steps = _steps_from(base, proxy.value) or ()
+    if len(sharing) > 1:
+        _require_views(trace, sharing, chains, steps, name)
+    value = _stored(trace, proxy, value, name)
+    is_tracked = _is_tracked(trace, steps, value, name)
+    if len(sharing) == 1:
+        memory.base = proxy.value = value if is_tracked else _with_history(trace, value, proxy.value, name)
+    else:  # the tensor that they are views of changes, and with it all of them
+        written = _written(trace, base, steps, value)
+        memory.base = written if is_tracked else _with_history(trace, written, base, name)
+        for alias, chain in zip(sharing, chains, strict=True):
+            alias.value = _moved(trace, memory.base, chain or ())
+    memory.updates += 1
+    for alias in sharing:
+        if alias.input is not None:
+            trace.new_values.set(alias.input, alias.value)
+
+
+def _require_views(
+    trace: Trace,
+    sharing: Sequence[TensorProxy],
+    chains: Sequence[tuple[Node, ...] | None],
+    steps: Sequence[Node],
+    name: str,
+) -> None:
+    """Raises UnsupportedError if an update of the tensor that ``steps`` lead to cannot be followed in all that share
+    its memory.
+
+    Args:
+        chains: the steps from that memory to each of ``sharing``.
+    """
+    for alias, chain in zip(sharing, chains, strict=True):
+        if chain is None or not (_is_surely_a_view(chain, alias.memory) or alias.is_view):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
                 f"results of reshape, flatten and contiguous are{quote(user_location())}\n"
                 "  make it by view, which never copies, or clone it, or use the operation that returns a new tensor; "
-                f"it is made{quote(_made_at(base, alias.value))}"
+                f"it is made{quote(_made_at(alias.memory.base, alias.value))}"
             )
-    steps = _steps_from(base, proxy.value) or ()
-    if len(sharing) > 1 and any(step.attrs[0] == "expand" for step in steps):
+    if any(step.attrs[0] == "expand" for step in steps):
         raise UnsupportedError(
             f"{trace.name}: {name} updates an expanded tensor, of which several elements are one number in memory"
             f"{quote(user_location())}\n  clone it first, as eager torch asks too"
         )
+
+
+def _stored(trace: Trace, proxy: TensorProxy, value: Node, name: str) -> Node:
+    """Returns ``value`` as the memory of ``proxy`` has it: in its shape and dtype."""
     shape = proxy.value.shape
     same = len(value.shape) == len(shape) and all(
         trace.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
@@ -110,21 +144,10 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             f"{quote(user_location())}\n  use the operation that returns a new tensor"
         )
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
-    if trace.new_values.inputs_of(value) - {memory.input}:  # results are told by values
+    if trace.new_values.inputs_of(value) - {proxy.memory.input}:  # results are told by values
         copy = ("copy", _COPIES_OF_UPDATES + len(trace.new_values.by_input))
         value = trace.make("cast", (value,), value.dtype, value.shape, copy)
-    is_tracked = _is_tracked(trace, steps, value, name)
-    if len(sharing) == 1:
-        memory.base = proxy.value = value if is_tracked else _with_history(trace, value, proxy.value, name)
-    else:  # the tensor that they are views of changes, and with it all of them
-        written = _written(trace, base, steps, value)
-        memory.base = written if is_tracked else _with_history(trace, written, base, name)
-        for alias, chain in zip(sharing, chains, strict=True):
-            alias.value = _moved(trace, memory.base, chain or ())
-    memory.updates += 1
-    for alias in sharing:
-        if alias.input is not None:
-            trace.new_values.set(alias.input, alias.value)
+    return value
 
 
 def _is_tracked(trace: Trace, steps: Sequence[Node], value: Node, name: str) -> bool:

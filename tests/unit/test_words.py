@@ -18,7 +18,8 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-    Accepts Accumulates Acts Adds Answers Appends Applies Asks Assembles Assigns Batches Begins Binds Broadcasts Builds
+    Accepts Accesses Accumulates Acts Adds Answers Appends Applies Asks Assembles Assigns Batches Begins Binds
+    Broadcasts Builds
     Caches Calls Captures Changes Checks Chooses Claims Clamps Collects Combines Compares Compiles Composes Computes
     Connects Converts Convolves Copies Counts Cuts Decides Declares Decodes Decorates Defines Deletes Dequantises
     Derives Describes Differentiates Digests Disables Disassembles Divides Does Draws Drops Emits Encodes Ends Enters
