@@ -137,8 +137,9 @@ BYTES = replace(DENSE, l2_bytes=37.5, wait=68, fixed=0.86, epilogue=2.88, warpgr
 """Of operands of one byte, fitted to 700 timings of 51 products on an H100 (``bench/gemm_timings.py --kinds float8 int8
 --seed 91001 --shapes 24`` and listed sizes). The L2 cache delivers fewer bytes in a cycle there than on an H200."""
 BYTES_PINGPONG = replace(DENSE_PINGPONG, l2_bytes=33.0, product=1.0)
-"""Fitted, as the next constants were, to 340 timings of 35 products of more than 160 rows on an H100, each by the tiles
-that looked promising: of those, what the model chooses takes 1 to 3 % longer than the fastest, and 11 % at worst."""
+"""Fitted, as the next constants were, to 340 timings of 35 products of more than 160 rows on Hopper GPUs, each by the
+tiles that looked promising: of those, what the model chooses takes 1 to 3 % longer than the fastest, and 11 % at
+worst."""
 BYTES_MISSING = 40.4
 """``DENSE_MISSING_BYTES`` of operands of one byte."""
 BYTES_ACROSS_LINES = 2.0
