@@ -32,6 +32,7 @@ WEIGHTS = (
     *(("fp8_e4m3", None, "fp8_e4m3"), ("fp8_e4m3.tensor", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3")),
     *(("int4", 64, "fp8_e4m3"), ("uint4", 32, "fp8_e4m3"), ("mxfp4", None, "fp8_e4m3"), ("mxfp8", None, "fp8_e4m3")),
     *(("nvfp4", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128")),
+    ("int8.rows128", 128, "int8.block128"),
 )
 TILES = {
     "tokens": TritonTokens(32, 32, 32, 4, 3, raster=2),
@@ -102,6 +103,34 @@ def _dense(form: str, tile: TritonSchedule) -> Iterator[str | None]:
 
 for _form, _tile in TILES.items():
     CHECKS[f"formula-{_form}"] = partial(_dense, _form, _tile)
+
+
+def _blocks() -> Iterator[str | None]:
+    """Formulas with scales of blocks of both operands, or of one; each is one kernel."""
+
+    def both(q: torch.Tensor, s: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        x = (q.to(s.dtype).unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
+        w = p.to(s.dtype).view(p.shape[0] // 128, 128, p.shape[1] // 128, 128) * t[:, None, :, None]
+        return torch.relu(x @ w.view(p.shape).T + 1)
+
+    def one(q: torch.Tensor, s: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return (q.to(s.dtype).unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2) @ p.to(s.dtype).T
+
+    for function in (both, one):
+        for m, k, n in ((1, 256, 128), (5, 128, 256), (40, 384, 128), (200, 256, 256)):
+            for dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+                q, p = (torch.randint(-127, 128, (size, k)) for size in (m, n))
+                q, p = (v.to(torch.int8) if dtype == torch.int8 else (v / 16).to(dtype) for v in (q, p))
+                s, t = torch.rand(m, k // 128) + 0.1, torch.rand(n // 128, k // 128) + 0.1
+                generated = jitgen.jit(function, backend="triton")
+                low = generated.lower(q, s, p, t, target="interpreter")
+                if len(low.kernels) != 1 or "for each block of 128 of K" not in low.explain():
+                    yield f"{dtype}: no product of blocks"
+                want = function(q, s.double(), p, t.double())
+                yield wrong(generated(q, s, p, t), want, 2e-6, function.__name__, m, k, n, dtype)
+
+
+CHECKS["blocks"] = _blocks
 
 
 def _scaled_mm() -> Iterator[str | None]:

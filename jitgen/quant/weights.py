@@ -142,7 +142,7 @@ def layout_for_codes(format: str, group_size: int | None, columns: int, activati
     if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
         return "mma8" if columns % CODE_COLUMNS == 0 else layout
     has_codes = row.row == ("int8" if kind.is_integer else "fp8_e4m3") and row.scale_dtype.is_floating_point
-    if layout == "mma" and has_codes and kind.block and row.scale_rows == group_size == kind.block:
+    if has_codes and kind.block and row.scale_rows == group_size == kind.block:
         return "blocks"
     if group_size is not None:
         return layout

@@ -161,11 +161,16 @@ def mm(trace: Trace, input: Node, mat2: Node) -> Node:
 
 @row("_int_mm")
 def int_mm(trace: Trace, input: Node, mat2: Node) -> Node:
-    """Multiplies two matrices of int8 to int32."""
+    """Multiplies two matrices of int8 to int32; the first one may be of uint8, as torch takes it on a CPU."""
     if len(input.shape) != 2 or len(mat2.shape) != 2:
         raise ValueError(f"_int_mm takes two matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
-    if input.dtype != "int8" or mat2.dtype != "int8":
-        raise TypeError(f"_int_mm takes matrices of int8, got {input.dtype} and {mat2.dtype}")
+    if input.dtype not in ("int8", "uint8") or mat2.dtype != "int8":
+        raise TypeError(
+            f"_int_mm takes matrices of int8, or uint8 times int8, got {input.dtype} and {mat2.dtype}: multiply others "
+            "as a.int() @ b.int(), which is a product of their codes too"
+        )
+    if input.dtype != mat2.dtype:  # the gemm family makes products of codes of products of what they are cast to
+        input, mat2 = trace.cast(input, "int32"), trace.cast(mat2, "int32")
     return contract(trace, input, transposed(trace, mat2), dtype="int32")
 
 

@@ -270,6 +270,19 @@ def test_one_scale_of_a_16_bit_operand(dtype: torch.dtype) -> None:
         assert torch.equal(jitgen.jit(function)(a, b), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_int_mm(dtype: torch.dtype) -> None:
+    a, b = torch.randint(0, 256, (20, 48)).to(dtype), torch.randint(-128, 128, (48, 9)).to(torch.int8)
+    function = jitgen.jit(lambda a, b: torch._int_mm(a, b))
+    assert torch.equal(function(a, b), a.int() @ b.int())
+    specs = [jitgen.TensorSpec((512, 256), dtype), jitgen.TensorSpec((256, 128), torch.int8)]
+    low = function.lower(*specs, target="sm_90a", backend="cuda")
+    assert len(low.kernels) == 1
+    assert REWRITE in low.explain() or dtype == torch.int8
+    with pytest.raises(JitgenError, match=r"a\.int\(\) @ b\.int\(\)"):
+        function(b, a.to(torch.uint8))
+
+
 def blocks_of_both(q: torch.Tensor, s: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     x = (q.float().unflatten(-1, (-1, 128)) * s.unsqueeze(-1)).flatten(-2)
     w = p.float().view(p.shape[0] // 128, 128, p.shape[1] // 128, 128) * t[:, None, :, None]

@@ -12,7 +12,7 @@ import jitgen
 from tests import triton_codes
 from tests.interpreter import Interpreter
 
-QUICK = ("int4-32-int8", "fp8_e4m3-None-fp8_e4m3", "formula-weights", "formula-decoded", "scaled_mm", "chain")
+QUICK = ("int4-32-int8", "fp8_e4m3-None-fp8_e4m3", "formula-weights", "formula-decoded", "scaled_mm", "chain", "blocks")
 
 
 @pytest.fixture(scope="module")

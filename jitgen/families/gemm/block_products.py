@@ -3,8 +3,8 @@ weight of as many rows too, as DeepSeek-V3 quantises both operands.
 
 In ``((q * s) @ (p * t).T)`` the scales differ along K, so that they do not leave the sum. The product becomes one of
 ``dequantize`` nodes in the layout ``BLOCKS``; its mainloop adds the sums of each block, times the scales of both, up in
-float32. Scales of rows and columns may follow. The wgmma mainloop has this (``gemm_wgmma_dense.cuh``), and nothing
-else: elsewhere the formula stays as it stands.
+float32. Scales of rows and columns may follow. The wgmma mainloop has this (``gemm_wgmma_dense.cuh``), and so have
+those of Triton (``triton_products.py``): elsewhere the formula stays as it stands.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ FORMATS = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "int8": "int8
 
 def multiplies_blocks(device: Device) -> bool:
     """Returns whether ``device`` has a mainloop of products with scales of blocks."""
+    if device.dialect == "triton":
+        return True
     return device.dialect == "cuda" and device.target.arch == "sm_90a" and device.has_tensor_maps
 
 

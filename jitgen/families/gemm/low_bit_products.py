@@ -23,6 +23,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Partition
+from jitgen.families.gemm.block_products import multiplies_blocks
 from jitgen.ir import symbols
 from jitgen.ir.body import BLOCK, BLOCKS
 from jitgen.ir.graph import Node, kinds_of
@@ -52,7 +53,7 @@ class _Rewriter(Rewriter):
 
     def __init__(self, rewrites: Rewrites, mover: Mover, device: Device) -> None:
         super().__init__(rewrites, mover)
-        self.has_mainloop = device.target.arch == "sm_90a" and device.has_tensor_maps
+        self.has_mainloop = multiplies_blocks(device)
 
 
 def _quantizes(weight: Node) -> bool:

@@ -19,7 +19,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import TritonSchedule
-from jitgen.ir.body import longest_exact_sum
+from jitgen.ir.body import BLOCK, longest_exact_sum
 from jitgen.quant import formats
 from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
@@ -165,8 +165,12 @@ def operand_of(loaded: str, dtype: str, schedule: TritonSchedule) -> str:
 
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     """Writes the lines of one contraction of ``region``."""
-    quantized = product.contraction.format is not None
-    lines = _quantized(product, region, form, schedule) if quantized else _dense(product, region, form, schedule)
+    if product.contraction.format is not None:
+        lines = _quantized(product, region, form, schedule)
+    elif product.contraction.blocks:
+        lines = _in_blocks(product, region, form, schedule)
+    else:
+        lines = _dense(product, region, form, schedule)
     if form.sliced:
         lines.after.insert(0, f"{product.accumulator} = tl.sum({product.accumulator}, 0)")
     return lines
@@ -182,7 +186,35 @@ def _dot(product: ContractionContext, form: Form, total: str, schedule: TritonSc
 
 
 def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
-    (weight,) = product.weight
+    lines = _with_weight(product, region, form, schedule)
+    lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ', schedule)}")
+    return lines
+
+
+def _in_blocks(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
+    """Writes a product of codes with scales of blocks: an iteration reads one block of K, and its sums, times the
+    scales of both operands, are added to the accumulator in float32."""
+    if form.sliced or form.step != BLOCK:
+        raise UnsupportedError(f"{schedule} is no schedule for scales of blocks of {BLOCK} columns")
+    lines = _with_weight(product, region, form, schedule)
+    scales = []
+    for name, operand in zip(product.contraction.blocks, product.weight[1:], strict=True):
+        index, most, axis = ("i", "m", form.axes.y_i) if name == "x" else ("j", region.columns, form.axes.y_j)
+        row = f"tl.minimum({index}, {most} - 1){axis}"
+        row, (outer, inner) = row if name == "x" else f"({row} // {BLOCK})", operand.own
+        scale = f"{name}{product.index}_scale"
+        lines.indices.append(f"{scale}_row = {row} * {outer}")
+        lines.body.append(f"{scale} = tl.load({operand.pointer} + {scale}_row + start // {BLOCK} * {inner})")
+        scales.append(scale)
+    sums = _dot(product, form, "", schedule, "tl.int32" if product.contraction.dtype == "int8" else "tl.float32")
+    lines.body.append(f"sums = {sums}.to(tl.float32)")
+    lines.body.append(f"{product.accumulator} = tl.fma(sums, {' * '.join(scales)}, {product.accumulator})")
+    return lines
+
+
+def _with_weight(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
+    """Writes the lines that load a block of a dense weight."""
+    weight = product.weight[0]
     w, lines = f"w{product.index}", Lines()
     conditions = form.beyond(f"{w}_k")
     if weight.own[0] == "1":
@@ -193,7 +225,6 @@ def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule
     lines.indices.append(f"{w}_k = first_k + tl.arange(0, {schedule.slice_k}){form.axes.w_k}")
     loaded = load(weight.pointer, offset(weight, f"{w}_j", f"{w}_k"), conditions)
     lines.body.append(f"{w} = {operand_of(loaded, weight.dtype, schedule)}")
-    lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ', schedule)}")
     return lines
 
 

@@ -21,6 +21,7 @@ from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights, multiplies_bytes
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.triton_products import CODES, FLOAT8
+from jitgen.ir.body import BLOCK
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
@@ -159,6 +160,12 @@ def _codes(problem: Problem) -> TritonSchedule:
     """Schedules products of codes by codes, dense tensors of 8 bits: the fastest of some twenty tiles on an H100 with
     Triton 3.6, at 16, 64, 512, 2048 and 8192 rows of 4096 x 4096."""
     rows, several = problem.rows, len(problem.contractions) > 1
+    if problem.contractions[0].blocks:  # a step is a block of K
+        if rows <= DECODE_ROWS:
+            return TritonWeights(rows, 32, BLOCK, 4, 3, raster=8)
+        if rows <= 64:
+            return TritonWeights(rows, 64, BLOCK, 4, 3, raster=8)
+        return TritonTokens(128, 128, BLOCK, 8, 3, raster=8)
     if rows <= DECODE_ROWS:
         return TritonWeights(rows, 64 if problem.dtype == "int8" else 32, 256, 4, 3, raster=8)
     if rows <= 64:
