@@ -57,6 +57,8 @@ static int __float_as_int(float f) { int bits; memcpy(&bits, &f, 4); return bits
 static double __longlong_as_double(long long bits) { double d; memcpy(&d, &bits, 8); return d; }
 static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, &d, 8); return bits; }
 static int __ffs(unsigned a) { return __builtin_ffs(int(a)); }
+template <class T> static T atomicAdd(T* at, T value) { const T before = *at; *at += value; return before; }
+static int __popc(unsigned a) { return __builtin_popcount(a); }
 static int __clz(unsigned a) { return a ? __builtin_clz(a) : 32; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
@@ -137,6 +139,15 @@ static unsigned __ballot_sync(unsigned, bool mine) {
   pause();
   unsigned found = 0;
   for (int lane = 0; lane < 32; ++lane) found |= slots[self / 32 * 32 + lane] << lane;
+  pause();
+  return found;
+}
+static unsigned __match_any_sync(unsigned, int mine) {
+  const int self = running;
+  slots[self] = uint32_t(mine);
+  pause();
+  unsigned found = 0;
+  for (int lane = 0; lane < 32; ++lane) found |= unsigned(slots[self / 32 * 32 + lane] == uint32_t(mine)) << lane;
   pause();
   return found;
 }

@@ -148,6 +148,16 @@ def choose_experts(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     return (x.unsqueeze(1) @ weights[experts]).squeeze(1)
 
 
+def route(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The order of what a top-k has chosen, the rank of each, and how many there are up to each number."""
+    ids = torch.topk(x, 3, -1)[1].reshape(-1)
+    order = torch.sort(ids, stable=True)[1]
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(order.shape[0], device=x.device)
+    counts = (ids[:, None] == torch.arange(x.shape[1], device=x.device)).sum(0)
+    return order, ranks, torch.cumsum(counts, 0, dtype=torch.int32)
+
+
 def heads(rows: int, keys: int, depth: int, width: int | None = None) -> tuple[tuple[int, ...], ...]:
     """Shapes of queries, keys and values."""
     return (1, 2, rows, depth), (1, 2, keys, depth), (1, 2, keys, width or depth)
@@ -187,6 +197,8 @@ PROBLEMS = (
     Problem("sort", lambda x: torch.sort(x, -1), ((3, 501),), F32),
     Problem("sort", lambda x: torch.topk(x, 5, -1), ((4, 333),), F32),
     Problem("sort", lambda x: torch.sort(x, -1), ((1, 9001),), F32),
+    Problem("sort", route, ((5, 33),), F32),
+    Problem("sort", route, ((1100, 130),), F32),
     *_products("gemm float32", (1, 5, 70), 45, 37, F32),
     *_products("gemm few rows", (1, 3, 16), 72, 1152, BF16),
     *_products("gemm few rows", (7,), 45, 133, F16),

@@ -462,7 +462,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     CAST: _cast,
     **{KINDS[name]: _pointwise for name in OPS},
 }
-"""The kinds that a manifest's graph may hold, which are all but those that only gradients need."""
+"""The kinds that a manifest's graph may hold, which are all but those that only gradients or plans need."""
 _MEMBERS = ("op", "inputs", "dtype", "shape", "attrs")
 
 

@@ -3,7 +3,8 @@
 A family has a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``), which exports
 ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 
-1. ``respell``: shall the whole graph be computed by other operations? (Products of integers that are cast to floats.)
+1. ``recognise``: is something of the graph, as it was traced, computed by other nodes? (Numbers that are counted.)
+   ``respell``: shall the whole graph be computed by other operations? (Products of integers that are cast to floats.)
    ``plan``: which values of the whole graph shall be in memory, because several kernels read them? (Residual sums.)
 2. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
 3. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
@@ -201,6 +202,10 @@ def _keep_region(region: Region, partition: Partition, memories: Sequence[Stride
     return region
 
 
+def _keep_graph(graph: Graph, mover: Mover, device: Device) -> Graph:
+    return graph
+
+
 def _never_merge(left: Region, right: Region) -> Region | None:
     return None
 
@@ -273,6 +278,7 @@ class Family:
             text and arrays of these, by name. None where the family takes no measured choices.
         settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
             schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
+        recognise: ``(graph, mover, device) -> graph`` before views are moved, with patterns of nodes as other nodes.
         respell: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, computed
             by other operations.
         plan: ``(values, partition) -> values`` of the whole graph, the results and what temporaries hold, in which what
@@ -308,6 +314,7 @@ class Family:
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
     tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _no_maps
     settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
+    recognise: Callable[[Graph, Mover, Device], Graph] = _keep_graph
     respell: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values

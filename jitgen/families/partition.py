@@ -1,6 +1,7 @@
 """Partitions a traced graph into a program of kernels, whose bodies a dialect can print. The passes are:
 
-1. ``moved.move_views``: every view is moved to the inputs.
+1. ``Family.recognise``: patterns of the graph, as it was traced, become other nodes.
+   ``moved.move_views``: every view is moved to the inputs.
 2. ``_planned``: what several kernels read and would compute again becomes a temporary (``Family.plan``).
 3. ``results.returned`` and ``_add_updates``: which values are results, and in which order arguments are updated.
 4. ``claims.Claims``: each family in turn may rewrite results, and claims some of them for its regions. A value that a
@@ -102,6 +103,8 @@ class Partitioner:
         self.memory = memory
         self.mover = Mover(Builder(), decide, memory.environment)
         graph = with_written_reshapes(graph, self.mover)
+        for family in registry.FAMILIES:
+            graph = family.recognise(graph, self.mover, device)
         self.views = views_of_updated(graph, memory)
         outputs = tuple(node for position, node in enumerate(graph.outputs) if position not in self.views)
         self.graph = graph = replace(graph, outputs=outputs) if self.views else graph

@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, INPUT, PRODUCTS, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, VIEW
 from jitgen.ir.regions import Movement
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
@@ -29,6 +29,9 @@ from jitgen.schedule.cost import Effort
 
 MOST_CHAINS = 16
 """Chains of views of one value that are told apart; a value with more is read through several of them anyway."""
+
+FEWEST_TERMS = 3
+"""Slices from which on what is repeated along other dimensions is stored, and read in each."""
 
 COMPARISONS = 500
 """Operations by which a sorted element is counted: a bitonic network of 1,024 elements has 55 stages, each of which
@@ -63,8 +66,19 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
     for several in sorts.values():
         ranks = {(node.attrs.start, node.shape) for node in several}
         read = set[Chain]().union(*(chains[node] for node in several))
-        if len(ranks) == 1 and is_stored(several[0], read):
-            stored.update(several)
+        cut = [_ranks_read(node, index) for node in several]
+        one = cut[0].kind is VIEW and len({(node.attrs[1:], node.shape) for node in cut}) == 1
+        viewed = [node for node in cut if _is_viewed(node, index)]
+        if one and any(len(set(index.users[node])) > 1 for node in viewed):
+            stored.update(viewed)  # whatever it costs: a warp or a block has all ranks at once
+        elif len(ranks) == 1 and is_stored(several[0], read):
+            stored.update((viewed or cut) if one else several)
+    stored |= _taken_apart(chains, index)
+    counted = [node for node in index.order if node.kind is COUNTED]
+    if any(index.users[node] for node in counted):  # one kernel has all that is counted of a row
+        stored.update(counted)
+    if counted:
+        stored.update(node for node in index.order if _is_of_ranks(node, index))
     if any(node.kind in PRODUCTS or node.kind is REDUCE for node in index.order):
         returned = _chains(index, PRODUCTS | {REDUCE, SCAN, SORT}, same)
         for node in index.order:
@@ -76,6 +90,60 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
                 stored |= {node} if _costs_less(node, node, read, partition) else set()
         stored |= _returned_operands(index)
     return frozenset(map(id, stored))
+
+
+def _is_of_ranks(node: Node, index: Index) -> bool:
+    """Returns whether ``node`` is computed of a row's ranks, as weights of a top-k are, and read in another shape:
+    what selects the ranks computes it too, in its own shape."""
+    users = set(index.users[node])
+    if not node.kind.is_pointwise or node in index.roots or not users:
+        return False
+    if not all(user.kind is VIEW and user.attrs.kind == "reshape" for user in users):
+        return False
+    ranks = nearest(
+        node, (SORT,), lambda inner: inner.kind.is_pointwise or (inner.kind is VIEW and inner.shape == node.shape)
+    )
+    return any(True for _ in ranks)
+
+
+def _is_viewed(node: Node, index: Index) -> bool:
+    """Returns whether ``node`` is returned, or a view of it is read; else its readers can be in the kernel of it."""
+    return node in index.roots or any(user.kind is VIEW for user in index.users[node])
+
+
+def _taken_apart(chains: Mapping[Node, Collection[Chain]], index: Index) -> set[Node]:
+    """Returns what is computed for a view that is repeated and taken apart into slices of one index each: the terms of
+    a sum that is unrolled would compute it again for each repetition."""
+
+    def is_term(chain: Chain) -> bool:
+        return bool(chain) and any(attrs[0] == "expand" for attrs, _ in chain) and _is_one_index(chain[-1])
+
+    values: set[Node] = set()
+    inside: set[Node] = set()
+    for node in reversed(index.order):
+        if node in inside or (node.kind.is_pointwise and len(chains[node]) >= FEWEST_TERMS):
+            is_viewed = any(user.kind is VIEW for user in index.users[node])
+            if node not in inside and is_viewed and all(map(is_term, chains[node])):
+                values.add(node)
+                inside.add(node)
+            if node in inside and (node.kind.is_pointwise or node.kind is VIEW):
+                inside.update(node.inputs)
+    return values
+
+
+def _is_one_index(movement: Movement) -> bool:
+    attrs, shape = movement
+    return attrs[0] == "slice" and shape[attrs[1]] == 1
+
+
+def _ranks_read(node: Node, index: Index) -> Node:
+    """Returns the ranks of the sort ``node`` that all its readers read: a slice of it, or the node itself."""
+    users = set(index.users[node])
+    if node in index.roots or len(users) != 1:
+        return node
+    (user,) = users
+    is_slice = user.kind is VIEW and user.attrs.kind == "slice" and user.attrs[1] == node.attrs.dim
+    return user if is_slice and user.attrs.step == 1 else node
 
 
 def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Partition) -> bool:

@@ -63,6 +63,12 @@ class SortAttrs(NamedTuple):
     """The rank of the first result; there are as many as the node's shape has."""
 
 
+class CountedAttrs(NamedTuple):
+    what: str
+    bound: Size
+    """Elements are whole numbers below it."""
+
+
 class ContractAttrs(NamedTuple):
     equation: str
     accumulator: str

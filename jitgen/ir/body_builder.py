@@ -34,6 +34,7 @@ from jitgen.ir.nodes import (
     CAST,
     CONST,
     CONVOLVE,
+    COUNTED,
     DEQUANTIZE,
     GATHER,
     INPUT,
@@ -162,6 +163,11 @@ class BodyBuilder:
         if node.kind is SORT:
             what, dim, descending, start = node.attrs
             order = Order(descending, start, node.shape[dim], node.inputs[0].dtype)
+            return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
+        if node.kind is COUNTED:
+            what, bound = node.attrs
+            (operand,) = node.inputs
+            order = Order(False, 0, operand.shape[-1], operand.dtype, bound=bound)
             return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
         if node.kind in (REDUCE, SCAN):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs.kind, node.location))

@@ -25,6 +25,7 @@ from jitgen.ir.attributes import (
     AlongAttrs,
     ContractAttrs,
     ConvolveAttrs,
+    CountedAttrs,
     DequantizeAttrs,
     GroupedAttrs,
     InputAttrs,
@@ -279,6 +280,15 @@ SORT = Kind(
     read_whole=True,
     is_saved=True,
 )
+COUNTED = Kind(
+    "counted",
+    "a row of whole numbers below a bound in order, the rank of each, or how many there are up to each number "
+    "(``ir/sorts.py``); only plans have such nodes",
+    ONE,
+    Reads.ANYWHERE,
+    CountedAttrs,
+    read_whole=True,
+)
 DEQUANTIZE = Kind(
     "dequantize",
     "the weight (N, K) of codes, scales and, for some formats, zero-points; products read it, or views of it",
@@ -304,7 +314,8 @@ CUSTOM_GRADIENT = Kind(
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, SCAN, SORT, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_ALONG = (SCAN, SORT, COUNTED)
+_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, *_ALONG, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})
 """The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
 STRUCTURED = (*_LEAVES, *_COMPUTED)

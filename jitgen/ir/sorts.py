@@ -12,6 +12,9 @@ from jitgen.ir.symbols import Scalar
 
 SORTS = ("values", "indices")
 """What a ``sort`` node gives: the elements, or where each stood in its row, int64."""
+COUNTS = (*SORTS, "ranks", "ends")
+"""What a ``counted`` node gives of a row of whole numbers below a bound: the same, ascending; the rank of each element,
+int64; and for each number how many elements are at most that, int32."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Order:
         dtype: in which elements are compared: they are rounded to it first.
         chunk: 0, or a row is cut into chunks of so many elements, each of which is sorted by itself.
         length: where chunks are merged: elements of the row that they were cut from.
+        bound: 0, or elements are whole numbers from 0 to below this, and are counted.
     """
 
     descending: bool
@@ -32,3 +36,4 @@ class Order:
     dtype: str
     chunk: int = 0
     length: Scalar = 0
+    bound: Scalar = 0

@@ -144,12 +144,27 @@ def bitwise_not(trace: Trace, input: Node) -> Node:
     return pointwise(trace, "bitwise_not", input)
 
 
+CHOSEN_ROWS = (
+    "; rows that belong to experts are multiplied by all of them in one torch._grouped_mm, after a sort by expert "
+    '(transformers: experts_implementation="grouped_mm")'
+)
+"""What to do instead of a loop over experts that picks the rows of each."""
+
+
+@row("nonzero")
+def nonzero(trace: Trace, input: Node, as_tuple: Any = False) -> Node:
+    raise UnsupportedError(
+        "nonzero has a result whose size depends on data; keep the shape, with torch.where(condition, a, b), or call "
+        f"it outside of the decorated function{CHOSEN_ROWS}"
+    )
+
+
 @row("where")
 def where(trace: Trace, condition: Node, input: Value = None, other: Value = None) -> Node:
     if input is None or other is None:
         raise UnsupportedError(
             "torch.where with one argument has a result whose size depends on data; keep the shape, with "
-            "torch.where(condition, a, b), or call it outside of the decorated function"
+            f"torch.where(condition, a, b), or call it outside of the decorated function{CHOSEN_ROWS}"
         )
     if condition.dtype not in ("bool", "uint8"):
         raise TypeError(f"where expects a bool condition, got {condition.dtype}")

@@ -4,6 +4,8 @@ On a GPU torch orders the two zeros of bfloat16, which are equal elsewhere."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -69,3 +71,28 @@ def test_order_statistics(backend: str) -> None:
     q = torch.tensor([0.0, 0.3, 1.0], device="cuda")
     got = jitgen.jit(lambda y, q: torch.quantile(y, q, 1), backend=backend)(y, q)
     assert torch.allclose(got, torch.quantile(y, q, 1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("numbers", [5, 128, 300, 1024])
+def test_numbers_that_are_counted(numbers: int) -> None:
+    """The experts of tokens: their order, how many there are up to each, and where each token went."""
+
+    def routed(x: Any) -> Any:
+        ids = torch.topk(x, 4, -1)[1].reshape(-1)
+        ordered, order = torch.sort(ids)
+        counts = torch.histc(ordered.int(), bins=numbers, min=0, max=numbers - 1)
+        ranks = torch.empty_like(order)
+        ranks[order] = torch.arange(order.shape[0], device=order.device)
+        return ids, ordered, order, torch.cumsum(counts, 0, dtype=torch.int32), ranks
+
+    run = jitgen.jit(backend="cuda")(routed)
+    for rows in (1, 7, 64, 1000, 16384):
+        x = torch.randn(rows, numbers, device="cuda")
+        x[: rows // 2, 3] = 9.0  # of one number there are many
+        ids, ordered, order, ends, ranks = run(x)
+        wanted = torch.sort(ids, stable=True)
+        assert torch.equal(ordered, wanted[0])
+        assert torch.equal(order, wanted[1])
+        assert torch.equal(ranks, torch.argsort(wanted[1]))
+        assert torch.equal(ends.long(), torch.bincount(ids, minlength=numbers).cumsum(0))
+        assert "counted" in run.lower(x).explain()

@@ -27,6 +27,7 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
 FAMILY = family_in(
     __name__,
     NAME,
+    recognise=deferred(__name__, "short_sums.recognised"),
     joins=deferred(__name__, "claim.joins"),
     settle=deferred(__name__, "schedule.settle"),
     work=deferred("jitgen.kernel", "launch.work"),

@@ -15,7 +15,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import KernelRewrite
-from jitgen.families.rows.sort.layout import order_of
+from jitgen.families.rows.sort.layout import is_counted, order_of
 from jitgen.families.rows.sort.schedule import MOST_ELEMENTS
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
@@ -28,7 +28,7 @@ from jitgen.kernel.operands import INDEX_LIMIT, Call
 def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     """Returns ``kernel`` as two if its rows are longer than a block of ``device`` holds."""
     (body,) = kernel.bodies
-    if not device.is_gpu:
+    if not device.is_gpu or is_counted(body):
         return None
     chunk, length = MOST_ELEMENTS[device.dialect], body.shape[-1]
     elements = symbols.evaluate(length, call.environment)

@@ -1,4 +1,4 @@
-"""Claims the values and the indices of sorted rows, with pointwise work before.
+"""Claims the values and the indices of sorted rows, and what is counted of rows, with pointwise work before.
 
 A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
 may be computed, and one sort gives values, indices or both. What is computed of these, and what a row is computed from
@@ -17,7 +17,7 @@ from jitgen.families.family import Claim, Partition
 from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.selection import selected, sorted_by
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import SORT
+from jitgen.ir.nodes import COUNTED, SORT
 from jitgen.ir.regions import Movement, Region, Store, row_axes
 
 
@@ -26,15 +26,19 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for position, node in enumerate(values):
-        selection = selected(node, position, partition) if SORT in node.kinds else None
+        selects = SORT in node.kinds and COUNTED not in node.kinds
+        selection = selected(node, position, partition) if selects else None
         if selection is not None:
             regions.append(selection)
             rest[position] = None
-        elif node.kind is SORT:
+            continue
+        if node.kind in (SORT, COUNTED):
             regions.append(_region(node, position, partition))
             rest[position] = None
-        elif SORT in node.kinds:
-            rest[position] = partition.temporaries.without(SORT, node)
+            continue
+        for kind in (SORT, COUNTED):
+            if kind in node.kinds:
+                rest[position] = node = partition.temporaries.without(kind, node)
     return Claim(_joined(regions), rest)
 
 
@@ -60,7 +64,7 @@ def _joined(regions: Sequence[Region]) -> list[Region]:
 
 def _region(node: Node, position: int, partition: Partition) -> Region:
     """Makes the region of ``node``, with the sorted dimension last."""
-    rank, dim = len(node.shape), node.attrs.dim
+    rank, dim = len(node.shape), node.attrs.dim if node.kind is SORT else 0
     order = (*(other for other in range(rank) if other != dim), dim)
     movements: tuple[Movement, ...] = ()
     if order != tuple(range(rank)):

@@ -10,7 +10,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.families.row_passes import RowPass, lines_under, passes_of, row_lines, row_passes, row_reduction
 from jitgen.families.rows.sort import NAME
-from jitgen.families.rows.sort.layout import is_merge, order_of, parameters
+from jitgen.families.rows.sort.layout import is_counted, is_merge, order_of, parameters
 from jitgen.families.rows.sort.schedule import Schedule, SelectionSchedule
 from jitgen.ir.body import Body, compute_dtype
 from jitgen.ir.program import Kernel
@@ -31,6 +31,7 @@ class Rows(RowContext):
         key: the name of the value that is sorted by; empty where chunks are merged.
         storage: the dialect's name of the dtype in which elements are compared; ``type`` that of its compute dtype.
         order: which ranks are stored; see ``ir/sorts.py``.
+        counts: whether numbers below a bound are counted.
         merges: whether sorted chunks are merged; then ``loads`` are their values and indices.
         stores: results, with what each takes of a rank: ``"values"`` or ``"indices"``.
     """
@@ -43,6 +44,7 @@ class Rows(RowContext):
     storage: str
     type: str
     order: Order
+    counts: bool
     merges: bool
     stores: tuple[tuple[RowOperand, str], ...]
 
@@ -85,6 +87,7 @@ def context(
         storage=dialect.storage_types[order.dtype],
         type=dialect.types[compute_dtype(order.dtype)],
         order=order,
+        counts=is_counted(body),
         merges=merges,
         stores=tuple((shared["operands"][index], what) for index, what in sorted(stored.items())),
     )
@@ -113,6 +116,7 @@ def _selected(
         storage=dialect.storage_types[order.dtype],
         type=dialect.types[compute_dtype(order.dtype)],
         order=order,
+        counts=False,
         merges=False,
         stores=tuple((o, "ranks") for o in shared["operands"] if o.role == "store"),
         passes=row_passes(body, text, dialect, behind),

@@ -33,7 +33,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
             "stores": [],
             "streamed": [],
         },
-        "stores": [_store(operand, what) for operand, what in rows.stores],
+        "stores": [(_counted if rows.counts else _store)(operand, what) for operand, what in rows.stores],
         "descending": "true" if rows.order.descending else "false",
     }
     return context, {"interleaved": True}
@@ -47,3 +47,9 @@ def _load(operand: RowOperand) -> dict[str, Any]:
 def _store(operand: RowOperand, what: str) -> dict[str, str]:
     values_by_kind = {"values": "elements[sorted[rank]]", "indices": "int64_t(sorted[rank])"}
     return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "value": values_by_kind[what]}
+
+
+def _counted(operand: RowOperand, what: str) -> dict[str, str]:
+    values_by_kind = {"values": "elements[column]", "indices": "column", "ranks": "rank", "ends": ""}
+    at = {"ranks": "column", "ends": "number"}.get(what, "rank")
+    return {"local": f"x{operand.index}", "at": operand.along(at), "value": values_by_kind[what], "what": what}

@@ -27,12 +27,14 @@ class Geometry(RowGeometry):
         start, count: the ranks that are stored: from ``start`` on, ``count`` of them.
         ranks: where chunks are merged, ranks of each chunk.
         chunks: of a row.
+        bound: of numbers that are counted; else 0.
     """
 
     start: int
     count: int
     ranks: int
     chunks: int
+    bound: int
 
 
 def order_of(body: Body) -> Order:
@@ -45,6 +47,11 @@ def is_merge(body: Body) -> bool:
     return any(instruction.op == "merge" for instruction in body.instructions)
 
 
+def is_counted(body: Body) -> bool:
+    """Returns whether ``body`` counts numbers below a bound."""
+    return order_of(body).bound != 0
+
+
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geometry, ...]]:
     """Computes layout and geometry of the kernel's one body; NotViewable if a movement needs a copy first."""
     (body,) = kernel.bodies
@@ -53,7 +60,9 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geo
     length = symbols.evaluate(order.length, call.environment) if order.chunk else rows.length
     chunks = -(-length // order.chunk) if order.chunk else 1
     ranks = rows.length // chunks if order.chunk else 0
+    bound = symbols.evaluate(order.bound, call.environment)
     numbers = vars(rows) | {"length": length, "start": start, "count": count, "ranks": ranks, "chunks": chunks}
+    numbers |= {"bound": bound}
     read, stored = (ranks * chunks, count) if is_merge(body) else (length, count * chunks)
     extents = ((*rows.sizes, stored if operand.kind == "store" else read) for operand in body.operands)
     geometry = Geometry(**numbers | {"touched": touched_of(body, map(zip, extents, rows.strides))})
@@ -63,8 +72,9 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Geo
 
 def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> KernelParameters:
     """Declares the parameters of rows, whose lengths are ``length`` of a row, ``start`` and ``count`` of the ranks that
-    are stored, and ``ranks`` of a chunk where chunks are merged."""
-    lengths = ("length", "start", "count", *["ranks"] * is_merge(kernel.bodies[0]))
+    are stored, ``ranks`` of a chunk where chunks are merged, and the ``bound`` of numbers that are counted."""
+    (body,) = kernel.bodies
+    lengths = ("length", "start", "count", *["ranks"] * is_merge(body), *["bound"] * is_counted(body))
     return row_parameters(kernel, layouts, device, lengths)
 
 

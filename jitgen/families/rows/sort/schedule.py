@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.rows.sort.layout import Geometry, is_merge, order_of
+from jitgen.families.rows.sort.layout import Geometry, is_counted, is_merge, order_of
 from jitgen.families.rows.sort.selection import is_selection
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
@@ -28,6 +28,10 @@ SELECTION_WARPS = 4
 """Warps of a block that selects ranks, each of a row of its own."""
 MERGE_THREADS = 256
 """Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
+COUNTERS = 8192
+"""Counters that the warps of a block which counts have together, in 32 KiB of shared memory."""
+MOST_COUNTING_WARPS = 32
+"""Warps of such a block; each gives ranks to 32 columns."""
 TRITON_MERGED = 1024
 """Elements whose ranks a Triton program finds."""
 
@@ -89,9 +93,29 @@ class MergeSchedule(Schedule):
     )
 
 
+@dataclass(frozen=True)
+class CountSchedule(Schedule):
+    """Says how numbers below a bound are counted: ``tile`` has room for a counter of each."""
+
+    sentence = ("{threads} columns a block, with {tile} counters a warp", "wide")
+
+
+@dataclass(frozen=True)
+class CpuCountSchedule(Schedule):
+    """Says how a CPU thread counts them."""
+
+    sentence = ("one thread counts a row", "wide")
+
+
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """Returns the schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if is_counted(body):
+        if not device.is_gpu:
+            return (CpuCountSchedule(1, 1, 1, 0, layout.wide),)
+        tile = max(WARP, power_of_two(geometry.bound))
+        warps = min(MOST_COUNTING_WARPS, COUNTERS // tile, power_of_two(max(1, -(-geometry.length // WARP))))
+        return (CountSchedule(WARP * warps, 1, tile, 0, layout.wide),)
     if not device.is_gpu:
         return (CpuSchedule(1, 1, 1, 0, layout.wide),)
     if is_merge(body):
@@ -114,7 +138,9 @@ def launch(
     """Launches blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; on a
     CPU, for each row."""
     (geometry,), (body,) = geometries, kernel.bodies
-    if is_merge(body):
+    if is_counted(body):
+        blocks = -(-geometry.length // schedule.threads) if device.is_gpu else 1
+    elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:
         blocks = -(-geometry.rows // schedule.rows) * geometry.chunks
@@ -128,6 +154,12 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
     kinds = " and ".join(i.attr[0] for i in body.instructions if i.op in ("sort", "merge"))
     down = "descending" if order.descending else "ascending"
     ranks = f"{order.count} ranks from {order.start} on"
+    if is_counted(body):
+        lines = [f"numbers below {order.bound} counted along a row: {kinds}"]
+        return [
+            *lines,
+            "each block counts the row, and gives ranks to a piece of it" if device.is_gpu else "a thread counts a row",
+        ]
     if is_merge(body):
         lines = [f"merge of sorted chunks: {kinds}, {down}, {ranks}"]
         lines.append("the rank of an element is its rank in its chunk, and those before it in the others")

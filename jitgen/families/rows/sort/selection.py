@@ -19,7 +19,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import walked
 from jitgen.ir.body import Body, compute_dtype
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import REDUCE, SORT, VIEW
+from jitgen.ir.nodes import COUNTED, REDUCE, SORT, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Store, row_axes
 
@@ -73,7 +73,10 @@ def selected(value: Node, position: int, partition: Partition) -> Region | None:
 
 
 def sorted_by(region: Region) -> tuple[object, ...]:
-    """Returns what a region sorts, and which ranks it stores."""
+    """Returns what a region sorts, and which ranks it stores, or what it counts."""
+    value = region.stores[0].value
+    if value.kind is COUNTED:
+        return value.kind, id(value.inputs[0]), value.attrs.bound
     return _order(next(node for node in topological([region.stores[0].value]) if node.kind is SORT))
 
 
