@@ -7,9 +7,10 @@
 
 ``first`` runs in a process of its own for each figure: the seconds, after the weights are there, until the first token
 of a prompt and until the second, and of both how many went into tracing, planning, kernels (compiled or fetched from
-the store) and launchers. ``decode`` has the routes in one process, on the same weights: milliseconds of a step in a
-CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, that over the time, and the time in
-which a sum reads as many bytes (``floor ms``). Errors are those of logits against eager torch of the same dtype,
+the store), launchers and, of torch.compile's backend, dividing Dynamo's graphs; the rest is Dynamo's and torch's own.
+``decode`` has the routes in one process, on the same weights, with 512 random keys and values: milliseconds of a step
+in a CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, that over the time, and the time
+in which a sum reads as many bytes (``floor ms``). Errors are those of logits against eager torch of the same dtype,
 relative in norm. ``prefill`` has prompts of 2 x 512 and 1 x 4096 tokens, with the logits of the last one. ``checks``
 has the microseconds in which a unit compares its module with what it was, which each call does. Routes are ``eager``,
 ``inductor``, ``jitgen`` (torch.compile's backend) and ``jitgen.compile``, which comes last, as it changes the model.
@@ -81,9 +82,11 @@ def stages(seconds: dict[str, float]) -> Iterator[None]:
     """Adds up the seconds of jitgen's stages within this context."""
     from jitgen.call.resolver import Resolver
     from jitgen.call.specialization import Specialization
+    from jitgen.dynamo import backend
 
-    places = {"tracing": (Resolver, "_trace"), "planning": (Specialization, "lower")}
+    places: dict[str, tuple[Any, str]] = {"tracing": (Resolver, "_trace"), "planning": (Specialization, "lower")}
     places |= {"kernels": (Specialization, "built"), "launchers": (Specialization, "bind")}
+    places["dividing"] = (backend, "_compiled_graph")  # Dynamo's graphs into programs
     originals = {name: getattr(*place) for name, place in places.items()}
 
     def timed(name: str) -> Callable[..., Any]:
@@ -109,6 +112,18 @@ def cache_of(model: Any) -> Any:
     from transformers import StaticCache
 
     return StaticCache(config=model.config, max_cache_len=LENGTH)
+
+
+def filled_cache(model: Any, batch: int, length: int, generator: torch.Generator) -> Any:
+    """Makes a cache with random keys and values of ``length`` tokens."""
+    cache, config = cache_of(model), model.config
+    for layer in cache.layers:
+        new = torch.empty(batch, config.num_key_value_heads, 1, config.head_dim, dtype=model.dtype, device=model.device)
+        layer.lazy_initialization(new, new)
+        layer.keys.normal_(generator=generator)
+        layer.values.normal_(generator=generator)
+        layer.cumulative_length.fill_(length)
+    return cache
 
 
 def first(sizes: str, route: str, device: str, dtype: torch.dtype, batch: int) -> dict[str, Any]:
@@ -164,12 +179,11 @@ def bytes_of(model: Any, batch: int, length: int) -> int:
 def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, torch.Tensor]) -> dict[str, Any]:
     """Measures steps of one route and batch; ``expected`` gets the logits of the first route, eager torch."""
     torch._dynamo.reset()
-    tokens = torch.randint(0, 1000, (batch, 512), device="cuda", generator=torch.Generator("cuda").manual_seed(batch))
+    generator = torch.Generator("cuda").manual_seed(batch)
+    current = torch.randint(0, 1000, (batch, 1), device="cuda", generator=generator)
     start = time.perf_counter()
-    run, cache = compiled(model, route), cache_of(model)
+    run, cache = compiled(model, route), filled_cache(model, batch, 512, generator)
     with torch.no_grad():
-        model(tokens, past_key_values=cache)  # the prefill is not measured here
-        current = tokens[:, :1].clone()
         logits = run(current, past_key_values=cache).logits[:, -1].float()
 
         def step() -> None:

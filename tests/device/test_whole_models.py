@@ -103,18 +103,17 @@ SMALL |= {"num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings"
 SMALL |= {"bos_token_id": 1, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_generation_with_a_static_cache(dtype: torch.dtype) -> None:
+def test_generation_with_a_static_cache() -> None:
     """Greedy tokens of eager torch, wherever its largest logit leads by more than what rounding explains."""
     transformers = pytest.importorskip("transformers")
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).to("cuda", dtype).eval()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).to("cuda", torch.bfloat16).eval()
     tokens = torch.randint(2, 500, (3, 9), device="cuda")
     padded = torch.ones_like(tokens)
     padded[1, :4] = 0
 
     def generated() -> list[Any]:
         results = []
-        for batch, mask in ((tokens, padded), (tokens[:1], padded[:1]), (tokens.flip(0), padded.flip(0))):
+        for batch, mask in ((tokens, padded), (tokens.flip(0), padded.flip(0))):
             cache = transformers.StaticCache(config=model.config, max_cache_len=64)
             options = {"past_key_values": cache, "do_sample": False, "max_new_tokens": 24, "output_scores": True}
             results.append(model.generate(batch, attention_mask=mask, return_dict_in_generate=True, **options))
@@ -127,12 +126,12 @@ def test_generation_with_a_static_cache(dtype: torch.dtype) -> None:
         for left, right in zip(compiled.scores, expected.scores, strict=True):
             first, second = right.float().topk(2).values.T
             scale = right.float().abs().amax(-1)
-            clear = first - second > (1e-4 if dtype == torch.float32 else 0.05) * scale
+            clear = first - second > 0.05 * scale
             same = left.argmax(-1) == right.argmax(-1)
             assert (same | ~clear | ~follows).all()
             follows &= same  # later steps are of other tokens
         assert follows.any()
-    assert graph_of(model).captured == 3
+    assert graph_of(model).captured == 2
     assert graph_of(model).reason is None
 
 
