@@ -122,7 +122,7 @@ SETTINGS = {
             "JITGEN_DEBUG",
             _level,
             0,
-            "1: compiles, 2: plans, 3: sources, 4: graphs, on stderr; 5: CUDA kernels with bounded waits",
+            "1: compiles, 2: plans, 3: sources, 4: graphs, on stderr; 5: bounded waits, zones around tensors",
         ),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),

@@ -305,3 +305,10 @@ def by_a_block_pointer(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     block = tl.make_block_ptr(out_ptr, (n,), (1,), (0,), (BLOCK,), (0,))
     tl.store(block, tl.load(x_ptr + offsets, mask=offsets < n), boundary_check=(0,))
+
+
+@triton.jit
+def too_far(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """Writes one element too many."""
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets <= n)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -257,6 +262,30 @@ def fused() -> Iterator[str | None]:
     yield _wrong("set values", of_set_values(x[0].contiguous(), rest), torch.cat([x[0], rest[50:]]) + 1)
 
 
+@jitgen.jit
+def writing_too_far(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    kernels.too_far[(1,)](x, out, x.numel(), BLOCK=32)
+    return out
+
+
+@jitgen.jit
+def writing_within(x: Tensor) -> Tensor:
+    return _add(x, x, BLOCK=64) + 1
+
+
+def zones() -> Iterator[str | None]:
+    x = torch.randn(20)
+    with patch.dict(os.environ, {"JITGEN_DEBUG": "5"}), redirect_stderr(io.StringIO()):
+        yield _wrong("within", writing_within(x), x.double() * 2 + 1)
+        try:
+            writing_too_far(x)
+            yield "nobody notices what is written behind a tensor"
+        except jitgen.JitgenError as error:
+            expected = r"kernel launched at .*triton_own_kernels.py:\d+ has written 0 bytes behind a tensor of 80 bytes"
+            yield None if re.search(expected, str(error)) else f"another error: {error}"
+
+
 CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "pointwise": pointwise,
     "updates": updates,
@@ -264,6 +293,7 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "rows": rows,
     "attentions": attentions,
     "fused": fused,
+    "zones": zones,
     "programs": lambda: programs(0, 18),
 }
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import inspect, pipeline
+from jitgen import inspect, pipeline, settings
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
 from jitgen.ir.graph import Guard, described_inputs
+from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import OVERLAPS
@@ -262,7 +263,8 @@ class Specialization:
             kind = lowered.route.target.kind
             if kind not in make:
                 raise UnsupportedError(f"kernels for {lowered.route.target} can be compiled here but not run")
-            yield make[kind](lowered, number, built, scalars, formats, device)
+            step = make[kind](lowered, number, built, scalars, formats, device)
+            yield replace(step, guarded=_guarded(built.kernel))
 
     def _cpu_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
@@ -385,6 +387,15 @@ class Specialization:
             scalars,
             constants=arguments.integers,
         )
+
+
+def _guarded(kernel: Kernel) -> str:
+    """Returns the name of a kernel whose zones are checked: one that a user wrote, in a debugging process."""
+    launched = kernel.bodies[0].instructions[:1]
+    if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:
+        return ""
+    location = launched[0].location
+    return f"{kernel.name}: the kernel launched at {location}" if location else kernel.name
 
 
 _LEAF = pytree.tree_flatten(0)[1]

@@ -15,6 +15,7 @@ Neighbours: ``call/specialization.py`` calls ``make_launcher`` with what ``pipel
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from jitgen.codegen.python import PythonFunction, block
 from jitgen.errors import UnsupportedError
 from jitgen.runtime import inference, overlap, random
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
+from jitgen.runtime.zones import Zones
 from jitgen.spec import DIVISION, GROUPS
 
 
@@ -56,6 +58,8 @@ class Step:
         leading, trailing: operator: text of the integer scalars, before and after ``constants``.
         grid: operator: its launch.
         maps: cuda: the tensor maps that are the kernel's first parameters, in order.
+        guarded: the name of a kernel that may write outside of its tensors, whose zones are checked (``zones.py``);
+            empty for others.
         checked: cpu: for each region the user's lines whose indices it checks; empty where the kernel checks none. What
             the kernel returns is in ``runtime/cpu.py``.
     """
@@ -74,6 +78,7 @@ class Step:
     grid: tuple[int, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     checked: tuple[tuple[str, ...], ...] = ()
+    guarded: str = ""
 
 
 MOST_PAIRS = 64
@@ -157,6 +162,9 @@ class _Writer:
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
         self._refuse_updates()
+        if any(step.guarded for step in spec.steps):
+            self.names["zones_of"] = functools.partial(Zones, spec.device)
+            self.lines += ["zones = zones_of()", "empty = zones.empty"]
         if spec.drawn:
             self.names["draw"] = random.drawer(spec.name, spec.device, spec.drawn)
             self.lines.append("rng_seed, rng_offset = draw()")
@@ -176,6 +184,8 @@ class _Writer:
             self.lines.append(f"stream = current_stream({spec.device.index})")
         for index, step in enumerate(spec.steps):
             self._launch(index, step)
+            if step.guarded:
+                self.lines.append(f"zones.check({step.guarded!r})")
         self._note_updates()
         outputs = [self._output(index, returned) for index, returned in enumerate(spec.returns)]
         if spec.rebuild is None:
