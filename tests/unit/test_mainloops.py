@@ -50,7 +50,7 @@ CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
     (WgmmaBytes, 24, "int8", None, False, "sm_90a"),
     (WgmmaQuantized, 512, "bfloat16", "int4", False, "sm_90a"),
     (WgmmaPair, 1000, "bfloat16", "int4", False, "sm_90a"),
-    (WgmmaDense, 4096, "bfloat16", None, False, "sm_90a"),
+    (WgmmaDense, 40, "bfloat16", None, False, "sm_90a"),
     (TritonTokens, 512, "bfloat16", None, False, "gfx942"),
     (TritonWeights, 64, "bfloat16", "int4", False, "gfx942"),
     (TritonSlices, 1, "bfloat16", None, False, "gfx942"),

@@ -127,12 +127,14 @@ def test_dense_tiles_are_within_the_header_s_limits(
     width = tiles.columns // tiles.across
     assert width in WGMMA_SIZES
     assert width * contractions <= 256
-    assert not transposed or (width % 64 == 0 and tiles.columns % (64 * tiles.multicast) == 0)
-    assert tiles.columns % (8 * tiles.multicast) == 0
+    shares = 1 if tiles.shares_x else tiles.multicast
+    assert not transposed or (width % 64 == 0 and tiles.columns % (64 * shares) == 0)
+    assert tiles.columns % (8 * shares) == 0
     assert tiles.cluster_k_splits == 1 or tiles.multicast in (1, tiles.cluster_k_splits)
     splits, microseconds = estimate(tiles, rows, weights)
     assert math.isfinite(microseconds)
-    assert tiles.multicast <= splits <= tiles.cluster_k_splits or splits == (1 if tiles.pingpong else tiles.multicast)
+    alone = tiles.pingpong or tiles.multicast > tiles.cluster_k_splits
+    assert tiles.multicast <= splits <= tiles.cluster_k_splits or splits == (1 if alone else tiles.multicast)
 
 
 @given(items=st.integers(0, 10_000), splits=st.integers(1, 8))

@@ -23,6 +23,12 @@ tiles of 80, 160 and 224 took two instructions of wgmma, whose cost was a consta
 ``DENSE_PINGPONG`` was fitted afterwards, to the fastest of 165 timings of eight products of 777 to 3501 rows on an H200
 (``bench/gemm_timings.py --sizes``; the fit's error is 10 %). ``SUMS_FIXED`` is an estimate.
 
+What dense products lose where the blocks of a cluster share K or a tile (``split_wait``, ``shared_wait`` and the costs
+of an exchange), where operands exceed the L2 cache, and in turn, was then fitted to 1,600 timings of 50 products on an
+H100, with the tiles that win there. Other constants of such a fit were worse for products to which it was not fitted,
+and so stay. ``docs/measured/h100-candidates.json`` has problems that no constant was fitted to, with the timings of all
+candidates: ``python -m bench.judged`` says how near the choices are to the fastest.
+
 What the models say of one multiprocessor:
 
 * wgmma computes 64 x 32 products of 16 k's in 16 cycles, which the constants express as multiples.
@@ -40,7 +46,7 @@ What the models say of one multiprocessor:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jitgen.schedule.chips import Chip
 
@@ -53,6 +59,9 @@ class TileFit:
         product: the cycles of a tile's wgmmas, as a multiple of those that the tensor cores take.
         l2_bytes: bytes that the L2 cache delivers to a multiprocessor in a cycle.
         wait: cycles that an iteration waits.
+        split_wait: further cycles where the blocks of a cluster share K, and so read other chunks at the same time: the
+            L2 cache has fewer requests for the same bytes then.
+        shared_wait: further cycles where the blocks of a cluster share a tile, and wait for one another.
         fixed: microseconds of a kernel, whatever its work.
         epilogue: microseconds for a unit of area, where its stores are the limit.
         warpgroup_epilogue: the same for a unit of area of one warpgroup, where its instructions are.
@@ -76,6 +85,8 @@ class TileFit:
     block_exchange: float = 0
     more_exchanges: float = 0
     overlap: float = 0
+    split_wait: float = 0
+    shared_wait: float = 0
 
 
 @dataclass(frozen=True)
@@ -116,9 +127,29 @@ thread to those of the groups before (an estimate)."""
 LEAST_PRODUCT = 16.5
 """Cycles that a wgmma of 64 rows of codes takes at least, however few rows x has."""
 DENSE = TileFit(
-    *(1.0, 60.7, 36, 1.07),
+    *(1.0, 60.7, 42, 1.07),
     epilogue=3.22,
     warpgroup_epilogue=1.58,
+    tile=0.17,
+    split_epilogue=4.18,
+    exchange=0.09,
+    block_exchange=0.06,
+    more_exchanges=0.67,
+    overlap=0.36,
+    split_wait=93,
+    shared_wait=162,
+)
+DENSE_PINGPONG = TileFit(*(1.31, 54.3, 24.5, 0.69), epilogue=3.6, warpgroup_epilogue=1.58, tile=0.68, shared_wait=200)
+"""Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone."""
+DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
+DENSE_MISSING_BYTES = 40
+"""``l2_bytes`` where x and the weights together exceed the L2 cache."""
+HALF_LINES = 1.29
+"""The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
+BYTES = TileFit(
+    *(1.0, 37.5, 68, 0.86),
+    epilogue=2.88,
+    warpgroup_epilogue=1.78,
     tile=0.17,
     split_epilogue=2.1,
     exchange=0.6,
@@ -126,17 +157,9 @@ DENSE = TileFit(
     more_exchanges=0.67,
     overlap=0.36,
 )
-DENSE_PINGPONG = TileFit(*(1.31, 62.7, 26, 0.5), epilogue=4.5, warpgroup_epilogue=1.58, tile=0.68)
-"""Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone."""
-DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
-DENSE_MISSING_BYTES = 49
-"""``l2_bytes`` where x and the weights together exceed the L2 cache."""
-HALF_LINES = 1.29
-"""The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
-BYTES = replace(DENSE, l2_bytes=37.5, wait=68, fixed=0.86, epilogue=2.88, warpgroup_epilogue=1.78)
 """Of operands of one byte, fitted to 700 timings of 51 products on an H100 (``bench/gemm_timings.py --kinds float8 int8
 --seed 91001 --shapes 24`` and listed sizes). The L2 cache delivers fewer bytes in a cycle there than on an H200."""
-BYTES_PINGPONG = replace(DENSE_PINGPONG, l2_bytes=33.0, product=1.0)
+BYTES_PINGPONG = TileFit(*(1.0, 33.0, 26, 0.5), epilogue=4.5, warpgroup_epilogue=1.58, tile=0.68)
 """Fitted, as the next constants were, to 340 timings of 35 products of more than 160 rows on Hopper GPUs, each by the
 tiles that looked promising: of those, what the model chooses takes 1 to 3 % longer than the fastest, and 11 % at
 worst."""
@@ -174,7 +197,7 @@ class Times:
     Attributes:
         fit: of the mainloop.
         chunks: of a tile.
-        chunk: microseconds of one, where so many blocks share a multiprocessor.
+        chunk: microseconds of one, where so many blocks share a multiprocessor, and whether a cluster shares K.
         epilogue: microseconds of that of a tile, likewise.
         resident: blocks that a multiprocessor holds at once.
         moved: bytes of the operands and results.
@@ -182,7 +205,7 @@ class Times:
 
     fit: TileFit
     chunks: int
-    chunk: Callable[[int], float]
+    chunk: Callable[[int, bool], float]
     epilogue: Callable[[int], float]
     resident: int
     moved: float
@@ -209,13 +232,13 @@ class Times:
         time = fit.fixed
         if whole:
             sharing = self.sharing(chip, items)
-            main, end = self.chunks * self.chunk(sharing), self.epilogue(sharing)
+            main, end = self.chunks * self.chunk(sharing, False), self.epilogue(sharing)
             hidden = whole - 1 if sharing == 1 else whole
             time += whole * (main + end) - hidden * fit.overlap * min(main, end)
         if rounds:
             left = items - whole * clusters * splits
             sharing = self.sharing(chip, min(left, clusters) * splits)
-            share = -(-self.chunks // splits) * self.chunk(sharing)
+            share = -(-self.chunks // splits) * self.chunk(sharing, True)
             time += rounds * (share + fit.split_epilogue * self.epilogue(sharing))
             time += fit.exchange + fit.block_exchange * (splits - 2) + fit.more_exchanges * (rounds - 1)
         return self.with_memory(chip, time)
@@ -223,7 +246,7 @@ class Times:
     def unsplit(self, chip: Chip, items: int, share: int) -> float:
         """Estimates the microseconds where clusters of ``share`` blocks take a tile each, and none splits K."""
         clusters = dict(chip.clusters)[share]
-        rounds, main, end = -(-items // (clusters * share)), self.chunks * self.chunk(1), self.epilogue(1)
+        rounds, main, end = -(-items // (clusters * share)), self.chunks * self.chunk(1, False), self.epilogue(1)
         time = self.fit.fixed + rounds * (main + end) - (rounds - 1) * self.fit.overlap * min(main, end)
         return self.with_memory(chip, time)
 
@@ -231,7 +254,7 @@ class Times:
         """Estimates the microseconds if two warpgroups of a block compute tiles in turn: each tile's epilogue while the
         other warpgroup multiplies, but for the last."""
         count = -(-items // chip.multiprocessors)
-        main, end = self.chunks * self.chunk(1), self.epilogue(1)
+        main, end = self.chunks * self.chunk(1, False), self.epilogue(1)
         return self.with_memory(chip, self.fit.fixed + (count - 1) * max(main, (main + end) / 2) + main + end)
 
     def with_memory(self, chip: Chip, time: float) -> float:

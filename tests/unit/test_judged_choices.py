@@ -1,0 +1,36 @@
+"""What the model of wgmma's tiles chooses, beside the fastest candidates that were timed on an H100."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+import pytest
+
+from bench.judged import Problem, judge, label_of, launch_of, read
+
+RECORD = Path(__file__).parents[2] / "docs" / "measured" / "h100-candidates.json"
+KINDS = {"dense": ("wgmma_dense",), "int4": ("wgmma_quantized", "wgmma_quantized g64", "wgmma_quantized g32")}
+
+
+@pytest.fixture(scope="module")
+def problems() -> Sequence[Problem]:
+    return read(RECORD)
+
+
+@pytest.mark.parametrize(("kind", "mean", "worst"), [("dense", 0.95, 0.82), ("int4", 0.95, 0.74)])
+def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, mean: float, worst: float) -> None:
+    ratios = [ratio for ratio, *_ in judge(problem for problem in problems if problem.kind in KINDS[kind])]
+    assert len(ratios) >= 18
+    assert geometric_mean(ratios) >= mean
+    assert min(ratios) >= worst
+
+
+def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> None:
+    problem = next(problem for problem in problems if launch_of(problem) is not None)
+    launch = launch_of(problem)
+    assert launch is not None
+    others = {name: time for name, time in problem.times.items() if name != label_of(launch.tiling, launch.splits)}
+    with pytest.raises(KeyError, match=f"{problem.rows} x {problem.columns} x {problem.length}"):
+        judge([Problem(problem.kind, problem.rows, problem.columns, problem.length, problem.torch, others)])
