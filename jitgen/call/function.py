@@ -187,8 +187,8 @@ class JitFunction(Generic[P, R]):
         )
 
     def __reduce__(self) -> Any:
-        """Pickles the function by name where a name leads to it, else by what it is made of; what it resolved stays
-        here."""
+        """Pickles the function by its name if that leads to it, else by what it is made of. What it has resolved is not
+        pickled."""
         original: Any = sys.modules.get(getattr(self.__wrapped__, "__module__", ""))
         for name in getattr(self.__wrapped__, "__qualname__", "").split("."):
             original = getattr(original, name, None)

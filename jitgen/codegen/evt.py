@@ -1,5 +1,5 @@
-"""Says which instruction of an epilogue is which node of an epilogue visitor tree (EVT), as CUTLASS calls the fused
-epilogues of its kernels: a graph whose leaves are the accumulator and what is read, and whose nodes compute.
+"""Represents an epilogue as an epilogue visitor tree (EVT), as CUTLASS calls the fused epilogues of its kernels: a
+graph whose leaves are the accumulator and the tensors that are read, and whose nodes compute.
 
 Every value of such a graph is float32; truth values are 0 and 1. A node applies a functor to what its arguments are:
 one of CUTLASS's (``FUNCTORS``), or a structure with a function ``of`` one element, which is printed from the row of the
@@ -51,8 +51,8 @@ class Node:
 
 
 def is_accumulator_cast(position: int, instructions: Sequence[Instruction]) -> bool:
-    """Returns whether instruction number ``position`` makes a float32 of the accumulator of a product of integers: as
-    an argument of any node, it is one."""
+    """Returns whether instruction ``position`` casts the accumulator of an integer product to float32, which every node
+    does with its arguments anyway."""
     instruction = instructions[position]
     cast = instruction.op == "cast" and instruction.dtype == "float32"
     return cast and instructions[instruction.args[0]].op == "contract"

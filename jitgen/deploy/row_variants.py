@@ -79,8 +79,8 @@ def _tied(entry: Entry, ties: tuple[Guard, ...]) -> Graph:
 
 
 def _ties(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[tuple[Guard, ...]]:
-    """Returns, for each row size, the guards that all numbers among the arguments that equalled it in the recorded call
-    do so in other calls: they may be the length of a sequence, which no guard says."""
+    """Returns, for each size of rows, guards that keep numbers equal to it that were equal in the recorded call: they
+    may be the length of a sequence, and the graph has no guard that says so."""
     numbers = [name for name, value in environment.items() if name.startswith("a") and type(value) is int]
     numbers = [name for name in numbers if name not in _equal_sizes(graph)]
     ties = []

@@ -1,5 +1,5 @@
-"""Counts the floating-point operations of a node of Dynamo's graph: those of products, attention and convolutions, two
-for each multiplication that is added up, as torch's FlopCounterMode counts them. Everything else counts none."""
+"""Counts the floating-point operations of a node of Dynamo's graph as torch's FlopCounterMode does: products, attention
+and convolutions, two for each multiply-add, and nothing else."""
 
 from __future__ import annotations
 

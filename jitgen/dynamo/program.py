@@ -221,7 +221,7 @@ def _hashable(spec: Any) -> Any:
 
 
 def _stand_ins(known: Any) -> Any:
-    """Makes what a graph that is imported gets in place of what torch computes, of which Dynamo knows ``known``.
+    """Makes placeholders for a value that torch computes and Dynamo knows as ``known``, for a graph that is imported.
 
     Raises:
         UnsupportedError: nothing can stand for it, and so what reads it is not looked at.

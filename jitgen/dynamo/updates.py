@@ -1,5 +1,5 @@
-"""Decides which calls of Dynamo's graphs write to tensors that are there already, and so keep their place among reads;
-and to which of their arguments they write."""
+"""Decides which calls of Dynamo's graphs write to tensors that existed before, and to which of their arguments. Such
+calls keep their place among reads."""
 
 from __future__ import annotations
 

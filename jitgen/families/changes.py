@@ -130,8 +130,8 @@ def _chain(value: Node, number: int) -> list[Node]:
 def _stored(
     graph: Graph, index: Index, chains: Mapping[int, Sequence[Node]], states: Mapping[Node, State]
 ) -> dict[Node, frozenset[State]]:
-    """Returns the nodes to store: those that are computed of one earlier state alone, and that something reads which is
-    not; with that state. A state among them would be copied as a whole."""
+    """Returns the nodes to store, each with its state: those that are computed from one earlier state alone and are
+    read by something that is not. A state among them would be copied as a whole."""
     reads: dict[Node, frozenset[State]] = {}
     for node in index.order:
         of_others = (reads[child] for child in node.inputs)
@@ -151,8 +151,8 @@ def _stored(
 
 
 def _is_own(value: Node, change: Node, reads: Mapping[Node, Collection[State]]) -> bool:
-    """Returns whether each element of ``value`` is computed of no element of the state before ``change`` but the one
-    that it replaces, and of no other earlier state."""
+    """Returns whether each element of ``value`` depends, of the state before ``change``, on no element but the one that
+    it replaces, and on no other earlier state."""
     kind, coordinates, movements = change.attrs
     if kind != "set" or len(change.inputs) != 2 or coordinates != tuple(range(len(value.shape))):
         return False

@@ -25,7 +25,7 @@ from jitgen.ir.views import Strided, contiguous_strides
 
 
 class State(NamedTuple):
-    """Holds what regions that are dropped again may have added: temporaries, which of them are partitioned as one,
+    """Holds what is undone when regions are dropped again: temporaries, which of them are partitioned together,
     decisions, and names of rewrites."""
 
     temporaries: int
@@ -141,8 +141,8 @@ class Claims:
         return regions
 
     def _unwritable(self, regions: Sequence[Region], memories: Sequence[Strided]) -> set[int]:
-        """Returns the results that ``regions`` could not write to contiguous memory either, because of the views behind
-        them: a temporary of the result would not be written in place, and one of what the views are of is."""
+        """Returns the results that ``regions`` cannot write in the order of the views behind them, even to contiguous
+        memory. A temporary of such a result would not be written in place; one of the value before the views is."""
         plain = [Strided(memory.sizes, contiguous_strides(memory.sizes)) for memory in memories]
         stores = [store for region in regions for store in region.stores]
         return {store.result for store in stores if not self._is_writable(store, plain)}
@@ -162,8 +162,8 @@ class Claims:
         return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
 
     def _with_viewable_shape(self, region: Region, memories: Sequence[Strided]) -> Region:
-        """Moves a pointwise ``region`` to the shape before a reshape that needs a copy, if nothing needs one there: the
-        elements of a group_norm to that of its groups, which have numbers of their own."""
+        """Moves a pointwise ``region`` before a reshape that would need a copy, if the region needs none there: the
+        elements of a group_norm are computed in the shape of the groups, whose statistics they read."""
         if any(stage.kind != "map" for stage in region.stages) or any(store.indices for store in region.stores):
             return region
         reshapes = [n for n in topological(store.value for store in region.stores) if self._needs_copy(n, n)]

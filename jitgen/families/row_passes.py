@@ -26,8 +26,8 @@ class RowReduction:
 
 @dataclass(frozen=True)
 class RowPass:
-    """Describes one pass over a row: ``before`` it, lines of values that a row has one of; ``lines`` of elements, and
-    what is reduced of these."""
+    """Describes one pass over a row: values of the row that are known ``before`` it, ``lines`` for each element, and
+    what is reduced from these."""
 
     before: tuple[Line, ...]
     lines: tuple[Line, ...]

@@ -45,7 +45,7 @@ Chain = tuple[Movement, ...]
 
 
 def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Shape], bool]) -> frozenset[int]:
-    """Returns the ids of the nodes to store: scans and sorts, products of which results are several views, what is
+    """Returns the ids of the nodes to store: scans and sorts, products with several views as results, values that are
     computed from reductions and returned in several orders, and operands of attention that are returned.
 
     Args:

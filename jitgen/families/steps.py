@@ -227,8 +227,8 @@ class Steps:
     def _without_early(
         self, ready: Sequence[Step], blocked: Mapping[Step, int], following: Mapping[Step, Sequence[Step]]
     ) -> list[Step]:
-        """Returns ``ready`` without the steps of families that have more steps ready behind the others: these can share
-        a kernel then, such as keys that are normalised and values that are not, on their way to a cache."""
+        """Returns ``ready`` without steps that are better done later, because more steps of their family will be ready
+        then and can share a kernel: normalised keys, and values that are not, on their way to a cache."""
         families = {step: self.waiting[step][0].family for step in ready}
         early: set[str] = set()
         for family in dict.fromkeys(families.values()):
@@ -246,8 +246,8 @@ class Steps:
             self.waiting[step] = [next(shared) for _ in self.waiting[step]]
 
     def _share(self, families: Mapping[Step, str], family: str) -> bool:
-        """Returns whether a step of ``family`` shares a region with one of another family, which is computed at once
-        then: a state of a loop that is unrolled, and what is read of the states before it."""
+        """Returns whether a region of ``family`` may share a kernel with one of another family, and so be computed at
+        once: a state of an unrolled loop, and what is read of the states before it."""
         own: list[Region] = []
         others: list[Region] = []
         for step in families:
@@ -257,7 +257,8 @@ class Steps:
         return any(may_merge(region, other) for region in own for other in others)
 
     def _compute_values(self) -> None:
-        """Adds to ``waiting`` the regions of the temporaries that have none yet, and of those that these need."""
+        """Adds to ``waiting`` the regions of temporaries that have none yet, and of the temporaries that these regions
+        read."""
         for position, value in enumerate(self.temporaries.values):  # which grow meanwhile
             if position == self.most:
                 raise self._endless([value])

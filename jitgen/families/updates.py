@@ -1,5 +1,4 @@
-"""Decides which arguments that a function updates are computed in place, which of them by one kernel, and in which
-order.
+"""Decides which updates of arguments are computed in place, which of them share a kernel, and in which order.
 
 The new value of an argument may be written into it by a kernel that reads it only at the elements it writes, after all
 others have read it. So arguments whose new values read one another at their own coordinates, as the moments and the

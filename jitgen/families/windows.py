@@ -19,9 +19,9 @@ from jitgen.ir.symbols import Size
 
 
 def around_convolutions(index: Index, results: Sequence[Node]) -> frozenset[int]:
-    """Returns the ids of computed values that are images or filters of convolutions, and of convolutions that more than
-    one kernel would compute: those that are read with more than an epilogue between, or whose epilogue ends in several
-    such values."""
+    """Returns the ids of computed values to store around convolutions: images and filters, and convolutions that
+    several kernels would compute, because they are read through more than an epilogue or their epilogue ends in several
+    values."""
     convolutions = [node for node in index.order if node.kind is CONVOLVE]
     operands = {operand.under_views for node in convolutions for operand in node.inputs}
     stored = {id(node) for node in operands if node.inputs}

@@ -30,7 +30,7 @@ from jitgen.trace.traced import Traced
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """Says what is computed for the gradients of some inputs of a graph, given those of some of its values.
+    """Describes a backward: from gradients of some values of a graph (``seeds``) it computes those of some inputs.
 
     Attributes:
         plan: the inputs, and what of the forward is read.

@@ -103,9 +103,9 @@ def plan(graph: Graph, wanted: Collection[int]) -> Plan:
 
 
 def _sums(graph: Graph, read: Sequence[Node], stops: Callable[[Node], bool]) -> set[Node]:
-    """Returns those of the values ``read`` that are saved in place of one that they are computed of, which nothing else
-    reads: a residual stream in place of what each layer adds. To compute it again would read what all layers before it
-    have added."""
+    """Returns the sums to save, such as a residual stream in place of what each layer adds to it: a sum among the
+    values ``read`` takes the place of one of its operands that nothing else reads. Without that, a backward computes
+    the sum again from everything that the layers before have added."""
     order = list(walked(read, lambda node: () if stops(node) else node.inputs))
     users: dict[Node, list[Node]] = {node: [] for node in order}
     for node in order:
@@ -229,7 +229,8 @@ def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
 
 
 def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Graph, tuple[int, ...]]:
-    """Returns the graph that is launched for the values of ``results``, and which of its results each of them is.
+    """Returns the graph that a call launches to get the values of ``results``, and for each of these its position among
+    the graph's results.
 
     Nodes that differ in where no gradient flows have one value. The first ``returned`` have memory of their own, since
     the function returns them as tensors of their own; of the others only one has.

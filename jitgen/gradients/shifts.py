@@ -90,8 +90,8 @@ def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection
 
 
 def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:
-    """Returns the shift of ``node`` by those of its operands, one of which is not zero at least; None where it is not
-    known."""
+    """Returns how the value of ``node`` depends on b, from ``shifts`` of its operands, not all of which are zero; None
+    if that cannot be said."""
     first, rank = shifts[0], len(power.shape)
     if node.kind is VIEW:
         return first if _keeps_rows(node, rank) else None
@@ -173,7 +173,7 @@ def _is_sum_of(row_sum: Node, power: Node) -> bool:
 
 
 def _keeps_rows(view: Node, rank: int) -> bool:
-    """Returns whether the elements of ``view`` are of the rows that they were of, of values of ``rank`` dimensions."""
+    """Returns whether each element of ``view`` is in the row in which it was; values have ``rank`` dimensions."""
     (source,) = view.inputs
     kind, last = view.attrs.kind, rank - 1
     if kind == "expand":

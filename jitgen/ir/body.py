@@ -40,8 +40,8 @@ MAGNITUDES = {"int8": 128, "uint8": 255}
 
 
 def longest_exact_sum(x: str, weight: str) -> int:
-    """Returns the largest K of which a sum of products of codes of these dtypes fits int32, whatever the codes are:
-    131,071 of int8 by int8, 33,025 of uint8 by uint8."""
+    """Returns the largest K for which sums of products of codes of these two dtypes fit int32, whatever the codes:
+    131,071 for int8 by int8, 33,025 for uint8 by uint8."""
     return (2**31 - 1) // (MAGNITUDES[x] * MAGNITUDES[weight])
 
 

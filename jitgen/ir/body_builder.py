@@ -391,8 +391,8 @@ def seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
 
 
 def _in_one_spelling(shape: Shape, movements: Sequence[Movement]) -> tuple[Movement, ...]:
-    """Returns ``movements`` of a tensor of ``shape`` with neighbours that reshape, or only add or drop sizes of 1, as
-    one reshape, and none where the shape stays: elements that are read through several such views are one operand."""
+    """Merges neighbouring ``movements`` that reshape, or that only add or drop sizes of 1, into one reshape, and drops
+    it if the shape stays. Elements that are read through different chains of such views then are one operand."""
     spelled: list[Movement] = []
     before: list[Shape] = []  # the shape before each of these
     for attrs, moved in movements:

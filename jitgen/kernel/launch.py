@@ -128,8 +128,8 @@ class Work:
 
 
 def work(kernel: Kernel, geometries: Sequence[Any], schedule: Any, *, flops: int = 0) -> Work:
-    """Counts what one launch amounts to: the elements of all regions, of which each takes the operations of its
-    instructions; ``flops`` is what it takes besides."""
+    """Counts the work of one launch: for each element of each region the operations of its instructions, and ``flops``
+    for everything else."""
     moved = written = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
         flops += pointwise_flops(body.instructions, geometry.elements)

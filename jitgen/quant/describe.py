@@ -1,5 +1,4 @@
-"""Writes ``docs/formats.md``: the table of formats, as the rows of ``FORMATS`` have it, and what quantising to them
-costs.
+"""Writes ``docs/formats.md``: the table of formats from the rows of ``FORMATS``, and what quantisation to them costs.
 
 ``python -m jitgen.quant.describe docs/formats.md`` writes the page. Its second table is measured: on Gaussian numbers,
 and on the weights of all-MiniLM-L6-v2 where its package is installed.

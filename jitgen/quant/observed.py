@@ -1,5 +1,5 @@
-"""Records what the weights of a model multiply, while it runs on a calibration's batches in eager torch, and lets it
-run as if some of its Parameters were others.
+"""Records what the weights of a model multiply while it runs on batches of a calibration in eager torch, and can
+replace some of its Parameters for the run.
 
 ``F.linear`` and ``addmm`` are seen by a mode of torch, whatever module calls them. Products within a function that
 ``jitgen.jit`` decorates are not: its kernels run without torch. The model itself is not changed.

@@ -202,7 +202,7 @@ class _Writer:
         return PythonFunction("launch", parameters, lines)
 
     def _note_updates(self) -> None:
-        """Counts an update of each tensor that existed before the call, so that autograd knows that a tensor it saved
+        """Counts an update of each tensor that existed before the call, so that autograd notices that a saved tensor
         has changed."""
         updated = [f"t{result}" for result in self.spec.results if isinstance(result, int)]
         updated += [f"o{index}" for index in sorted(self.spec.caller_outputs)]

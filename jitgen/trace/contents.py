@@ -138,8 +138,8 @@ ITERATES |= {f"named_{name}" for name in ("children", "modules", "parameters", "
 
 
 def reaches_all_members(module: torch.nn.Module, names: frozenset[str]) -> bool:
-    """Returns whether code that mentions ``names`` may reach members that it does not name, because it goes over them,
-    as a container such as ``Sequential`` does."""
+    """Returns whether code that mentions ``names`` may reach members that it does not name, by iterating over a
+    container such as ``Sequential``."""
     return not names.isdisjoint(ITERATES) or hasattr(type(module), "__iter__")
 
 

@@ -131,7 +131,8 @@ def refuse_nested(key: Any) -> None:
 
 
 def _listed_key(item: Any) -> list[Any]:
-    """Returns an index as it is; a list of integers as ``Listed``, one of bools as the indices of the True ones."""
+    """Returns an index in the form that the rows read: a list of integers as ``Listed``, a list of bools as the
+    positions of True, and any other index as it is."""
     if is_numpy(item):
         item = item.tolist()
     if isinstance(item, range):

@@ -82,8 +82,8 @@ class QuantizedWeights:
         return node
 
     def column_order(self, weight: Node) -> Node | None:
-        """Returns the order in which the columns of ``weight``, or of what it is a view of, are stored; None for their
-        own."""
+        """Returns the order in which the columns of ``weight`` are stored; None if they are in their own order. A view
+        has the order of its weight."""
         return self._column_orders.get(id(weight.under_views))
 
     def activation(self, weight: Node) -> str | None:

@@ -59,8 +59,8 @@ def is_traced_tensor(tensor: torch.Tensor) -> bool:
 
 
 def any_traced(leaves: Iterable[Any]) -> bool:
-    """Returns whether some argument stands for one that torch will have when it runs what it traces now, or for a batch
-    of them: a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
+    """Returns whether some argument stands for a value that torch will have later, or for a batch of values: a fake
+    tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
     return any(
         is_traced_tensor(leaf) if isinstance(leaf, torch.Tensor) else isinstance(leaf, SYMBOLIC) for leaf in leaves
     )

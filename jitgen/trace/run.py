@@ -70,8 +70,8 @@ def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Tra
 def _run_once(
     function: Callable[..., Any], name: str, request: TraceRequest
 ) -> tuple[Trace, Traced, list[Change], list[Change], list[Output]]:
-    """Runs a function once; returns also what it changed, which is taken back if it raises, as it is and as
-    ``keeping.described`` returns it.
+    """Runs a function once. Returns also what it changed, as it is and as ``keeping.described`` describes it; all is
+    taken back if the function raises.
 
     It runs in a copy of the context, since a context variable that had no value cannot lose one that it gets.
     """

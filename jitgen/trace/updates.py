@@ -217,7 +217,7 @@ def _made_at(base: Node, value: Node) -> str | None:
 
 
 def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
-    """Notes which of ``results``, views of ``sources``, may be copies, as those of reshape are at some strides."""
+    """Notes which of ``results``, views of ``sources``, may be copies: those of reshape are for some strides."""
     for result in results:
         for source in sources if isinstance(result, TensorProxy) else ():
             if source.memory is result.memory and source is not result:

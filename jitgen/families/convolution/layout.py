@@ -1,5 +1,5 @@
-"""Lays out a convolution's operands over six axes: rows, groups, outputs (of images: channels) and three dimensions of
-pixels, of which those that an image does not have are of size 1.
+"""Lays out the operands of a convolution over six axes: rows, groups, outputs (for images: channels) and three
+dimensions of pixels. An image of fewer dimensions has sizes of 1.
 
 Where all that the epilogue reads and writes allows it, it takes the pixels of an image as one dimension.
 """

@@ -1,5 +1,5 @@
-"""Makes products of codes of what are products of codes times scales of blocks: of ``BLOCK`` elements along K, and of a
-weight of as many rows too, as DeepSeek-V3 quantises both operands.
+"""Rewrites products of scaled codes to products of the codes: a scale belongs to ``BLOCK`` elements along K, and for a
+weight also to ``BLOCK`` rows, as in DeepSeek-V3.
 
 In ``((q * s) @ (p * t).T)`` the scales differ along K, so that they do not leave the sum. The product becomes one of
 ``dequantize`` nodes in the layout ``BLOCKS``; its mainloop adds the sums of each block, times the scales of both, up in

@@ -1,5 +1,5 @@
-"""Makes products of codes of what are products of the codes' values: of codes that are cast to other dtypes, perhaps
-less zero-points and times scales that are one for a row of the operand.
+"""Rewrites products of decoded values to products of their codes. A decoded value is a code cast to another dtype,
+optionally less a zero-point and times a scale that is one for a row of the operand.
 
 In ``((q - z) * s) @ ((p - y) * t).T``, with codes q and p of int8 or uint8, all but the codes leaves the product::
 
@@ -171,8 +171,8 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
 
 
 def _sums(left: str, right: str, wide: str) -> str | None:
-    """Returns the dtype of the sums of products of these codes; None for a pair that no instruction takes, or whose
-    sums would have fewer bits than those in ``wide``."""
+    """Returns the dtype in which products of these codes are summed; None if no instruction multiplies the pair, or if
+    the sums would have fewer bits than sums in ``wide``."""
     if left in MAGNITUDES and right in MAGNITUDES:
         return "int32"
     return "float32" if not {left, right} & {*MAGNITUDES} and wide == "float32" else None

@@ -233,8 +233,8 @@ class WgmmaDense(WgmmaMainloop):
 
 @dataclass(frozen=True)
 class WgmmaBytes(WgmmaDense):
-    """Schedules ``gemm_wgmma_dense.cuh`` for operands of one byte, 8-bit integers and floats: as many bytes of them
-    along K as of 16-bit weights, and so twice as many elements."""
+    """Schedules ``gemm_wgmma_dense.cuh`` for 8-bit integers and floats. A stage has as many bytes along K as one of
+    16-bit weights, and so twice as many elements."""
 
     block_k: ClassVar[int] = 2 * CHUNK
 

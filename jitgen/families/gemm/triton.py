@@ -86,8 +86,8 @@ def _group_steps(steps: Sequence[tuple[GemmOperand, str]]) -> list[str]:
 
 
 def _group_lines(products: GemmContext, region: GemmRegion, schedule: TritonSchedule) -> list[str]:
-    """Writes the statements that find the group of a program's tile of rows, where these are grouped: it begins at
-    ``row``, and ``m`` becomes the end of the group's rows. K is 0 where the tile has no rows, or those of no group."""
+    """Writes the statements that find a program's group when rows are grouped: its tile begins at ``row``, and ``m``
+    becomes the end of the group's rows. K is 0 for a tile without rows, or with rows of no group."""
     if products.grouping not in BY_ROWS or products.groups is None:
         return []
     own = next(operand for operand in region.operands if operand.role == "groups")

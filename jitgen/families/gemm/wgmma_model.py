@@ -268,8 +268,8 @@ class Times:
 
 
 def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:
-    """Returns (rounds in which each block computes a tile of its own, rounds in which each cluster computes one), as
-    ``TileWalk`` of gemm_wgmma_walk.cuh has them, for ``clusters`` clusters of ``splits`` blocks."""
+    """Returns (rounds in which every block computes its own tile, rounds in which every cluster computes one together),
+    as ``TileWalk`` of gemm_wgmma_walk.cuh assigns them, for ``clusters`` clusters of ``splits`` blocks."""
     whole, left = divmod(items, clusters * splits)
     if left > clusters * (splits - 1):
         return whole + 1, 0

@@ -1,5 +1,5 @@
-"""Rewrites the rule of a tile in CUDA: P and dS as one list of instructions, few of them for each pair of rows, in two
-phases.
+"""Rewrites the rule of a tile in CUDA: P and dS become one list of instructions in two phases, few of which are done
+for each pair of rows.
 
 An instruction is done once for a row of the block, for a row of the tile, or for each pair of them, by what it depends
 on. So ``exp(s * scale - row_max)`` is rewritten to ``exp2(s * (scale * log2 e) - row_max * log2 e)``, and a factor of

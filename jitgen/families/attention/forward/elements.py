@@ -49,7 +49,7 @@ class Elements:
 
 
 def elements(name: str, operand: Operand, computed: Computed | None, dtype: str, dialect: Dialect) -> Elements:
-    """Describes the elements of ``operand``, or of what is computed from it and others; ``dtype`` is that of the
+    """Describes how the elements of ``operand`` are loaded, or computed from it and others; ``dtype`` is that of the
     products."""
     if computed is None:
         along, step = _strides(operand)

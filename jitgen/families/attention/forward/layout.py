@@ -37,8 +37,8 @@ KEYS = ("key", "value", *SOURCES)
 
 @dataclass(frozen=True)
 class Layout(TileLayout):
-    """Holds the facts of strides that decide the source: the batch has the dimensions whose indices share no keys;
-    groups have those that share them and count as rows.
+    """Holds what the source depends on. The batch has the dimensions whose indices share no keys; the indices of groups
+    share keys and count as rows.
 
     Operands that are not of scores are ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``, and
     ``"key"`` where they are the same for all elements of a key.

@@ -1,4 +1,4 @@
-"""Collects factors of scores that are the same for all of them, and takes them out of the rule if they are positive.
+"""Takes positive factors that all scores share out of the rule.
 
 exp(f s - max(f s)) is exp(f (s - max s)) for a positive f, and a kernel multiplies the difference with log2(e) anyway.
 So a rule that ends in a multiplication costs no instruction for it: the usual scale of scores, and the cap of a capped

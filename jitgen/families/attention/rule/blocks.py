@@ -1,4 +1,4 @@
-"""Chooses the blocks of a program in Triton: their sizes, and how many rows it may have by how tiles reach shared
+"""Chooses the block sizes of a Triton program. How many rows it may have depends on how its tiles reach shared
 memory."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def block_of(size: int) -> int:
 
 
 def most_rows(rows: int, tiles: Iterable[tuple[str, str]], unit: int, device: Device) -> int:
-    """Returns the rows of a program that walks its tiles in several loops, ``rows`` at most.
+    """Returns how many rows a program may have that walks its tiles in several loops: ``rows``, or fewer.
 
     Where an iteration stores a tile in shared memory itself, the program has no wgmma: such kernels read beyond their
     shared memory (heads of 17 and 33 16-bit elements; Triton 3.6 with ptxas 12.8 on an H100). The same PTX was right

@@ -1,4 +1,4 @@
-"""Lowers what is computed over a tile of products: its operands are those of the region's body."""
+"""Lowers the rule of a tile: what is computed from the products of its rows and keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jitgen.ir.nodes import CAST
 
 
 class TileBuilder(BodyBuilder):
-    """Lowers what is computed over a tile; what it reads becomes operands of ``results``, of the kind ``score``."""
+    """Lowers the rule of a tile. The tensors that it reads become operands of the kind ``score`` of ``results``."""
 
     def __init__(self, results: BodyBuilder):
         super().__init__(results.buffers, results.scalars)

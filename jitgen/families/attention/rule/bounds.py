@@ -1,5 +1,4 @@
-"""Computes what a mask does to a whole tile of scores, as an expression of the tile's ranges of indices: interval
-arithmetic.
+"""Computes what masks do to a whole tile of scores, by interval arithmetic on the tile's ranges of indices.
 
 For a tile of rows and keys every integer of the rule has a lowest and a highest value, and every condition may hold
 somewhere (``may``) and holds everywhere (``must``). From these follows whether all scores of the tile are -inf, so that
@@ -25,8 +24,8 @@ from jitgen.ir.ops import INTS
 
 @dataclass(frozen=True)
 class Words:
-    """Holds how a dialect writes false, true, the smaller and the larger of two integers, a quotient rounded down (a
-    format string, or empty if it has no bounds), and the run-time scalar of a number."""
+    """Writes the analysis in a dialect: false, true, the smaller and the larger of two integers, a quotient rounded
+    down (a format string; empty if its bounds cannot be printed), and the run-time scalar of a number."""
 
     false: str
     true: str
@@ -38,8 +37,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Ends:
-    """Holds names or expressions of the ends of an integer's values, or of whether a condition ``may`` and ``must``
-    hold."""
+    """Holds the lowest and the highest value of an integer, or whether a condition ``may`` and ``must`` hold, as names
+    or expressions."""
 
     low: str
     high: str
@@ -57,14 +56,14 @@ class _Operand(Protocol):
 
 
 def ends_of(operand: _Operand) -> Ends:
-    """Lists the variables in which the bounds of a tile have the ends of an operand's values."""
+    """Lists the variables that hold the ends of an operand's values within a tile."""
     if operand.kind == "task":
         return Ends(f"x{operand.index}", f"x{operand.index}")
     return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
 
 
 def known_ends(operands: Iterable[_Operand]) -> dict[int, Ends]:
-    """Returns the ends of the integers among ``operands`` that are the same along rows or along keys, by their
+    """Returns the ends of the integer ``operands`` that change along rows alone or along keys alone, by their
     numbers."""
     return {o.index: ends_of(o) for o in operands if o.is_integer and o.kind != "both"}
 
@@ -149,8 +148,8 @@ def without_masks(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
 
 
 def without_conditions(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Rewrites ``instructions`` for tiles where no mask hides anything: selections by a mask's condition, of scores or
-    of what is computed from these, are what the mask leaves visible. The last instruction remains the last."""
+    """Rewrites ``instructions`` for tiles in which no mask hides a score: a selection by a mask's condition becomes the
+    value that the mask leaves visible. The last instruction stays the last."""
     visible = {instructions[position].args[0]: 3 - hidden for position, hidden in masks_of(instructions).items()}
     selections = (p for p, i in enumerate(instructions) if i.op == "where" and i.args[0] in visible)
     return _chosen(instructions, {p: visible[instructions[p].args[0]] for p in selections})
@@ -176,7 +175,7 @@ def _chosen(instructions: Sequence[Instruction], choices: Mapping[int, int]) -> 
 
 
 def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
-    """Returns ``root`` and what it is computed from; ``root`` is the last."""
+    """Returns the instruction ``root`` and all that it is computed from, with ``root`` as the last."""
     needed = {root}
     for position in range(root, -1, -1):
         if position in needed:
@@ -203,8 +202,8 @@ def vanishing_of(
     known: Mapping[int, Ends],
     words: Words,
 ) -> Bounds:
-    """Computes the bounds of values at ``roots`` that are computed from exponentials of scores: ``hidden`` says whether
-    all of them are 0 in all of the tile. The other arguments are those of ``bounds_of``."""
+    """Computes the bounds of values that are computed from exponentials of scores, at the positions ``roots``:
+    ``hidden`` says whether they are 0 everywhere in a tile. The other arguments are those of ``bounds_of``."""
     lines, ends, hidden = _analysed(instructions, known, words)
     zero: dict[int, str] = {}
     for position, instruction in enumerate(instructions):
@@ -245,7 +244,7 @@ def _analysed(
 
 
 def _opened(instructions: Sequence[Instruction], ends: Mapping[int, Ends], words: Words) -> str:
-    """Prints whether no mask hides any of a tile."""
+    """Prints whether no mask hides a score of a tile."""
     opened = []
     for position, operand in masks_of(instructions).items():
         shown = ends[instructions[position].args[0]]
@@ -315,7 +314,7 @@ def _hidden(
     false: str,
     true: str,
 ) -> str:
-    """Prints whether the value at ``position`` is -inf in all of a tile."""
+    """Prints whether the value at ``position`` is -inf everywhere in a tile."""
     if not instruction.dtype.startswith("float"):
         return false
     if instruction.op == "const":
@@ -333,7 +332,8 @@ def _hidden(
 
 
 def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: str) -> str:
-    """Prints whether a selection is in all of a tile what ``chosen`` and ``otherwise`` say of its two values."""
+    """Prints whether a selection has, everywhere in a tile, the property that ``chosen`` and ``otherwise`` state for
+    its two values."""
     branches = []
     if chosen != false:
         branches.append(condition.high if chosen == true else f"({condition.high} & ({chosen}))")
@@ -348,7 +348,7 @@ def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: st
 def _zero(
     instruction: Instruction, ends: Mapping[int, Ends], hidden: Mapping[int, str], zero: Mapping[int, str], words: Words
 ) -> str:
-    """Prints whether the value of ``instruction`` is 0 in all of a tile."""
+    """Prints whether the value of ``instruction`` is 0 everywhere in a tile."""
     op, false, true = instruction.op, words.false, words.true
     if not instruction.dtype.startswith("float"):
         return false

@@ -1,4 +1,4 @@
-"""Presents what the templates of attention and of its gradients read alike: operands by role, and the rule of a
+"""Presents to the templates what attention and its gradients have in common: operands by role, and the rule of a
 tile."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def operand_of(
 
 @dataclass(frozen=True)
 class Rule:
-    """Holds what is computed over a tile: scores, or functions of several products.
+    """Holds the printed rule of a tile: scores, or functions of several products.
 
     Attributes:
         operands: what it reads.
@@ -184,7 +184,7 @@ def of_scores(dialect: Dialect) -> Dialect:
 
 @dataclass(frozen=True)
 class Frame(KernelContext):
-    """Holds what all dialects read of a kernel, be it of attention or of its gradients.
+    """Holds what the templates of every dialect read of a kernel of attention or of its gradients.
 
     Attributes:
         rule: of a tile; ``unmasked`` the same where no mask hides anything.

@@ -1,4 +1,4 @@
-"""Shares what the kernels of attention and of its gradients have in common on the host: a struct of operands that a
+"""Prints what kernels of attention and of its gradients have in common on the host: a struct of operands that a
 mainloop walks.
 
 What the rule reads is loaded where it changes: once for a task, once for a row of a chunk, once for a streamed row, or

@@ -51,7 +51,7 @@ def coordinates(steps: Sequence[tuple[str, str]]) -> str:
 
 
 def run(operand: Operand, offset: str, step: str, unit: int) -> dict[str, Any]:
-    """Describes an operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``.
+    """Describes an operand of results. A thread takes ``RUN`` neighbours of a row, by one access if ``is_vector``.
 
     Args:
         offset: of the first of them, ``step`` the stride from one to the next.

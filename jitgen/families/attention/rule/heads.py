@@ -1,5 +1,5 @@
-"""Splits heads that share keys: a dimension of heads that was repeated from fewer is split in two, of which one is
-broadcast.
+"""Splits a dimension of heads that was repeated from fewer heads in two: the heads that have keys, and those that share
+them.
 
 ``k.repeat_interleave(g, 1)`` and ``k[:, :, None].expand(...).reshape(...)`` are a reshape that merges a broadcast
 dimension with another one. No strides describe it. Where everything else of an attention is reshaped the other way, its
@@ -22,8 +22,8 @@ Split = tuple[int, tuple[Size, Size]]
 
 
 def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split | None:
-    """Returns the dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another
-    one."""
+    """Returns the dimension of ``lead`` that merges repeated heads with others; ``lead`` has the first sizes of all
+    ``operands``."""
     for view in topological(operands):
         source = view.inputs[0] if view.kind is VIEW and view.attrs.kind == "reshape" else None
         if source is None or source.kind not in (VIEW, GATHER) or len(view.shape) != len(lead) + 2:

@@ -1,4 +1,4 @@
-"""Describes a launch of attention or of its gradients, and what it amounts to, without template, compiler or device."""
+"""Describes a launch of attention or of its gradients, and counts its work; needs no template, compiler or device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jitgen.kernel.operands import pointwise_flops
 
 
 def work(kernel: Kernel, geometries: Sequence[TileGeometry], schedule: Any) -> Work:
-    """Counts what one launch amounts to. Without streamed rows there is work too: the results are zeros. Masks are not
-    counted."""
+    """Counts the bytes and operations of one launch; scores that masks hide are counted too. A launch without keys has
+    work: its results are zeros."""
     (geometry,), (body,) = geometries, kernel.bodies
     scores = geometry.tasks * math.prod(geometry.groups) * geometry.rows * geometry.keys
     flops = 2 * scores * (sum(geometry.depths) + sum(geometry.widths))

@@ -1,4 +1,4 @@
-"""Shares the layouts, geometries and parameters that attention and its backward have in common.
+"""Defines the layouts, geometries and parameters that attention and its gradients have in common.
 
 The kernels of both walk tiles of rows and keys, for each index of a batch; the dimensions of the batch are collapsed.
 Dimensions of *groups* are walked within a kernel: attention packs their rows into one tile, its backward sums over
@@ -29,7 +29,7 @@ RIGHT = ("right", "key", "key_source")
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Holds the facts of strides that decide the source. Device-neutral.
+    """Holds what the source depends on: kinds of strides and alignments, the same for every device.
 
     Attributes:
         batch, groups: how many dimensions of these kinds there are, collapsed.
@@ -49,8 +49,8 @@ class TileLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class TileGeometry(Geometry):
-    """Holds a call's sizes; strides are along the batch, the groups, and an operand's own two dimensions. A dimension
-    of one element has stride 0.
+    """Holds the sizes and strides of a call. An operand has strides along the batch, along groups, and along its own
+    two dimensions; a dimension of one element has stride 0.
 
     Attributes:
         batch, groups: sizes of these dimensions, outermost first.

@@ -1,4 +1,4 @@
-"""Narrows index arithmetic of a rule of scores to 32 bits, where it provably fits.
+"""Narrows index arithmetic of a rule to 32 bits where all values provably fit.
 
 torch's indices are int64. A vector has half as many of these, and AVX2 converts none to float. Where the values of an
 instruction are known to be within 32 bits for every call, the same number is computed as int32.

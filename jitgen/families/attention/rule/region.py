@@ -1,4 +1,4 @@
-"""Builds the regions of attention and of its gradients: products of matrices in memory, over heads."""
+"""Builds regions of attention and of its gradients: products of matrices in memory, one for each head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jitgen.ir.nodes import CAT, VIEW
 
 
 def stops(roots: Sequence[Node], known: Collection[int]) -> list[Node]:
-    """Returns the nodes that ``roots`` read and no rule computes, because their elements need others. Their values are
-    in memory before the kernel, except the products of a tile and values of a row.
+    """Returns the nodes at which the rules of ``roots`` end, since their elements depend on other elements. All are in
+    memory before the kernel but the products of a tile and the values of rows.
 
     Args:
         known: the ids of nodes that are left out, with what is behind them.

@@ -1,4 +1,4 @@
-"""Shares what the schedules of attention and of its gradients have in common on a GPU."""
+"""Defines what GPU schedules of attention and of its gradients have in common."""
 
 from __future__ import annotations
 

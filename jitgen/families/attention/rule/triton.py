@@ -1,5 +1,5 @@
-"""Shares what the kernels of attention and of its gradients have in common in Triton: values of a rule, loops over
-tiles, options.
+"""Prints what Triton kernels of attention and of its gradients have in common: values of a rule, loops over tiles, and
+options.
 
 A program has a block of rows. It first computes which tiles its rows see, and which of these no mask touches: ``[first,
 last)`` and, within, ``[open_first, open_last)``; nothing but the rule's bounds is computed for that. Then it walks the

@@ -1,4 +1,4 @@
-"""Undoes views that follow a product, so that the kernel stores its result where they say."""
+"""Moves views that follow a product into its store, so that the kernel writes the result in their order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) -> Store | None:
-    """Makes the store of ``value`` in the shape of ``end``, views behind that undone; None if that cannot be, or if
-    something else than pointwise operations is between."""
+    """Makes the store of ``value`` whose memory has the shape of ``end``, with the views between them undone; None if
+    an operation between them is not pointwise, or a view cannot be undone."""
     movements: tuple[Movement, ...] = ()
     while (view := next((v for v in at_own_coordinates(value, VIEW) if v.under_views is end), None)) is not None:
         attrs, shape = inverse(view.attrs), view.inputs[0].shape

@@ -1,4 +1,4 @@
-"""Holds numbers of Hopper's tensor cores, and the tensor maps of operands of products."""
+"""Holds the limits of Hopper's tensor cores, and the tensor maps of operands of products."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Mapped(NamedTuple):
     along: int = 0
 
     def is_copied(self, body: Body, layout: TileLayout, geometry: TileGeometry) -> bool:
-        """Returns whether a tensor map describes it: 16-byte aligned rows, strides that are not negative, and few
-        dimensions before them."""
+        """Returns whether a tensor map can describe an operand: rows that begin at multiples of 16 bytes, strides that
+        are not negative, and few dimensions in front."""
         strides, batch = geometry.strides[self.operand], len(geometry.matrices)
         return (
             layout.operands[self.operand] == "contiguous"

@@ -100,8 +100,8 @@ def _fitted(tile: tuple[int, int, int], problem: Problem) -> CutlassTile:
 
 
 def cost(problem: Problem, candidate: CutlassTile) -> float:
-    """Estimates the time in microseconds, by the mean over rows of the bucket: as many waves of blocks as there are
-    multiprocessors, each as long as its steps of K take at the rate of the matrix units."""
+    """Estimates the time in microseconds: waves of blocks times the time of a wave, which is its steps of K at the rate
+    of the matrix units; averaged over the rows of the bucket."""
     chip, (columns,) = problem.device.model, problem.columns
     steps = -(-problem.length // candidate.block_k) + PROLOGUE_STEPS
     tile = (candidate.block_m, candidate.block_n, candidate.cluster)
