@@ -16,7 +16,7 @@ import atexit
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +220,32 @@ class Derivative:
         by_index = dict(zip(reached, gradients, strict=True))
         return [by_index.get(index) for index in wanted]
 
+    @property
+    def with_gradient(self) -> tuple[int, ...]:
+        """Returns the positions of results that a loss may have gradients of."""
+        outputs = dict.fromkeys(output for output in self.outputs if isinstance(output, int))
+        return tuple(sorted(index for index in outputs if index not in self.without_gradient))
+
+    def expected(self, inputs: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Returns what the backward of a call with ``inputs`` is passed where gradients lie in memory as the results
+        do: tensors without memory."""
+        results = [_like(node, environment) for node in self.results]
+        kept = self.kept([_described(tensor) for tensor in inputs], results)
+        weights = self.plan.weights
+        codes = sum(len(weight.inputs) for weight in weights)
+        kept = [*kept[: len(kept) - codes], *(_like(weight, environment) for weight in weights)]
+        grads = [results[index] for index in self.with_gradient]
+        sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in self.sizes_of]
+        return [*grads, *kept, *sizes]
+
+    def made_ready(self) -> bool:
+        """Makes the launch of the backward of all results; False where no gradient flows to an input."""
+        key = self.plan.wanted, self.with_gradient
+        if not self.with_gradient:
+            return False
+        self._backwards[key] = self.launch_of(*key)
+        return bool(self._backwards[key][1])
+
     def launch_of(self, wanted: tuple[int, ...], defined: tuple[int, ...]) -> tuple[Launch, tuple[int, ...]]:
         """Returns the launch of the backward from the results ``defined``, and the inputs that it differentiates."""
         flows = inputs_reached(self.plan, [self.results[index] for index in defined])
@@ -283,6 +309,17 @@ def _let_autograd_finish_at_exit() -> None:
     Torch has no function that waits for the thread.
     """
     atexit.register(time.sleep, EXIT_SECONDS)
+
+
+def _like(node: Node, environment: Mapping[str, Any]) -> torch.Tensor:
+    """Returns a tensor without memory, of the dtype and sizes of ``node``."""
+    sizes = [int(symbols.evaluate(size, environment)) for size in node.shape]
+    return torch.empty(sizes, dtype=DTYPES[node.dtype], device="meta")
+
+
+def _described(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor without memory, with the layout of ``tensor``."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _dtype_of_products(graph: Graph, weight: Node) -> torch.dtype:

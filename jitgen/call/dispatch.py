@@ -95,7 +95,8 @@ class Dispatchers:
             JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
                 derivative.
         """
-        from jitgen.call.derivative import Derivative, GradientCall  # only a program that trains needs it
+        from jitgen.call.derivative import Derivative, GradientCall  # only a program that trains needs these
+        from jitgen.call.lower_gradients import plan_backward
 
         resolver = self._resolver
         specialization, captured, environment = resolver.specialize(
@@ -115,6 +116,7 @@ class Dispatchers:
                     ResolverOfBackward(backward, dataclasses.replace(resolver.routing, name=name)), resolvers
                 ),
             )
+            plan_backward(derivative, resolvers, inputs, call.numbers, environment, call.device)
             if specialization.traced.changes is not None:
                 self._of_one_call.append(resolvers)
             else:

@@ -19,11 +19,9 @@ from jitgen.call.signature import Call
 from jitgen.call.specialization import Specialization
 from jitgen.events import CallEvent
 from jitgen.gradients.backward import Backward
-from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node
+from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory, Strided
 from jitgen.lowering import Route
-from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
 ALIGNMENT = 16
@@ -61,23 +59,41 @@ def lower_both(
     derivative = Derivative(specialization, wanted, forward_of, backward_of)
     (graph,) = graphs
     forward = _lowered(resolver, graph, environment, memory, route)
-    results = [_like(node, environment) for node in derivative.results]
-    outputs = dict.fromkeys(output for output in derivative.outputs if isinstance(output, int))
-    with_gradient = tuple(sorted(index for index in outputs if index not in derivative.without_gradient))
-    if not with_gradient or not derivative.launch_of(wanted, with_gradient)[1]:
+    if not derivative.made_ready():
         return forward, None
     ((backward, name),) = backwards
-    kept = derivative.kept([_described(tensor) for tensor in inputs], results)
-    weights = derivative.plan.weights
-    codes = sum(len(weight.inputs) for weight in weights)
-    kept = [*kept[: len(kept) - codes], *(_like(weight, environment) for weight in weights)]
-    grads = [results[index] for index in with_gradient]
-    sizes = [grads[0].new_empty(()).expand(inputs[index].shape) for index in derivative.sizes_of]
-    tensors = [*grads, *kept, *sizes]
+    tensors = derivative.expected(inputs, environment)
     of_backward = ResolverOfBackward(backward, replace(resolver.routing, name=name))
     specialization, _, around = of_backward.specialize(Call.unchecked([*tensors, *numbers], None, device), route, False)
-    lies = [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
-    return forward, _lowered(of_backward, specialization.traced.graph, around, lies, route)
+    return forward, _lowered(of_backward, specialization.traced.graph, around, _memory_of(tensors), route)
+
+
+def plan_backward(
+    derivative: Derivative,
+    resolvers: Sequence[Resolver],
+    inputs: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    environment: Mapping[str, Any],
+    device: torch.device,
+) -> None:
+    """Traces and plans the backward of a call before its forward runs, for gradients that lie in memory as the results
+    do, so that what it refuses is refused there.
+
+    Args:
+        resolvers: to which ``derivative`` adds that of its backward.
+
+    Raises:
+        UnsupportedError: there are no kernels for the backward; InternalError where that is a mistake of jitgen's.
+    """
+    if derivative.made_ready():
+        resolver, tensors = resolvers[-1], derivative.expected(inputs, environment)
+        call = Call.unchecked([*tensors, *numbers], None, device)
+        specialization, _, around = resolver.specialize(call, resolver.routing.on_device(device))
+        specialization.lower(around, _memory_of(tensors), ())
+
+
+def _memory_of(tensors: Sequence[torch.Tensor]) -> list[Memory]:
+    return [Memory(Strided(tuple(tensor.shape), tensor.stride()), ALIGNMENT) for tensor in tensors]
 
 
 def _lowered(
@@ -86,14 +102,3 @@ def _lowered(
     lowered = pipeline.lower(graph, environment, memory, route)
     events.publish(CallEvent(graph, lowered, environment, memory, resolver.routing.requested))
     return lowered
-
-
-def _like(node: Node, environment: Mapping[str, Any]) -> torch.Tensor:
-    """Returns a tensor without memory, of the dtype and sizes of ``node``."""
-    sizes = [int(symbols.evaluate(size, environment)) for size in node.shape]
-    return torch.empty(sizes, dtype=DTYPES[node.dtype], device="meta")
-
-
-def _described(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor without memory, with the layout of ``tensor``."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -103,6 +103,51 @@ def test_a_compiled_model_runs_it_in_torch(faulty: None, arguments: tuple[Tensor
         torch.autograd.grad(found[0].sum(), given)
 
 
+@pytest.fixture
+def faulty_backward(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fails to plan backwards; the list has what was planned."""
+    planned: list[str] = []
+
+    def partition(graph: Graph, *arguments: Any) -> Any:
+        planned.append(graph.name)
+        if "backward" in graph.name and has_tanh(graph):
+            raise KeyError("no such row")
+        return lowering.partition(graph, *arguments)
+
+    monkeypatch.setattr(pipeline, "partition", partition)
+    return planned
+
+
+def test_a_backward_that_is_not_planned_refuses_the_forward(
+    faulty_backward: list[str], arguments: tuple[Tensor, Tensor]
+) -> None:
+    def trained(x: Tensor, y: Tensor) -> Tensor:
+        z = torch.sin(x)
+        return torch.tanh(z) * y  # what has no backward
+
+    x, y = (argument.requires_grad_() for argument in arguments)
+    with pytest.raises(InternalError, match=r"trained_backward: .*failed to plan kernels .*KeyError") as raised:
+        jitgen.jit(trained)(x, y)
+    assert "what has no backward" in str(raised.value)
+    with torch.no_grad():
+        torch.testing.assert_close(jitgen.jit(trained)(x, y), trained(x, y))
+    compiled: Callable[..., Any] = torch.compile(trained, backend="jitgen")
+    with pytest.warns(FallbackWarning, match="run in torch"):
+        got = compiled(x, y)
+    grads, wanted = (torch.autograd.grad(result.sum(), (x, y)) for result in (got, trained(x, y)))
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want)
+
+
+def test_a_backward_is_planned_once(faulty_backward: list[str]) -> None:
+    function = jitgen.jit(lambda x, y: torch.exp(x) @ y)
+    for rows in (3, 7):
+        x, y = torch.randn(rows, 5, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+        result = function(x, y)
+        result.backward(torch.randn(rows, 4))
+    assert len([name for name in faulty_backward if "backward" in name]) == 1
+
+
 def test_a_graph_that_is_not_divided_runs_in_torch(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[Tensor, Tensor]
 ) -> None:
