@@ -51,7 +51,11 @@ def tune(
     from jitgen import settings
     from jitgen.deploy import catalog, manifest_schema
     from jitgen.deploy import tune as tuning
+    from jitgen.families import registry
 
+    known = [family.name for family in registry.FAMILIES]
+    if unknown := [family for family in families if family not in known]:
+        raise click.UsageError(f"no family is called {unknown[0]!r}; there are {', '.join(known)}")
     if (manifest is None) == (model is None):
         raise click.UsageError("name a manifest, or a shipped one by --model")
     own, chip, device = _here()

@@ -1,14 +1,16 @@
-"""Times a recorded program by several schedules: in turn, over copies of its inputs that no cache holds."""
+"""Runs a recorded program by several schedules: times them in turn, over copies of its inputs that no cache holds, and
+says where their results differ."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from jitgen.call.resolver import ResolverOfGraph
 from jitgen.call.routing import Routing
@@ -16,8 +18,11 @@ from jitgen.call.signature import check
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import UnsupportedError
+from jitgen.ir.graph import Graph, topological
+from jitgen.ir.nodes import DEQUANTIZE
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
+from jitgen.quant.formats import Float, find
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -25,12 +30,23 @@ ROTATED_BYTES = 2**28
 """Bytes of copies of the inputs, which no second- or last-level cache that is known holds."""
 MOST_COPIES = 16
 """Copies of the inputs at most."""
+BYTES_OF_SCALES = {"e8m0": (119, 128), "e4m3": (0x20, 0x50)}
+"""By the kind of scales that are bytes, the first of those that are ordinary numbers, and the one after the last."""
 ROUNDS, CAREFUL_ROUNDS = 7, 31
 """Times that each program is timed, and of those that are compared in the end."""
 LEAST_SECONDS = 1e-3
 """Seconds that one timing takes at least, so that clocks are exact enough."""
 
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""How far results of two schedules may lie apart, as a share of the largest magnitude, by dtype: they differ in the
+order of sums, and in how many bits tensor cores keep of sums of 8-bit floats."""
+OTHER_TOLERANCE = 2e-2
+"""The same for other floats."""
+OTHER_INTEGERS = 1e-2
+"""The share of integers that may differ: indices and codes of values that lie next to one another."""
+
 Call = Callable[[], object]
+Timer = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,9 @@ class Program:
         count = max(2, min(MOST_COPIES, ROTATED_BYTES // max(1, size)))
         generator = torch.Generator(device).manual_seed(0)
         self._copies = [[_filled(view, input.dtype, device, generator) for input, view in specs] for _ in range(count)]
+        for number, least, most in _bytes_of_weights(self._graph):
+            for tensors in self._copies:
+                tensors[number].random_(least, most, generator=generator)
 
     def calls(self) -> list[Call]:
         """Returns a call for each copy of the inputs, by the schedules that are chosen now.
@@ -73,18 +92,51 @@ class Program:
             made.append(_call(bound.launch, arguments))
         return made
 
-    def rounds(self, calls: Mapping[int, Sequence[Call]], careful: bool = False) -> dict[int, Seconds]:
-        """Times ``calls`` in turn; returns the seconds of one call of each."""
-        timers = {number: self._timer(sequence) for number, sequence in calls.items()}
+    def results(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Returns what the first of ``calls`` returns, and what its arguments that are updated become. These are then
+        as they were."""
+        updated = [self._copies[0][index] for index, _ in self._graph.mutated]
+        before = [tensor.clone() for tensor in updated]
+        with torch.no_grad():
+            returned = [leaf for leaf in tree_leaves(calls[0]()) if isinstance(leaf, torch.Tensor)]
+            results = [tensor.clone() for tensor in (*returned, *updated)]
+            for tensor, values in zip(updated, before, strict=True):
+                tensor.copy_(values)
+        return results
+
+    def rounds(self, timers: Mapping[int, Timer], careful: bool = False) -> dict[int, Seconds]:
+        """Takes the time of ``timers`` in turn; returns the seconds of one call of each."""
         samples: dict[int, list[float]] = {number: [] for number in timers}
         for _ in range(CAREFUL_ROUNDS if careful else ROUNDS):
             for number, timer in timers.items():
                 samples[number].append(timer())
         return {number: _seconds(values) for number, values in samples.items()}
 
-    def _timer(self, calls: Sequence[Call]) -> Callable[[], float]:
+    def timer(self, calls: Sequence[Call]) -> Timer:
+        """Returns a function that makes all ``calls``, and returns the seconds of one."""
         with torch.no_grad():
             return _graph_timer(calls) if self._device.type == "cuda" else _clock_timer(calls)
+
+
+def difference(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """Returns how ``results`` of one schedule differ from those of another; empty where they may do so."""
+    for number, (one, other) in enumerate(zip(results, expected, strict=True)):
+        if not one.numel():
+            continue
+        if not one.is_floating_point():
+            share = float((one != other).float().mean())
+            if share > OTHER_INTEGERS:
+                return f"{share:.1%} of the integers of result {number} are others"
+            continue
+        wide, reference = one.double(), other.double()
+        numbers = reference.isfinite()
+        if not torch.equal(wide.isfinite(), numbers):
+            return f"result {number} is finite at other elements"
+        gap = torch.where(numbers, wide - reference, 0.0).abs().max()
+        most = torch.where(numbers, reference, 0.0).abs().max()
+        if gap > TOLERANCE.get(one.dtype, OTHER_TOLERANCE) * most:
+            return f"result {number} differs by {float(gap):.3g} where numbers are up to {float(most):.3g}"
+    return ""
 
 
 def _call(launch: Any, arguments: tuple[Any, ...]) -> Call:
@@ -96,7 +148,7 @@ def _seconds(values: Sequence[float]) -> Seconds:
     return Seconds(median, lower, upper)
 
 
-def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
+def _graph_timer(calls: Sequence[Call]) -> Timer:
     """Returns a function that replays ``calls`` in a CUDA graph, and returns the seconds of one."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -121,7 +173,7 @@ def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
     return timer
 
 
-def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
+def _clock_timer(calls: Sequence[Call]) -> Timer:
     """Returns a function that makes ``calls`` as often as ``LEAST_SECONDS`` ask, and returns the seconds of one."""
 
     def timed(repeats: int) -> float:
@@ -134,6 +186,19 @@ def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
     timed(1)
     repeats = max(1, round(LEAST_SECONDS / (timed(1) * len(calls))))
     return lambda: timed(repeats)
+
+
+def _bytes_of_weights(graph: Graph) -> Iterator[tuple[int, int, int]]:
+    """Yields the inputs of ``graph`` whose bytes are floats of a quantised weight, with the range of bytes that are
+    ordinary numbers: of 8-bit codes and of scales."""
+    for node in topological(graph.results):
+        if node.kind is DEQUANTIZE:
+            codes, scales, *_ = (tensor.attrs.number for tensor in node.inputs)
+            format = find(node.attrs.format)
+            if isinstance(format.code, Float) and format.bits == 8 and graph.inputs[codes].dtype == "uint8":
+                yield codes, 0, 0x60
+            if format.scale in BYTES_OF_SCALES:
+                yield scales, *BYTES_OF_SCALES[format.scale]
 
 
 def _bytes(view: Strided, dtype: str) -> int:
@@ -150,6 +215,8 @@ def _filled(view: Strided, dtype: str, device: torch.device, generator: torch.Ge
         return made.copy_(numbers)
     if torch_dtype == torch.uint8:
         return made.random_(0, 256, generator=generator)
-    if torch_dtype in (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64):
+    if torch_dtype == torch.int8:  # no indices
+        return made.random_(-127, 128, generator=generator)
+    if torch_dtype in (torch.bool, torch.int16, torch.int32, torch.int64):
         return made.zero_()
     raise UnsupportedError(f"no tensors of {dtype} are made to time a program")

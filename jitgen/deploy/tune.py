@@ -5,6 +5,7 @@
     problems    kernels whose family has several candidates and tells problems apart by facts; each once
     prune       the candidates that the family's model estimates to be near the best, the model's choice first
     compile     each as a program of its own, in worker processes; all artifacts go to the store
+    compare     what the program computes by each with what it does by the model's choice: others are failures
     time        the whole program by each, in turn, over rotating copies of its inputs (``trials``)
     keep        a winner that is faster than the model's choice beyond noise, as a row of ``<target>/<family>.json``
 
@@ -30,9 +31,9 @@ import torch
 from jitgen._version import __version__
 from jitgen.compilers import bounds, routes
 from jitgen.deploy import manifest as manifests
-from jitgen.deploy import manifest_schema, row_variants, work
+from jitgen.deploy import manifest_schema, row_variants, trials, work
 from jitgen.deploy.manifest import Entry
-from jitgen.deploy.trials import Program
+from jitgen.deploy.trials import Program, Timer
 from jitgen.errors import CacheError, JitgenError
 from jitgen.families import registry
 from jitgen.lowering import Lowered, Route
@@ -255,24 +256,34 @@ def _failure(future: Future[work.Outcome]) -> str:
 
 
 def _measured(problem: Problem, failures: Sequence[str], device: torch.device) -> Measured:
-    """Times the candidates of ``problem`` that were built, and compares the best with the model's choice in turn."""
-    program, reasons = Program(problem.entry, problem.route, device), list(failures)
-    calls: dict[int, Any] = {}
+    """Times the candidates of ``problem`` that were built and compute what the model's choice does, and compares the
+    best with that in turn."""
+    reasons, seconds = list(failures), list[float | None]([None] * len(problem.rows))
+    try:
+        program = Program(problem.entry, problem.route, device)
+    except Exception as error:
+        return Measured(problem, tuple(seconds), (f"{type(error).__name__}: {error}",), None, 0.0)
+    timers: dict[int, Timer] = {}
+    expected: list[torch.Tensor] | None = None
     for number, row in enumerate(problem.rows):
         if reasons[number]:
             continue
         try:
             with tuned.trying(problem.family, problem.route.target.arch, row):
-                calls[number] = program.calls()
+                calls = program.calls()
+            results = program.results(calls)
+            expected = results if number == 0 else expected
+            reasons[number] = "" if expected is None else trials.difference(results, expected)
+            if not reasons[number]:
+                timers[number] = program.timer(calls)
         except Exception as error:
             reasons[number] = f"{type(error).__name__}: {error}"
-    seconds: list[float | None] = [None] * len(problem.rows)
-    for number, values in program.rounds(calls).items():
+    for number, values in program.rounds(timers).items():
         seconds[number] = values.median
     winner, gain = None, 0.0
-    if 0 in calls and len(calls) > 1:
-        others = sorted((number for number in calls if number), key=lambda number: seconds[number] or 0.0)
-        finals = program.rounds({number: calls[number] for number in (0, *others[:FINALISTS])}, careful=True)
+    if 0 in timers and len(timers) > 1:
+        others = sorted((number for number in timers if number), key=lambda number: seconds[number] or 0.0)
+        finals = program.rounds({number: timers[number] for number in (0, *others[:FINALISTS])}, careful=True)
         best = min((number for number in finals if number), key=lambda number: finals[number].median)
         gain = 1 - finals[best].median / finals[0].median
         if gain > MARGIN and finals[best].upper < finals[0].lower:

@@ -92,6 +92,74 @@ def test_a_winner_is_kept_beyond_noise(
         assert (measured["seconds"], measured["seconds_of_the_model"]) == (0.9, 1.0)
 
 
+def test_a_candidate_that_computes_something_else_never_wins(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    original, made = Program.results, iter(range(10))
+
+    def wrong(self: Program, calls: Any) -> Any:
+        results = original(self, calls)
+        results[0][3, 5] += next(made)  # those of the model's choice are as they are
+        return results
+
+    monkeypatch.setattr(Program, "results", wrong)
+    monkeypatch.setattr(Program, "rounds", lambda self, timers, careful=False: {n: Seconds(1, 1, 1) for n in timers})
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert result.winner is None
+    assert result.seconds == (1, None)
+    assert "result 0 differs by" in result.failures[0]
+
+
+def test_differences_of_results() -> None:
+    one = torch.randn(40, 30)
+    assert trials.difference([one], [one + 1e-5]) == ""
+    assert trials.difference([one.bfloat16()], [(one * 1.003).bfloat16()]) == ""
+    assert "differs by" in trials.difference([one], [one * 1.01])
+    with_nan = one.clone()
+    with_nan[2, 3] = torch.nan
+    assert trials.difference([with_nan], [with_nan]) == ""
+    assert "finite at other elements" in trials.difference([with_nan], [one])
+    indices = torch.arange(1000)
+    assert trials.difference([indices], [indices]) == ""
+    assert "integers of result 1" in trials.difference([one, indices], [one, indices.flip(0)])
+
+
+def test_a_program_that_cannot_be_made_is_a_failure(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(tune, "Program", fails)
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert result.winner is None
+    assert result.failures == ("RuntimeError: out of memory",)
+
+
+@pytest.mark.parametrize(
+    ("format", "activation"), [("int8", "int8"), ("int8", None), ("fp8_e4m3", None), ("mxfp8", None), ("nvfp4", None)]
+)
+def test_inputs_are_ordinary_numbers(format: str, activation: str | None, tmp_path: Path, quick: None) -> None:
+    weight = jitgen.quantize(torch.randn(64, 128), format, activation=activation)
+    function = jitgen.jit(lambda x, w, q: (F.linear(x, w), q.int().sum(-1)), backend="cpp")
+    with jitgen.record(tmp_path / "specs.json"):
+        function(torch.randn(5, 128), weight, torch.ones(5, 70, dtype=torch.int8))
+    entry = next(iter(manifest_schema.read(tmp_path / "specs.json")))
+    route = tune._route(entry, host_target(), None)
+    program = Program(entry, route, CPU)
+    product, codes = program.results(program.calls())
+    assert product.isfinite().all()
+    assert product.abs().max() > 0
+    assert codes.unique().numel() > 1
+
+
+def test_a_family_that_is_not_there_is_refused() -> None:
+    result = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--family", "gem", "--dry-run"])
+    assert result.exit_code == 2
+    assert "no family is called 'gem'; there are" in result.output
+    assert "gemm" in result.output
+
+
 def test_the_rows_that_are_kept_choose_the_schedule(
     problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
