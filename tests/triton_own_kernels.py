@@ -294,8 +294,10 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "attentions": attentions,
     "fused": fused,
     "zones": zones,
-    "programs": lambda: programs(0, 18),
+    "programs": lambda: programs(0, 6),
+    "more programs": lambda: programs(6, 60),
 }
+SLOW = ("more programs",)
 
 if __name__ == "__main__":
     serve(CHECKS)

@@ -57,8 +57,8 @@ def test_every_function_of_a_family_exists(name: str) -> None:
         assert callable(getattr(import_module(function.__module__), function.__name__))
 
 
-ON_A_CPU = {"convolution"}
-"""Families without kernels for a GPU, which other families compute there."""
+ENDS = {"convolution": ("cpp",), "launch": ("py",)}
+"""The templates of families that lack dialects: others compute convolutions on a GPU, and users' kernels are Triton's."""
 
 
 @cache
@@ -87,5 +87,5 @@ def test_every_package_is_a_familys_and_every_family_has_templates_of_its_name()
     assert packages == {package.split(".")[2] for package in PACKAGES.values()}
     for name in NAMES:
         folder = JITGEN.parent / "templates" / name
-        ends = ("cpp",) if name in ON_A_CPU else ("cpp", "cu", "py")
+        ends = ENDS.get(name, ("cpp", "cu", "py"))
         assert {path.name for path in folder.glob(f"{name}.*.j2")} == {f"{name}.{end}.j2" for end in ends}

@@ -35,6 +35,7 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("check", triton_own_kernels.CHECKS)
+@pytest.mark.quick(where=lambda check: check not in triton_own_kernels.SLOW)
 def test_values(check: str, failures: Interpreter) -> None:
     assert failures[check] == []
 
