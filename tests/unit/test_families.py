@@ -58,7 +58,7 @@ def test_every_function_of_a_family_exists(name: str) -> None:
 
 
 ENDS = {"convolution": ("cpp",), "launch": ("py",)}
-"""The templates of families that lack dialects: others compute convolutions on a GPU, and users' kernels are Triton's."""
+"""The templates of families that lack dialects: others compute convolutions on a GPU; users write kernels in Triton."""
 
 
 @cache
