@@ -1,0 +1,110 @@
+"""Times products with an epilogue beside bare ones of the same sizes, on this GPU.
+
+::
+
+    python -m bench.epilogues docs/measured/h100-epilogues.json
+
+Calls are CUDA graphs over copies of the weights that exceed the cache, in turn, and every result is compared with
+float64. A line of the output is ``[format of the weights, rows, columns, length, microseconds of the bare product, of
+the product with bias and gelu, of that with a factor of each column and a residual too, of torch's F.linear of a dense
+weight, the largest relative error]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from bench.measurement import relative_error
+from bench.prebuild import Build, gpu_target, prebuild
+from bench.products import linear
+from bench.records import write_rows
+from bench.timing import medians
+
+ROWS = (1, 16, 100, 300, 777, 2048)
+SHAPES = ((4096, 4096), (14336, 4096))
+FORMATS = (None, "int4")
+CACHED_BYTES = 2**28
+"""Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
+BUDGET = 0.02
+"""Seconds of timing for each case."""
+
+
+def biased(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(F.linear(x, w, b))
+
+
+def residual(x: Any, w: Any, b: Any, s: Any, r: Any) -> Any:
+    return F.gelu(F.linear(x, w, b)) * s + r
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    cases = [(format, rows, *shape) for format in FORMATS for rows in ROWS for shape in SHAPES]
+    half, target = torch.bfloat16, gpu_target()
+    builds = []
+    for format, rows, columns, length in cases:
+        x = jitgen.TensorSpec((rows, length), half)
+        w = jitgen.TensorSpec((columns, length), half, format=format, group_size=128 if format else None)
+        row, result = jitgen.TensorSpec((columns,), half), jitgen.TensorSpec((rows, columns), half)
+        builds += [
+            Build(linear, (x, w), "cuda", target),
+            Build(biased, (x, w, row), "cuda", target),
+            Build(residual, (x, w, row, row, result), "cuda", target),
+        ]
+    prebuild(builds)
+    results: list[Any] = []
+    for case in cases:
+        results.append([*case, *measured(*case)])
+        print(*results[-1], flush=True)
+        write_rows(options.output, results)
+    for format in FORMATS:
+        for position, name in ((5, "bias and gelu"), (6, "and a factor and a residual")):
+            ratios = [row[position] / row[4] for row in results if row[0] == format]
+            print(
+                format or "dense", name, f"{geometric_mean(ratios):.3f} of the bare product, {max(ratios):.3f} at most"
+            )
+
+
+def measured(format: str | None, rows: int, columns: int, length: int) -> list[float]:
+    """The microseconds of the subjects, and the largest error."""
+    half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    x, r = torch.randn(rows, length, **half), torch.randn(rows, columns, **half)
+    b, s = torch.randn(columns, **half), torch.randn(columns, **half)
+    whole = torch.randn(columns, length, device="cuda") / length**0.5
+    w: Any = jitgen.quantize(whole, format, 128, layout="mma") if format else whole.to(torch.bfloat16)
+    dense = whole.to(torch.bfloat16)
+    copies = [w, *(copied(w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
+    denses = [dense.clone() for _ in copies]
+    exact = (w.dequantize(torch.float64) if format else w.double()).t()
+    product = x.double() @ exact
+    subjects: dict[str, Any] = {"torch": [partial(F.linear, x, each) for each in denses]}
+    error = 0.0
+    for function, rest in ((linear, ()), (biased, (b,)), (residual, (b, s, r))):
+        plan, out = jitgen.jit(backend="cuda")(function).bind(x, w, *rest), torch.full_like(r, float("nan"))
+        subjects[function.__name__] = [partial(plan, x, each, *rest, out=out) for each in copies]
+        plan(x, w, *rest, out=out)
+        want = product if function is linear else F.gelu(product + b.double())
+        error = max(error, relative_error(out, want * s.double() + r.double() if function is residual else want))
+    times = medians(subjects, "cuda", BUDGET)
+    ordered = [round(times[name] * 1e6, 3) for name in ("linear", "biased", "residual", "torch")]
+    return [*ordered, error]
+
+
+def copied(w: Any) -> Any:
+    if isinstance(w, torch.Tensor) and not isinstance(w, jitgen.QTensor):
+        return w.clone()
+    return jitgen.quantize(w.dequantize(torch.float32), w.format, 128, layout=w.layout)
+
+
+if __name__ == "__main__":
+    main()
