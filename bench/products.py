@@ -58,6 +58,7 @@ class Product:
         format: the format of the weights; None if they are dense.
         shape: (N, K) of each weight.
         dtype: the dtype of the activation, and of dense weights.
+        group: columns that share a scale of a quantised weight, unless its format says how many.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Product:
     format: str | None
     shape: tuple[int, int]
     dtype: torch.dtype = torch.bfloat16
+    group: int = GROUP
 
     def bytes(self, rows: int) -> int:
         """The bytes that must be read and written at least once, for ``rows`` rows of the activation."""
@@ -74,7 +76,7 @@ class Product:
         if self.format is not None:
             format = find(self.format)
             zeros = format.zero_dtype.itemsize if format.zero_point else 0
-            bits = format.bits + 8 * (format.scale_dtype.itemsize + zeros) / (format.group_size or GROUP)
+            bits = format.bits + 8 * (format.scale_dtype.itemsize + zeros) / (format.group_size or self.group)
         one = int(columns * length * bits / 8)
         return self.weights * one + rows * (length + columns) * self.dtype.itemsize
 
@@ -118,7 +120,7 @@ def _int4_torch(product: Product, device: str) -> Maker | None:
         mm = torch.ops.aten._weight_int4pack_mm if device == "cuda" else torch.ops.aten._weight_int4pack_mm_for_cpu
 
         def call(operands: Any) -> torch.Tensor:
-            results = [mm(x, codes, GROUP, scales) for codes, scales in operands]
+            results = [mm(x, codes, product.group, scales) for codes, scales in operands]
             return results[0] if len(results) == 1 else F.silu(results[0]) * results[1]
 
         return [partial(call, operands) for operands in packed]
@@ -159,7 +161,7 @@ def _humming(product: Product, device: str) -> Maker | None:
         from humming.layer import HummingLayer  # type: ignore[import-not-found]
 
         columns, length = product.shape
-        config = {"dtype": "int4", "group_size": GROUP}
+        config = {"dtype": "int4", "group_size": product.group}
         (weight,) = weights[0]
         layer = HummingLayer(shape_n=columns, shape_k=length, weight_config=dict(config), torch_dtype=x.dtype).cuda()
         layer.load_from_unquantized(weight.dequantize(x.dtype))
@@ -230,7 +232,7 @@ def measure(
 
 def _weight(product: Product, device: torch.device) -> Any:
     dense = (torch.randn(product.shape, device=device) * 0.02).to(product.dtype)
-    return dense if product.format is None else jitgen.quantize(dense, product.format, GROUP)
+    return dense if product.format is None else jitgen.quantize(dense, product.format, product.group)
 
 
 def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], notes: list[str]) -> Sequence[Call]:

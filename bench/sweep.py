@@ -1,8 +1,9 @@
 """Matrix products of random sizes, so that no figure holds only for the sizes that something was tuned for.
 
 The rows of x are drawn from 1 to 8192 on a logarithmic scale and are not rounded. N and K are drawn on a logarithmic
-scale too, as multiples of 8, but K of a quantised weight as one of its group; half of them have a large odd factor, the
-others are rounded to multiples of 256. ``summary`` condenses a sweep: jitgen's speed beside the best peer's, by rows.
+scale too, as multiples of 8, but K of a quantised weight as one of 128; half of them have a large odd factor, the
+others are rounded to multiples of 256. Groups of quantised weights have 32, 64 or 128 columns. ``summary`` condenses a
+sweep: jitgen's speed beside the best peer's, by rows.
 
 On a GPU the kernels of all cases are built ahead in parallel processes (``prebuild.py``), and a peer that takes
 ``PATIENCE`` times as long as the fastest one is left out, which a case's notes say.
@@ -22,7 +23,9 @@ from bench.products import GROUP, Product, linear, measure
 from bench.sizes import log_uniform, side
 
 FORMATS: tuple[str | None, ...] = ("int4", None)
-"""The weights of a sweep: W4A16 with groups of ``GROUP``, and dense ones of the activation's dtype."""
+"""The weights of a sweep: W4A16, and dense ones of the activation's dtype."""
+GROUP_SIZES = (32, 64, 128)
+"""Columns that share a scale, of which each case draws one."""
 MOST_ROWS = 8192
 SIDES = {"cuda": (64, 60_000), "cpu": (64, 4096)}
 """The least and the most of N and K, by device."""
@@ -30,7 +33,7 @@ MOST_WEIGHTS = {"cuda": 3.5e8, "cpu": 1.2e7}
 """The most elements of a weight, so that copies of it fit in memory, and a sweep takes minutes."""
 MOST_PRODUCTS = {"cuda": 2e12, "cpu": 4e9}
 """The most multiply-adds of a case."""
-ROW_RANGES = ((1, 8), (9, 64), (65, 512), (513, MOST_ROWS), (1, 64), (65, MOST_ROWS))
+ROW_RANGES = ((1, 8), (9, 64), (1, 64), (65, 256), (257, MOST_ROWS))
 """The ranges of rows that a summary has lines for."""
 PATIENCE = 4.0
 """See ``products.measure``."""
@@ -51,13 +54,17 @@ def draw(source: random.Random, device: str, unit: int = GROUP) -> tuple[int, in
 
 def cases(bench: Bench) -> Iterator[tuple[Product, int]]:
     """(product, rows of x): ``bench.cases`` of each of ``FORMATS``, drawn with ``bench.seed``."""
-    source = random.Random(bench.seed)
+    source, groups = random.Random(bench.seed), random.Random(f"groups {bench.seed}")
     dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
     for _ in range(bench.cases):
         for format in FORMATS:
             rows, columns, length = draw(source, bench.device, GROUP if format else 8)
             name = f"{columns}x{length} {format or 'dense'}"
-            yield Product(name, linear, 1, format, (columns, length), dtype), rows
+            group = groups.choice(GROUP_SIZES) if format else GROUP
+            yield (
+                Product(f"{name} g{group}" if format else name, linear, 1, format, (columns, length), dtype, group),
+                rows,
+            )
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
@@ -77,7 +84,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 def _specs(product: Product, rows: int) -> tuple[jitgen.TensorSpec, ...]:
     x = jitgen.TensorSpec((rows, product.shape[1]), product.dtype)
-    group = GROUP if product.format else None
+    group = product.group if product.format else None
     return x, jitgen.TensorSpec(product.shape, product.dtype, format=product.format, group_size=group)
 
 

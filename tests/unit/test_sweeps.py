@@ -29,6 +29,7 @@ def test_a_sweep_has_any_numbers_of_rows_and_sides_of_which_half_have_a_large_od
     assert all(size % 8 == 0 and 64 <= size <= 60_416 for size in (*columns, *lengths[None]))
     assert any(size % 64 for size in lengths[None])
     assert not any(size % products.GROUP for size in lengths["int4"])
+    assert {product.group for product, _ in drawn if product.format} == set(sweep.GROUP_SIZES)
     odd = sum(size % 256 != 0 for size in columns) / len(columns)
     assert 0.4 < odd < 0.6
     assert list(sweep.cases(GPU)) == drawn, "a seed stands for its cases"
