@@ -6,6 +6,7 @@
         --fewest-rows 65 --most-rows 1000 --within 1.6                                  # on a GPU
     python -m bench.judged timings.json --write docs/measured/h100-candidates.json      # anywhere
     python -m bench.judged docs/measured/h100-candidates.json
+    python -m bench.judged docs/measured/h100-candidates*.json --worth
 
 The timings of a problem are those of every candidate that the model estimated to take at most 1.6 times as long as its
 choice when they were taken, and of some that were not candidates then. A record holds them by what tells tiles apart
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -116,10 +117,33 @@ def summary(judged: Sequence[tuple[float, Problem, str]]) -> str:
     return f"{len(ratios)} problems: {mean:.3f} of the fastest by the geometric mean, {worst:.3f} at worst"
 
 
+CLASSES: Mapping[str, Callable[[str], bool]] = {
+    "blocks of a cluster that share K": lambda name: "split" in name and " for " not in name,
+    "blocks that share the weight's tile": lambda name: "weights for" in name,
+    "blocks that share x's tile": lambda name: "x for" in name,
+    "two warpgroups in turn": lambda name: "in turn" in name,
+    "tiles of 64 rows": lambda name: name.startswith("64 x"),
+    "tiles of 192 rows": lambda name: name.startswith("192 x"),
+    "several blocks on a multiprocessor": lambda name: "resident" in name,
+}
+"""Kinds of candidates, by their labels."""
+
+
+def worth(problems: Sequence[Problem], kind: Callable[[str], bool]) -> tuple[float, float, int]:
+    """What the fastest candidate takes without those of a kind, as a multiple of what it takes with them: the geometric
+    mean, the most, and for how many problems it is one of the kind."""
+    ratios = []
+    for problem in problems:
+        others = [time for name, time in problem.times.items() if not kind(name)]
+        ratios.append(min(others, default=problem.best) / problem.best)
+    return geometric_mean(ratios), max(ratios), sum(ratio > 1 for ratio in ratios)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("timings", type=Path, nargs="+")
     parser.add_argument("--write", type=Path, help="a record of the timings, which is smaller")
+    parser.add_argument("--worth", action="store_true", help="what kinds of candidates are worth, instead of choices")
     parser.add_argument("--made", default="", help="the card, versions, commit and command, for the record")
     options = parser.parse_args()
     problems = [problem for path in options.timings for problem in read(path)]
@@ -127,7 +151,14 @@ def main() -> None:
         content = {"made": options.made, "problems": [dataclasses.asdict(problem) for problem in problems]}
         options.write.write_text(json.dumps(content, indent=1) + "\n")
     for kinds in (("wgmma_dense",), ("wgmma_quantized", "wgmma_quantized g64", "wgmma_quantized g32")):
-        judged = judge(problem for problem in problems if problem.kind in kinds)
+        own = [problem for problem in problems if problem.kind in kinds]
+        if options.worth:
+            for name, kind in CLASSES.items():
+                mean, most, count = worth(own, kind)
+                if count:
+                    print(f"{kinds[0]}, {name}: {mean:.3f}, {most:.2f} at most, fastest of {count} of {len(own)}")
+            continue
+        judged = judge(own)
         print(kinds[0], summary(judged) if judged else "no problems")
         for ratio, problem, name in sorted(judged, key=lambda one: one[0])[:10]:
             fastest = min(problem.times, key=lambda each: problem.times[each])
