@@ -232,10 +232,16 @@ def draw(logits: Tensor, temperature: float) -> Tensor:
 
 
 @jitgen.jit
-def without_all_but_the_largest(logits: Tensor, count: int) -> Tensor:
-    """Hides all but the ``count`` largest logits, and those that equal the last of them."""
-    least = torch.topk(logits, count, -1).values[..., -1:]
-    return logits.masked_fill(logits < least, -torch.inf)
+def draw_of_the_largest(logits: Tensor, count: int, temperature: float, share: float) -> Tensor:
+    """Draws among the ``count`` largest logits, of which the fewest that have ``share`` of the probability together.
+
+    The logits are read once, and what follows has ``count`` numbers a row.
+    """
+    largest, tokens = torch.topk(logits, count, -1)
+    chances = torch.softmax(largest.float() / temperature, -1)
+    chances = torch.where(chances.cumsum(-1) - chances < share, chances, 0.0)
+    place = (chances / torch.empty_like(chances).exponential_()).argmax(-1, keepdim=True)
+    return tokens.gather(-1, place).squeeze(-1)
 
 
 @jitgen.jit
@@ -254,7 +260,7 @@ def sampler(temperature: float = 1.0, top_k: int | None = None, top_p: float | N
 
     def choose(logits: Tensor) -> Tensor:
         if top_k is not None:
-            logits = without_all_but_the_largest(logits, top_k)
+            return draw_of_the_largest(logits, top_k, temperature, 2.0 if top_p is None else top_p)
         if top_p is not None:
             logits = without_the_least_likely(logits, temperature, top_p)
         return draw(logits, temperature)

@@ -61,21 +61,31 @@ def test_logits_are_those_of_transformers(example: Any, kind: str, more: dict[st
 
 
 def test_sampling(example: Any) -> None:
-    from model import draw, greedy, without_all_but_the_largest, without_the_least_likely  # type: ignore
+    from model import draw, draw_of_the_largest, greedy, without_the_least_likely  # type: ignore
 
     torch.manual_seed(0)
     logits = torch.randn(3, 128)
     assert greedy(logits).equal(logits.argmax(-1))
-    largest = without_all_but_the_largest(logits, 5)
-    assert torch.equal(largest.isfinite(), logits >= logits.topk(5).values[:, -1:])
     chances = torch.softmax(logits / 0.7, -1)
     likely = without_the_least_likely(logits, 0.7, 0.5).isfinite()
     for row, kept in zip(chances, likely, strict=True):
         assert row[kept].sum() >= 0.5 > row[kept].sum() - row[kept].min()
         assert row[kept].min() > row[~kept].max()
-    drawn = torch.cat([draw(logits[:1].repeat(500, 1), 0.7) for _ in range(20)])
-    shares = torch.bincount(drawn, minlength=128) / len(drawn)
-    assert (shares - chances[0]).abs().max() < 4 * (0.25 / len(drawn)) ** 0.5
+    assert draw_of_the_largest(logits, 1, 0.7, 2.0).equal(logits.argmax(-1))
+    assert draw_of_the_largest(logits, 9, 0.7, 1e-6).equal(logits.argmax(-1))
+    largest = torch.where(logits[0] >= logits[0].topk(20).values[-1], logits[0], -torch.inf)
+    among = torch.softmax(largest / 0.7, -1)
+    kept = without_the_least_likely(largest[None], 0.7, 0.8)[0].isfinite()
+    fewest = torch.where(kept, among, 0.0) / among[kept].sum()
+    for function, wanted in (
+        (lambda rows: draw(rows, 0.7), chances[0]),
+        (lambda rows: draw_of_the_largest(rows, 20, 0.7, 2.0), among),
+        (lambda rows: draw_of_the_largest(rows, 20, 0.7, 0.8), fewest),
+    ):
+        drawn = torch.cat([function(logits[:1].repeat(500, 1)) for _ in range(20)])
+        shares = torch.bincount(drawn, minlength=128) / len(drawn)
+        assert (shares - wanted).abs().max() < 4 * (0.25 / len(drawn)) ** 0.5
+        assert not shares[wanted == 0].any()
 
 
 @pytest.mark.slow
