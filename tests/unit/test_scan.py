@@ -337,6 +337,7 @@ def test_what_is_finite_in_torch_is_finite(name: str, dtype: torch.dtype, column
         assert ((found.double() - wanted.double()).abs() <= bound)[finite].all()
 
 
+@pytest.mark.optimised  # 26 million exponentials take 20 s without
 def test_a_long_logcumsumexp_does_not_drift() -> None:
     """The sum of exponentials is carried in float64, or 20 million terms would no longer count."""
     for shape, dim in (((20_000_000,), 0), ((3_000_000, 2), 0)):
