@@ -133,6 +133,11 @@ def own_flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked ``quick``, the cases for which its condition does not hold are slow; of one marked ``covering``,
     those that are in no covering array."""
+    addresses = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if addresses:
+        raise pytest.UsageError(
+            f"names of tests that are others in each process, which pytest-xdist refuses: {addresses}"
+        )
     covering: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("covering") is not None and item.get_closest_marker("slow") is None:

@@ -63,7 +63,7 @@ def choices(low: Any) -> tuple[str, list[Any], Any]:
     return family.name, list(family.candidates(problem, device)), family.facts(problem, device)
 
 
-@pytest.mark.parametrize(("function", "shape"), CASES, ids=str)
+@pytest.mark.parametrize(("function", "shape"), CASES, ids=lambda it: getattr(it, "__name__", None) or str(it))
 def test_each_candidate_is_what_its_row_selects(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     low = lowered(function, shape)
     name, candidates, facts = choices(low)
