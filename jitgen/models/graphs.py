@@ -172,8 +172,15 @@ class GraphForward:
 def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """Captures what ``function`` launches; returns what launches it again, and what the function has returned."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            result = function()
+    except BaseException:
+        # A capture that something has invalidated never ends for torch's generator, which would draw nothing any more.
+        generator.graphsafe_set_state(state)
+        raise
     return graph.replay, result
 
 

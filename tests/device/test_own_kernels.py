@@ -13,7 +13,7 @@ import jitgen
 
 pytest.importorskip("triton")
 
-from tests import own_kernel_programs as programs
+from tests import own_kernel_programs
 from tests import triton_own_kernels as functions
 
 pytestmark = pytest.mark.gpu
@@ -80,7 +80,7 @@ def test_compiled() -> None:
 def test_rules_are_computed_in_the_kernel(dtype: torch.dtype) -> None:
     @jitgen.jit
     def function(a: Tensor, b: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        product = programs._matmul(a * 0.5, b)
+        product = own_kernel_programs._matmul(a * 0.5, b)
         return F.gelu(product + bias) + residual, product.to(torch.float16)
 
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
@@ -94,7 +94,7 @@ def test_rules_are_computed_in_the_kernel(dtype: torch.dtype) -> None:
         _close(product, right, 2e-2)
     assert len(function.specializations[0].kernels) == 1
     for number in range(6):
-        assert programs.check(number, "cuda") is None
+        assert own_kernel_programs.check(number, "cuda") is None
 
 
 def test_a_grid_of_no_programs_is_an_error() -> None:
