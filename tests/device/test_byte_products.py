@@ -28,7 +28,7 @@ FLOAT_ERROR = 2.0**-12
 """Of sums of products of 8-bit floats in float32, relative to the norm of the result: wgmma keeps some 14 bits of the
 sums of 128 products."""
 ROUNDED = 2.0**-8
-"""The unit roundoff of bfloat16: no rounding of a result is more, relative to it, nor the norm of all, to their norm."""
+"""The unit roundoff of bfloat16: no rounding of a result is more, relative to it, nor is that of the norms."""
 ONE_SIGN_ERROR = 2.0**-10
 """The same where all products have one sign, so that all of what wgmma drops has one."""
 
