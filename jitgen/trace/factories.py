@@ -271,6 +271,11 @@ def is_signed(trace: Trace, input: Node) -> bool:
     return input.dtype not in ("uint8", "bool")
 
 
+@row("torch.device")
+def torch_device(trace: Trace, *arguments: Any, **named: Any) -> torch.device:
+    return torch.device(*arguments, **named)
+
+
 @row("get_device")
 def get_device(trace: Trace, input: Node) -> int:
     return -1 if trace.device.index is None else trace.device.index

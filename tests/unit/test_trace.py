@@ -606,3 +606,13 @@ def test_tracing_leaves_torch_as_it_was() -> None:
     assert type(torch.ones(2) + 1) is torch.Tensor
     graph = lowered_graph(lambda x: x + 1, x3)
     assert graph.outputs[0].op == "add"
+
+
+def test_a_device_is_made_as_of_a_tensor() -> None:
+    """Wrappers of kernels choose a context by it."""
+
+    @jitgen.jit
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if torch.device(x.device).type == "cpu" else 3)
+
+    assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 2.0))
