@@ -82,6 +82,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError("expected a number from 1 on")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Setting:
     """Describes one variable: its name, the parser of its text, its default, and its effect."""
@@ -101,6 +107,9 @@ SETTINGS = {
         Setting("JITGEN_REMOTE_TIMEOUT", _seconds, 5.0, "seconds that one access to JITGEN_CACHE_REMOTE may take"),
         Setting("JITGEN_CACHE_LIMIT", _bytes, 20 * 2**30, "bytes the store may grow to; then the oldest entries go"),
         Setting("JITGEN_PATIENCE", _seconds, 60.0, "seconds to wait for a kernel that another process is compiling"),
+        Setting(
+            "JITGEN_COMPILE_JOBS", _count, None, "kernels of a call compiled at a time, at most (default: what fits)"
+        ),
         Setting("JITGEN_TRUSTED_KEYS", _paths, (), "ed25519 public keys (base64, or files): layers must be signed"),
         Setting(
             "JITGEN_SIGNED_ONLY", _boolean, False, "1: the store's own entries must be signed by a trusted key too"

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from jitgen import settings
 from jitgen.compilers import bounds, routes
 from jitgen.errors import CompileError
 from jitgen.forks import Lock
@@ -140,19 +141,19 @@ def _helpers(sources: Sequence[KernelSource]) -> list[Callable[[_Queue], None]]:
     """Returns what takes sources besides the calling thread, each to run in a thread of its own."""
     if not sources or _alone.get() or sources[0].target.kind == "interpreter":
         return []
-    compiler = sources[0].compiler
+    asked, fit = settings.get("JITGEN_COMPILE_JOBS"), bounds.processors()
+    besides = min(fit, asked or fit) - 1  # the calling thread
+    compiler, wanted = sources[0].compiler, min(len(sources) - 1, besides)
     if compiler == "host":
-        return [_help_in_thread] * (min(len(sources), bounds.processors()) - 1)
-    if compiler not in ("nvrtc", "triton"):
+        return [_help_in_thread] * wanted
+    if compiler not in ("nvrtc", "triton") or not besides:
         return []
     with _lock:
         running = _processes[-1] if _processes and _processes[-1].keep() else None
         if running is None and (len(sources) >= MANY or _many_follow.get()):
-            count = bounds.workers(min(MOST, bounds.processors() - 1))
-            if bounds.processors() > 1:
-                running = _Processes(count)
-                _processes.append(running)
-    return [running.help] * min(len(sources) - 1, running.count) if running is not None else []
+            running = _Processes(bounds.workers(min(MOST, besides)))
+            _processes.append(running)
+    return [running.help] * min(wanted, running.count) if running is not None else []
 
 
 def _help_in_thread(queue: _Queue) -> None:

@@ -55,10 +55,11 @@ class Pool:
     """Stands for worker processes: each takes ``start`` seconds until it answers, and some die."""
 
     start, dies = 0.0, False
-    made = 0
+    made = count = 0
 
     def __init__(self, count: int, bytes_each: int):
         type(self).made += 1
+        type(self).count = count
         self.ended = False
 
     def submit(self, function: Any, *args: Any) -> Any:
@@ -128,6 +129,20 @@ def test_a_compiled_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         model(torch.ones(3))
         jitgen.jit(lambda x: x * 3)(torch.ones(3))
     assert seen == [True, False]
+
+
+def test_a_setting_limits_them(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_COMPILE_JOBS", "1")
+    for compiler in ("host", "nvrtc"):
+        assert {text.split(" in ")[1] for text in results(sources(9, compiler))} == {str(threading.get_ident())}
+    assert pool.made == 0
+    monkeypatch.setenv("JITGEN_COMPILE_JOBS", "2")
+    assert len({text.split(" in ")[1] for text in results(sources(9, "host"))}) <= 2
+    results(sources(9, "nvrtc"))
+    assert (pool.made, pool.count) == (1, 1)
+    monkeypatch.setenv("JITGEN_COMPILE_JOBS", "0")
+    with pytest.raises(jitgen.SettingError, match="expected a number from 1 on"):
+        results(sources(2, "host"))
 
 
 def test_nothing_waits_for_workers_to_start(pool: Any) -> None:
