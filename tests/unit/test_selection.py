@@ -8,52 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import jitgen
 from tests.cuda_on_host import run
 from tests.numeric import mismatch
+from tests.selections import FUNCTIONS, distinct, first, of_deviations, of_softmax, softmax_behind
 
 Tensor = torch.Tensor
-
-
-def first(x: Tensor, k: int, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """torch.topk with the least index among equals."""
-    values, indices = torch.sort(x, dim=-1, descending=largest, stable=True)
-    return values[..., :k], indices[..., :k]
-
-
-def of_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Mixtral's and Qwen's."""
-    values, indices = first(F.softmax(logits.float(), -1), k)
-    return values / values.sum(-1, keepdim=True), indices
-
-
-def softmax_behind(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """gpt-oss's."""
-    values, indices = first(logits, k)
-    return F.softmax(values, -1), indices
-
-
-def as_they_are(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return first(F.softmax(logits.float(), -1), k)
-
-
-def of_deviations(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Two passes before, and two behind."""
-    centred = logits - logits.mean(-1, keepdim=True)
-    values, indices = first(centred / (1 + centred.abs().amax(-1, keepdim=True)), k, largest=False)
-    spread = (values - values.mean(-1, keepdim=True)).abs()
-    return spread / (1 + spread.sum(-1, keepdim=True)), (indices + 1).to(torch.int32)
-
-
-def later_ranks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    values, indices = torch.sort(logits * 2, dim=-1, stable=True)
-    values = values[..., 2 : 2 + k]
-    return values.square() / (1 + values.square().sum(-1, keepdim=True)), indices[..., 2 : 2 + k]
-
-
-FUNCTIONS = (of_softmax, softmax_behind, as_they_are, of_deviations, later_ranks)
 
 
 def families(function: Callable[..., Any], *arguments: Any, **route: str) -> list[str]:
@@ -66,7 +27,7 @@ def test_one_kernel_and_its_values(function: Callable[..., Any]) -> None:
     for shape, k, dtype in (((5, 128), 8, torch.float32), ((2, 3, 7), 2, torch.float32), ((1, 33), 4, torch.float16)):
         if function is of_deviations and dtype is torch.float16:
             continue  # what is sorted is rounded, and then nearly cancels
-        logits = (torch.rand(shape).argsort(-1).float() / shape[-1] * 6 - 3).to(dtype)  # no two are equal
+        logits = distinct(shape, dtype)
         assert families(lambda x, k=k: function(x, k), logits) == ["sort"]
         got = run(lambda x, k=k: function(x, k), logits)
         exact, eager = function(logits.double(), k), function(logits, k)
