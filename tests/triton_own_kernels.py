@@ -263,6 +263,59 @@ def fused() -> Iterator[str | None]:
 
 
 @jitgen.jit
+def before_an_update(x: Tensor, y: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule reads what ``other`` was between two updates; ``out`` is returned after one, too."""
+    other.mul_(2)
+    out = _add(x, y, BLOCK=32)
+    kept = out + other
+    other.add_(1)
+    out.add_(1)
+    return kept, out
+
+
+@jitgen.jit
+def of_an_updated_argument(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    out = _add(x, y, BLOCK=32)
+    x.mul_(3)
+    return out.relu()
+
+
+@jitgen.jit
+def into_parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    both = torch.empty(2, *x.shape)
+    for part, source in enumerate((x, y)):
+        kernels.add[(triton.cdiv(x.numel(), 32),)](source, source, both[part], x.numel(), BLOCK=32)
+    return both.sum(0), both * 2
+
+
+@jitgen.jit
+def in_a_loop(x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(3):
+        x = _add(x, y, BLOCK=32).tanh()
+    return x
+
+
+def orders() -> Iterator[str | None]:
+    x, y, other = torch.randn(3, 5, 7)
+    changed = other.clone()
+    kept, out = before_an_update(x, y, changed)
+    yield _wrong("kept", kept, x.double() + y + other * 2)
+    yield _wrong("out", out, x.double() + y + 1)
+    yield _wrong("other", changed, other.double() * 2 + 1)
+    changed = x.clone()
+    yield _wrong("of an updated argument", of_an_updated_argument(changed, y), (x.double() + 1 + y).relu())
+    yield _wrong("the argument", changed, (x.double() + 1) * 3)
+    total, both = into_parts(x, y)
+    yield _wrong("total of parts", total, (x.double() + y) * 2)
+    yield _wrong("parts", both, torch.stack([x, y]).double() * 4)
+    expected = x.double()
+    for _ in range(3):
+        expected = (expected + y).tanh()
+    yield _wrong("in a loop", in_a_loop(x, y), expected)
+
+
+@jitgen.jit
 def writing_too_far(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     kernels.too_far[(1,)](x, out, x.numel(), BLOCK=32)
@@ -294,6 +347,7 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "attentions": attentions,
     "fused": fused,
     "zones": zones,
+    "orders": orders,
     "programs": lambda: programs(0, 6),
     "more programs": lambda: programs(6, 60),
 }
