@@ -149,12 +149,11 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 #define __shared__
 #define __align__(bytes)
 
-namespace cute {
-inline void warpgroup_arrive() {}
-inline void warpgroup_commit_batch() {}
-template <int n> void warpgroup_wait() {}
-}
 namespace jitgen {
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int groups> void wgmma_wait() {}
+template <int n> void wgmma_written(float (&)[n]) {}
 using ::int64_t;
 struct bfloat16 { uint16_t bits; };
 struct float16 { uint16_t bits; };
@@ -299,7 +298,9 @@ struct Wgmma {
       d[i] = sum;
     }
   }
-  static void registers_transposed(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  template <int transposed>
+  static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    static_assert(transposed == 1, "as attention has values");
     const uint64_t right = (b & 0x3fff) << 4, run = (b >> 16 & 0x3fff) << 4;
     const int lane = threadIdx.x % 32;
     memcpy(warp->words[lane], a, 16);

@@ -4,14 +4,14 @@
 #include "jitgen/ptx.cuh"
 #include "jitgen/register_deal.cuh"
 
-namespace cute {
-inline void warpgroup_arrive() {}
-inline void warpgroup_commit_batch() {}
-template <int n>
-void warpgroup_wait() {}
-}  // namespace cute
-
 namespace jitgen {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int groups>
+void wgmma_wait() {}
+template <int n>
+void wgmma_written(float (&)[n]) {}
 
 // The address, five sizes and five strides in elements of two bytes, outermost first, and the rows of a box; of the size of
 // a CUtensorMap.
@@ -72,7 +72,9 @@ struct Wgmma {
       d[i] = sum;
     }
   }
-  static void registers_transposed(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  template <int transposed>
+  static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    static_assert(transposed == 1, "as attention has values");
     const uint64_t right = (b & 0x3fff) << 4, run = (b >> 16 & 0x3fff) << 4;
     const int self = running, lane = self % 32, warp = self - lane;
     for (int i = 0; i < 4; ++i) operands[self][i] = a[i];

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from bench.judged import Problem, judge, label_of, launch_of, read
+from bench.judged import CLASSES, Problem, judge, label_of, launch_of, read, worth
 
 RECORD = Path(__file__).parents[2] / "docs" / "measured" / "h100-candidates.json"
 KINDS = {"dense": ("wgmma_dense",), "int4": ("wgmma_quantized", "wgmma_quantized g64", "wgmma_quantized g32")}
@@ -34,3 +34,14 @@ def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> N
     others = {name: time for name, time in problem.times.items() if name != label_of(launch.tiling, launch.splits)}
     with pytest.raises(KeyError, match=f"{problem.rows} x {problem.columns} x {problem.length}"):
         judge([Problem(problem.kind, problem.rows, problem.columns, problem.length, problem.torch, others)])
+
+
+def test_a_kind_is_worth_what_the_others_take_longer() -> None:
+    times = {"64 x 64": 2.0, "64 x 64, split 2": 1.0, "128 x 64": 3.0}
+    problems = [
+        Problem("wgmma_dense", 65, 64, 64, 1.0, times),
+        Problem("wgmma_dense", 65, 64, 64, 1.0, {"128 x 64": 3.0}),
+    ]
+    mean, most, count = worth(problems, CLASSES["blocks of a cluster that share K"])
+    assert (round(mean, 6), most, count) == (round(2**0.5, 6), 2.0, 1)
+    assert worth(problems, CLASSES["tiles of 64 rows"])[1:] == (3.0, 1)

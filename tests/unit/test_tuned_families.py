@@ -15,6 +15,8 @@ import jitgen
 from jitgen.families import registry
 from jitgen.schedule import tuned
 from jitgen.spec import TensorSpec
+from tests.cuda_on_host import run
+from tests.numeric import mismatch
 
 TARGET = "sm_90a"
 
@@ -97,6 +99,20 @@ def test_a_row_is_for_a_bucket(
     facts = [choices(lowered(function, each))[2] for each in (shape, same, other)]
     assert facts[0] == facts[1]
     assert facts[0] != facts[2]
+
+
+@pytest.mark.parametrize(("function", "shape"), [(normalized, (3, 2500)), (total, (6, 333))], ids=str)
+def test_every_candidate_of_rows_is_right(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
+    low = lowered(function, shape)
+    name, candidates, facts = choices(low)
+    alone = [candidate for candidate in candidates if candidate.cluster == 1]  # the host has no clusters
+    assert len(alone) > 1
+    for candidate in alone:
+        row = tuned.row_of(low.route.device.model.name, "cuda", facts, candidate)
+        with tuned.trying(name, TARGET, row):
+            (out,) = run(function, x)
+        assert not mismatch(out, function(x.double())), candidate
 
 
 def test_without_rows_no_facts_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
