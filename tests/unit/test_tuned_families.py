@@ -52,6 +52,10 @@ CASES = [
 ]
 
 
+def named(parameter: Any) -> str:
+    return getattr(parameter, "__name__", None) or str(parameter)
+
+
 def lowered(function: Callable[..., Any], shape: tuple[int, ...], **options: Any) -> Any:
     spec = TensorSpec(shape, torch.bfloat16)
     return jitgen.jit(backend="cuda", **options)(function).lower(spec, target=TARGET).lowered
@@ -65,7 +69,7 @@ def choices(low: Any) -> tuple[str, list[Any], Any]:
     return family.name, list(family.candidates(problem, device)), family.facts(problem, device)
 
 
-@pytest.mark.parametrize(("function", "shape"), CASES, ids=lambda it: getattr(it, "__name__", None) or str(it))
+@pytest.mark.parametrize(("function", "shape"), CASES, ids=named)
 def test_each_candidate_is_what_its_row_selects(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     low = lowered(function, shape)
     name, candidates, facts = choices(low)
@@ -101,7 +105,7 @@ def test_a_row_is_for_a_bucket(
     assert facts[0] != facts[2]
 
 
-@pytest.mark.parametrize(("function", "shape"), [(normalized, (3, 2500)), (total, (6, 333))], ids=str)
+@pytest.mark.parametrize(("function", "shape"), [(normalized, (3, 2500)), (total, (6, 333))], ids=named)
 def test_every_candidate_of_rows_is_right(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
     low = lowered(function, shape)
