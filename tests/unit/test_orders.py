@@ -164,3 +164,17 @@ def test_cycles_of_steps() -> None:
     assert cycle({a: set(), b: {a, c}, c: {b}, d: {c}}) == [b, c]
     around = cycle({d: {c}, c: {b}, b: {a}, a: {c}})
     assert sorted(around) == [a, b, c]
+
+
+def test_a_long_chain_of_steps_is_looked_at_once() -> None:
+    looked = 0
+
+    class Before(set[Step]):
+        def __and__(self, other: Set[object]) -> set[Step]:
+            nonlocal looked
+            looked += 1
+            return super().__and__(other)
+
+    chain = {Step(number): Before([Step(number - 1)] if number else []) for number in range(500)}
+    assert cycle(chain) == []
+    assert looked == len(chain)
