@@ -20,6 +20,7 @@ from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.plan import plan
 from jitgen.gradients.rules import RULES
+from jitgen.gradients.weights import _is_reciprocal
 from jitgen.ir.graph import Graph, topological
 from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.ops import FLOATS, OPS
@@ -588,3 +589,12 @@ def test_gradients_of_a_broadcast_size_that_is_an_expression_of_value_one(
 ) -> None:
     """The size of ``x[1:]`` is that of ``x`` less 1; of two elements it is 1, and is broadcast."""
     check(function, *(torch.randn(shape, dtype=torch.float64) for shape in shapes), second=False)
+
+
+def test_what_a_reciprocal_is() -> None:
+    def values(x: torch.Tensor) -> Any:
+        one, other = 1 / x, x.reciprocal()
+        return one, torch.where(x > 0, other, 0.0), other.unsqueeze(0), 0 / x, x / x, torch.where(x > 0, other, 1.0)
+
+    results = lowered_graph(jitgen.jit(values), randn(3)).outputs
+    assert [_is_reciprocal(node) for node in results] == [True, True, True, False, False, False]
