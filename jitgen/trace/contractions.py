@@ -20,6 +20,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
+from jitgen.trace.cut_weights import with_whole_tiles
 from jitgen.trace.groups import ACTIVATIONS, by_codes, by_ids, is_chosen, mT, of_batches, ordered_columns
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
@@ -76,9 +77,13 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
     attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
+    columns, cut = weight.shape[batch], None
+    if weight.is_weight and batch == 0:
+        weight, cut = with_whole_tiles(trace, weight)
     x = ordered_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
-    return by_codes(trace, product)
+    product = by_codes(trace, product)
+    return product if cut is None else view(trace, product, ("slice", len(x.shape) - 1, *cut), (*x.shape[:-1], columns))
 
 
 def transposed(trace: Trace, node: Node) -> Node:

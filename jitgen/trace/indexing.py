@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
-from jitgen.ir.nodes import GATHER
+from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
 from jitgen.trace.groups import without_swaps
@@ -161,7 +161,14 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
     refuse_nested(key)
     if input.is_weight and len(input.shape) == 3 and (chosen := _matrices_of_weight(trace, input, key)) is not None:
         return chosen
+    if input.is_weight and len(input.shape) == 3 and isinstance(key, tuple) and len(key) > 1 and type(key[0]) is int:
+        return getitem(trace, getitem(trace, input, key[0]), key[1:])
     viewed, by_dim = viewed_by(trace, input, key)
+    if input.is_weight and by_dim:
+        raise UnsupportedError(
+            "rows of a quantised weight by a tensor of indices, or matrices of those that ids have chosen; use "
+            "F.embedding(ids, w) for rows, and one tensor of ids for matrices"
+        )
     if any(isinstance(item, bool) for item in (key if isinstance(key, tuple) else (key,))):
         return trace.copy(viewed, viewed.dtype)  # a mask, to torch
     if not by_dim:
@@ -180,10 +187,16 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
         count, rows, columns = whole.shape
         if not -count <= key < count:  # type: ignore[operator]
             raise IndexError(f"index {key} is out of range for a weight of {count} matrices")
-        start = symbols.mul(key % count, rows)  # type: ignore[operator]
+        start = key % count  # type: ignore[operator]
+        while whole.kind is VIEW and whole.attrs[:2] == ("slice", 0):  # of some of the matrices
+            start, whole = symbols.add(whole.attrs[2], symbols.mul(start, whole.attrs[3])), whole.inputs[0]
+        if symbols.product(whole.shape[:2]) != whole.under_views.shape[0]:
+            raise UnsupportedError("a matrix of a quantised weight whose matrices are cut; cut the matrix: w[i][j:k]")
+        start = symbols.mul(start, rows)
         matrix = view(trace, whole.under_views, ("slice", 0, start, 1), (rows, columns))
         return view(trace, matrix, ("permute", (1, 0)), (columns, rows)) if swapped else matrix
-    if not (isinstance(key, Node) and len(key.shape) == 1 and key.dtype in INDEX_DTYPES):
+    is_ids = isinstance(key, Node) and len(key.shape) == 1 and key.dtype in INDEX_DTYPES
+    if not is_ids or weight.under_views.kind is GATHER:
         return None
     shape = (key.shape[0], *weight.shape[1:])
     index = expand(trace, along(trace, trace.cast(key, "int64"), 0, 3), shape)

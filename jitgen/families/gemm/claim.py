@@ -32,7 +32,7 @@ from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import Mover
+from jitgen.ir.views import ROW_TILE, Mover
 from jitgen.kernel.operands import item_size
 from jitgen.schedule.cost import Effort
 
@@ -305,6 +305,13 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
 
 
+def _cuts_between_tiles(view: Node) -> bool:
+    """Returns whether ``view`` has rows of a weight (..., N, K) from a tile of its layout on."""
+    kind, dim, start, step = (*view.attrs, None, None, None)[:4]
+    cuts_rows = (kind, dim) == ("slice", len(view.shape) - 2)
+    return cuts_rows and step == 1 and not (isinstance(start, int) and start % ROW_TILE)
+
+
 def _weight_in_memory(product: Node, partition: Partition, materialize: Materialize) -> Node:
     """Returns the weight of ``product`` if it is a tensor or a slice of a quantised weight's rows, else a temporary.
 
@@ -313,14 +320,15 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
             has computed of such a weight is a tensor like any other.
     """
     node = base = product.inputs[1]
-    while base.kind is VIEW and (base.attrs[:2] == ("slice", len(base.shape) - 2) or base.attrs.kind == "reshape"):
+    while base.kind is VIEW and (_cuts_between_tiles(base) or base.attrs.kind == "reshape"):
         base = base.inputs[0]
     if base.kind is DEQUANTIZE or node.is_in_memory:
         return node
     if any(child.kind is DEQUANTIZE for child in topological([node], leaves=PRODUCTS)):
         where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
-            "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "
-            f"transposed otherwise; dequantise it outside the decorated function for anything else{where}"
+            "a quantised weight stands for (N, K): use it, or rows of it (those of several matrices begin at multiples "
+            f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; cut or dequantise "
+            f"it outside the decorated function for anything else{where}"
         )
     return _in_its_order(node, partition, materialize)
