@@ -78,6 +78,6 @@ def _rows(weight: Node) -> tuple[Node, Any, int] | None:
 
 def _refuse() -> NoReturn:
     raise UnsupportedError(
-        f"of a quantised weight, rows are multiplied by, and no other part{quote(user_location())}\n  cut it outside of "
-        "the decorated function, where whole groups of columns are weights too"
+        f"of a quantised weight, rows are multiplied by, and no other part{quote(user_location())}\n"
+        "  cut it outside of the decorated function, where whole groups of columns are weights too"
     )

@@ -187,7 +187,7 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
         count, rows, columns = whole.shape
         if not -count <= key < count:  # type: ignore[operator]
             raise IndexError(f"index {key} is out of range for a weight of {count} matrices")
-        start = key % count  # type: ignore[operator]
+        start: Any = key % count  # type: ignore[operator]
         while whole.kind is VIEW and whole.attrs[:2] == ("slice", 0):  # of some of the matrices
             start, whole = symbols.add(whole.attrs[2], symbols.mul(start, whole.attrs[3])), whole.inputs[0]
         if symbols.product(whole.shape[:2]) != whole.under_views.shape[0]:
