@@ -388,7 +388,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("softmax", NODE % ("reduce", "attrs[1]"), [0, 1], "its shape is", AT % "reduce"),
     ("softmax", NODE % ("reduce", "attrs[0]"), "any", "any of float16", AT % "reduce"),
     ("softmax", NODE % ("reduce", "attrs[0]"), "argmax", "not int64", AT % "reduce"),
-    ("dense", NODE % ("contract", "attrs[2]"), "fast", "none of ieee, tf32"),
+    ("dense", NODE % ("contract", "attrs[2]"), "exact", "none of ieee, tf32, fast"),
     ("dense", NODE % ("contract", "inputs"), [0, 0], "its shape is", AT % "contract"),
     ("dense", NODE % ("contract", "dtype"), "float16", "its dtype is float16", AT % "contract"),
     (
