@@ -240,7 +240,8 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
 def _expanded(trace: Trace, input: Node, shape: Shape) -> Node:
     """Expands ``input`` to ``shape``; where guards make these its own sizes it is ``input``, which may be updated."""
     same = len(shape) == len(input.shape) and all(
-        trace.guards.hint(size) == trace.guards.hint(own) for size, own in zip(shape, input.shape, strict=True)
+        size == own or trace.guards.hint(size) == trace.guards.hint(own) != 1
+        for size, own in zip(shape, input.shape, strict=True)
     )
     return input if same else filled(trace, input, shape)
 
