@@ -272,8 +272,8 @@ def is_signed(trace: Trace, input: Node) -> bool:
 
 
 @row("torch.device")
-def torch_device(trace: Trace, *arguments: Any, **named: Any) -> torch.device:
-    return torch.device(*arguments, **named)
+def torch_device(trace: Trace, type: Any, index: Any = None) -> torch.device:
+    return torch.device(type) if index is None else torch.device(type, index)
 
 
 @row("get_device")

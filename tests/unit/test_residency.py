@@ -191,7 +191,8 @@ DEALING = {
 @pytest.mark.parametrize("name", DEALING)
 def test_what_the_mainloops_ask_for_is_known(name: str) -> None:
     function, arguments = DEALING[name]
-    (kernel,) = jitgen.jit(function, backend="cuda").lower(*arguments, target="sm_90a").compile()._kernels
+    low = jitgen.jit(function, backend="cuda").lower(*arguments, target="sm_90a")
+    kernel = low.compile()._kernels[0]  # where K is split, the sum follows
     pool, registers = kernel.artifact.meta["register_pool"], kernel.artifact.meta["registers"]
     assert len(pool) >= 2
     assert registers * len(pool) - sum(pool) in range(8 * len(pool))

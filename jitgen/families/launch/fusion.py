@@ -35,6 +35,7 @@ FLOPS_OF_A_LOAD = 32
 """Operations that a kernel may do at each element it loads. One with products loads an element once for each of many
 tiles: there it is ``FLOPS_OF_A_TILE``."""
 FLOPS_OF_A_TILE = 4
+"""Operations that a kernel with products may do at each element it loads."""
 _NARROW_ELEMENTS = 2**31
 """Elements of a tensor from which on an offset needs 64 bits."""
 

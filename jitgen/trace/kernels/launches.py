@@ -160,7 +160,7 @@ class _Launch:
     def wrong(self, what: str) -> TraceError:
         return TraceError(
             f"{self.trace_.name}: the launch of {self.name} ({self.own.file}:{self.own.line}): {what}"
-            f"{quote(user_location())}"
+            f"{quote(user_location())}\n  launch it with the arguments of its definition, on a grid of programs"
         )
 
     # ----------------------------------------------------------------------------------------------- arguments

@@ -139,7 +139,7 @@ class _Function:
             if not pointer:
                 raise UnsupportedError(
                     f"{self.own.location(node)}: {self.own.tree.name} calls {name} with a pointer that comes from no "
-                    "parameter, so that nobody can tell which tensor it reads or writes"
+                    "parameter, so that nobody can tell which tensor it reads or writes; compute it from an argument"
                 )
             self.noted.written |= pointer if stores or is_atomic else NOTHING
             self.noted.atomics |= pointer if is_atomic else NOTHING
@@ -155,7 +155,7 @@ class _Function:
         self, node: ast.Call, called: Any, arguments: Sequence[Origins], named: dict[str | None, Origins]
     ) -> Origins:
         if called in self.callers:
-            raise UnsupportedError(f"{self.own.location(node)}: {self.own.tree.name} calls itself")
+            raise UnsupportedError(f"{self.own.location(node)}: {self.own.tree.name} calls itself; write a loop")
         inner = defined(called)
         names = [argument.arg for argument in (*inner.tree.args.args, *inner.tree.args.kwonlyargs)]
         if any(isinstance(argument, ast.Starred) for argument in node.args) or None in named:

@@ -213,7 +213,8 @@ class _Writer:
             if hasattr(builtins, root.id):
                 return None
             raise UnsupportedError(
-                f"{own.location(node)}: the kernel {own.tree.name} reads {root.id}, which is undefined"
+                f"{own.location(node)}: the kernel {own.tree.name} reads {root.id}, which is undefined; "
+                "define it in the kernel's file before the call"
             )
         name, path = root.id, ast.unparse(node)
         chain = [] if node is root else path.split(".")[1:]
@@ -221,7 +222,7 @@ class _Writer:
         while chain and not _is_tritons_or_math(value) and isinstance(value, (types.ModuleType, type)):
             attribute = chain.pop(0)
             if not hasattr(value, attribute):
-                raise UnsupportedError(f"{own.location(node)}: {path} is undefined")
+                raise UnsupportedError(f"{own.location(node)}: {path} is undefined; import what defines it")
             value, name = getattr(value, attribute), attribute
         annotation = own.function.__globals__.get("__annotations__", {}).get(root.id)
         is_constant = annotation is not None and "constexpr" in str(annotation)
@@ -236,7 +237,8 @@ class _Writer:
         if isinstance(value, types.ModuleType):
             if not _is_tritons_or_math(value):
                 raise UnsupportedError(
-                    f"{own.location(node)}: the kernel {own.tree.name} uses the module {name} itself"
+                    f"{own.location(node)}: the kernel {own.tree.name} uses the module {name} itself; "
+                    "name what it reads of it"
                 )
             free = self._free(name, value)
             self.imports.append(f"import {value.__name__} as {free}")
