@@ -92,7 +92,7 @@ def test_rules_are_computed_in_the_kernel(dtype: torch.dtype) -> None:
         right = (a * 0.5).double() @ b.double()
         _close(found, F.gelu(right + bias) + residual, tolerance)
         _close(product, right, 2e-2)
-    assert len(function.specializations[0].kernels) == 1
+    assert {kernel.name for kernel in function.specializations[0].kernels} == {"function"}
     for number in range(6):
         assert own_kernel_programs.check(number, "cuda") is None
 
