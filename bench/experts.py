@@ -12,9 +12,7 @@ over weights that no L2 cache holds. ``routing`` is the block without products, 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
+from bench.prebuild import compile_each
 from bench.timing import graph_seconds
 
 SHAPES = {"qwen3-30b": (128, 8, 2048, 768), "mixtral": (8, 2, 4096, 14336)}
@@ -157,10 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.time()
     jobs = [(s, t, f) for s in options.shapes for t in options.tokens for f in FORMATS]
-    with concurrent.futures.ProcessPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        for job, failure in zip(jobs, pool.map(compiled, *zip(*jobs, strict=True)), strict=True):
-            if failure:
-                print("not compiled", job, failure, flush=True)
+    compile_each(compiled, jobs)
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     results = []
     with torch.no_grad():

@@ -9,9 +9,7 @@ that no L2 cache holds; a row has the slowest and the fastest of the dialects be
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import os
 import random
 import time
 from functools import partial
@@ -21,6 +19,7 @@ from typing import Any
 import torch
 
 import jitgen
+from bench.prebuild import compile_each
 from bench.timing import graph_seconds
 
 SHAPES = {"mixtral": (8, 2, 4096, 14336), "qwen3-30b": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}
@@ -118,10 +117,7 @@ def main() -> None:
     formats = [None if name == "dense" else name for name in options.formats]
     jobs = [(s, t, f) for t in options.tokens for f in formats for s in options.shapes]
     sources = [(b, f, s, t) for s, t, f in jobs for b in ("cuda", "triton")]
-    with concurrent.futures.ProcessPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        for made, failure in zip(sources, pool.map(compiled, *zip(*sources, strict=True)), strict=True):
-            if failure:
-                print("not compiled", made, failure, flush=True)
+    compile_each(compiled, sources)
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     results = []
     with torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,16 @@ def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
         for failure in pool.map(_failure, distinct):
             if failure:
                 print(failure, file=sys.stderr)
+
+
+def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) -> None:
+    """Call ``compiled`` with the arguments of each of ``jobs``, in a process for each core; it returns what went wrong,
+    or nothing, and the first is printed."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        failures = pool.map(compiled, *zip(*jobs, strict=True), chunksize=2)
+        for job, failure in zip(jobs, failures, strict=True):
+            if failure:
+                print("not compiled", job, failure, flush=True)
 
 
 def _failure(build: Build) -> str:

@@ -11,9 +11,7 @@ Sizes are drawn as ``jitgen bench sweep reductions`` draws them, of rows that on
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import math
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ import torch
 import jitgen
 from bench import reductions
 from bench.measurement import relative_error
+from bench.prebuild import compile_each
 from bench.records import write_rows
 from bench.rows import Reduction
 from bench.streaming import retaining
@@ -104,10 +103,7 @@ def main() -> None:
     print(f"{len(cases)} cases, {len(every)} timings after {time.time() - started:.1f} s", flush=True)
     if options.dry:
         return
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        for job, failure in zip(every, pool.map(compiled, *zip(*every, strict=True), chunksize=2), strict=True):
-            if failure:
-                print("not compiled", job, failure, flush=True)
+    compile_each(compiled, every)
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     results: list[Any] = []
     for (reduction, rows, columns, dtype), found in jobs:

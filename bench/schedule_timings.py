@@ -17,10 +17,8 @@ Neighbour: ``gemm_timings.py``, which times candidates that one source has for s
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import math
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +32,7 @@ import torch.nn.functional as F
 
 import jitgen
 from bench.measurement import relative_error
+from bench.prebuild import compile_each
 from bench.products import linear
 from bench.records import write_rows
 from bench.sizes import log_uniform, side
@@ -172,11 +171,7 @@ def main() -> None:
     print(f"{len(problems)} problems, {len(every)} timings, about {len(sources)} sources", flush=True)
     if options.dry:
         return
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        failures = pool.map(compiled, *zip(*sources.values(), strict=True), chunksize=2)
-        for job, failure in zip(sources.values(), failures, strict=True):
-            if failure:
-                print("not compiled", job, failure, flush=True)
+    compile_each(compiled, list(sources.values()))
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     results: list[Any] = []
     with torch.no_grad():

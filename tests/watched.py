@@ -67,9 +67,9 @@ def spread(tests: Sequence[str], slowest: Sequence[str], workers: int) -> list[s
     A test that takes a minute and begins last holds up the end by a minute. ``--dist worksteal`` gives every worker an
     equal run of consecutive tests, and the slow ones are dealt to the beginnings of these.
     """
-    there = set(tests)
+    there, known = set(tests), set(slowest)
     slow = [test for test in slowest if test in there]
-    others = iter([test for test in tests if test not in set(slow)])
+    others = iter([test for test in tests if test not in known])
     ordered: list[str] = []
     for worker in range(workers):
         end = len(tests) * (worker + 1) // workers

@@ -52,8 +52,8 @@ SECONDS = 480.0
 """Limit of the whole: less than the 10 minutes after which many machines with GPUs end a command."""
 CASES = 2
 """Cases of a test that may be killed before its other cases are not run."""
-SLOWEST = 42
-"""Slow tests that a record names: the workers of the next run begin with them, three each."""
+SLOWEST = 3 * MOST_WORKERS
+"""Slow tests that a record names: the workers of the next run begin with them."""
 IDLE_SECONDS = 60.0
 """After so many seconds without a test that runs, the run is ended: a process of it has died in a way unforeseen."""
 RANK = ("passed", "skipped", "not run", "failed")

@@ -75,7 +75,7 @@ def test_kernels_of_gpus_cut_the_product(backend: str) -> None:
     weight = jitgen.quantize(torch.randn(4096, 64), "int4", 32)
     low = jitgen.jit(ROWS["within a tile"], backend=backend).lower(torch.randn(3, 64), weight, target="sm_90a")
     program = low.lowered.program
-    assert "0:20" in low.explain() or any(20 in output.shape for output in program.temporaries), low.explain()
+    assert any(20 in temporary.shape for temporary in program.temporaries), low.explain()
 
 
 @pytest.mark.parametrize(
