@@ -5,9 +5,8 @@
     python -m bench.epilogues docs/measured/h100-epilogues.json
 
 Calls are CUDA graphs over copies of the weights that exceed the cache, in turn, and every result is compared with
-float64. A line of the output is ``[format of the weights, rows, columns, length, microseconds of the bare product, of
-the product with bias and gelu, of that with a factor of each column and a residual too, of torch's F.linear of a dense
-weight, the largest relative error]``.
+float64. A row of the output has microseconds of the bare product, of the product with bias and gelu, of that with a
+factor of each column and a residual too, and of torch's F.linear of a dense weight.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import relative_error
+from bench.measurement import made, relative_error
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.products import linear
-from bench.records import write_rows
+from bench.records import write
 from bench.timing import medians
 
 ROWS = (1, 16, 100, 300, 777, 2048)
@@ -48,6 +47,7 @@ def residual(x: Any, w: Any, b: Any, s: Any, r: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
+    parser.add_argument("--commit", help="the commit to record, of a copy that is not a git checkout")
     options = parser.parse_args()
     cases = [(format, rows, *shape) for format in FORMATS for rows in ROWS for shape in SHAPES]
     half, target = torch.bfloat16, gpu_target()
@@ -64,19 +64,19 @@ def main() -> None:
     prebuild(builds)
     results: list[Any] = []
     for case in cases:
-        results.append([*case, *measured(*case)])
-        print(*results[-1], flush=True)
-        write_rows(options.output, results)
+        results.append(dict(zip(("format", "rows", "columns", "length"), case, strict=True)) | measured(*case))
+        print(results[-1], flush=True)
+        write(options.output, made("bench.epilogues", options.commit) | {"rows": results})
     for format in FORMATS:
-        for position, name in ((5, "bias and gelu"), (6, "and a factor and a residual")):
-            ratios = [row[position] / row[4] for row in results if row[0] == format]
+        for name in ("biased", "residual"):
+            ratios = [row["us"][name] / row["us"]["linear"] for row in results if row["format"] == format]
             print(
                 format or "dense", name, f"{geometric_mean(ratios):.3f} of the bare product, {max(ratios):.3f} at most"
             )
 
 
-def measured(format: str | None, rows: int, columns: int, length: int) -> list[float]:
-    """The microseconds of the subjects, and the largest error."""
+def measured(format: str | None, rows: int, columns: int, length: int) -> dict[str, Any]:
+    """The microseconds of the subjects, and the largest relative error."""
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
     x, r = torch.randn(rows, length, **half), torch.randn(rows, columns, **half)
     b, s = torch.randn(columns, **half), torch.randn(columns, **half)
@@ -96,8 +96,7 @@ def measured(format: str | None, rows: int, columns: int, length: int) -> list[f
         want = product if function is linear else F.gelu(product + b.double())
         error = max(error, relative_error(out, want * s.double() + r.double() if function is residual else want))
     times = medians(subjects, "cuda", BUDGET)
-    ordered = [round(times[name] * 1e6, 3) for name in ("linear", "biased", "residual", "torch")]
-    return [*ordered, error]
+    return {"us": {name: round(seconds * 1e6, 3) for name, seconds in times.items()}, "error": error}
 
 
 def copied(w: Any) -> Any:

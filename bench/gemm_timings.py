@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
 import os
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +44,6 @@ from jitgen.families.gemm.schedules import cuda
 from jitgen.kernel.launch import OVERLAPS
 from jitgen.schedule.choose import Choice
 
-CHOICE = wgmma.for_launch
 KINDS = {
     "mma": ("int4", 1, 16),
     "rows": (None, 1, 16),
@@ -164,10 +165,14 @@ class Job:
 
 
 def job_of(low: Any, schedule: Any, splits: int | None, source: str) -> Job:
-    wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)
     operands = [(bytes_of(m, b), b.dtype) for m, b in zip(low.memories, low.program.buffers, strict=True)]
     fields, result = dataclasses.asdict(schedule), low.memories[-1].view.sizes
-    return Job(fields, splits, source, low.launch(0), low.arguments(0), tuple(operands), result)
+    with contextlib.ExitStack() as replaced:
+        if splits is not None:
+            chosen = WgmmaLaunch(schedule, 0, splits)
+            replaced.enter_context(mock.patch.object(wgmma, "for_launch", lambda *_: chosen))
+        launch, arguments = low.launch(0), low.arguments(0)
+    return Job(fields, splits, source, launch, arguments, tuple(operands), result)
 
 
 def bytes_of(memory: Any, buffer: Any) -> int:
@@ -190,10 +195,10 @@ def compiled(source: Any) -> Any:
     )
 
 
+@mock.patch.object(cuda, "k_splits", lambda problem: 1)  # split_k_timings.py times K split over a temporary
 def prepared(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     """The launches of each problem, and the sources of their kernels."""
     source = random.Random(options.seed)
-    cuda.k_splits = lambda problem: 1  # split_k_timings.py times products whose K is split over a temporary
     target = "sm_90a"
     problems, sources, rendered = [], {}, {}
     shapes = [

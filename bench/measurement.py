@@ -140,6 +140,16 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     return facts
 
 
+def made(script: str, commit: str | None = None) -> dict[str, Any]:
+    """What made a record of ``python -m script``: the command, the commit, versions, and the GPU or the processor."""
+    return {
+        "command": shlex.join(["python", "-m", script, *sys.argv[1:]]),
+        "commit": commit or current_commit(),
+        **versions(),
+        **(gpu_facts() if torch.cuda.is_available() else {"cpu": cpu_model()}),
+    }
+
+
 def versions() -> dict[str, Any]:
     """The versions of Python, torch and Triton, and the system."""
     return {

@@ -13,6 +13,7 @@ import torch
 import jitgen
 from bench import prebuild, products, reductions, sweep
 from bench.measurement import Bench, Measurement
+from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.schedules import cuda
 
 GPU = Bench("cuda", 2**26, 0.1, False, 1, None, 7, 200)
@@ -76,9 +77,10 @@ def test_scripts_find_the_rules_that_they_replace(
     script, arguments = importlib.import_module(f"bench.{name}"), SCRIPTS[name]
     if arguments is not None:
         monkeypatch.setattr("sys.argv", [name, "unwritten.json", "--dry", *arguments])
-        monkeypatch.setattr(cuda, "k_splits", cuda.k_splits)  # one of the scripts replaces it
+        rules = cuda.k_splits, wgmma.for_launch
         script.main()
         assert "timings" in capsys.readouterr().out
+        assert (cuda.k_splits, wgmma.for_launch) == rules, "whoever runs next in this process has them too"
 
 
 def test_worker_processes_do_not_run_the_command_again() -> None:
