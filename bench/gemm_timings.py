@@ -170,7 +170,7 @@ def job_of(low: Any, schedule: Any, splits: int | None, source: str) -> Job:
     with contextlib.ExitStack() as replaced:
         if splits is not None:
             chosen = WgmmaLaunch(schedule, 0, splits)
-            replaced.enter_context(mock.patch.object(wgmma, "for_launch", lambda *_: chosen))
+            replaced.enter_context(mock.patch.object(wgmma, "for_launch", return_value=chosen))
         launch, arguments = low.launch(0), low.arguments(0)
     return Job(fields, splits, source, launch, arguments, tuple(operands), result)
 
@@ -195,7 +195,7 @@ def compiled(source: Any) -> Any:
     )
 
 
-@mock.patch.object(cuda, "k_splits", lambda problem: 1)  # split_k_timings.py times K split over a temporary
+@mock.patch.object(cuda, "k_splits", new=mock.Mock(return_value=1))  # the rest is of split_k_timings.py
 def prepared(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     """The launches of each problem, and the sources of their kernels."""
     source = random.Random(options.seed)
