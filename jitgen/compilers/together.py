@@ -158,7 +158,12 @@ def _helpers(sources: Sequence[KernelSource]) -> list[Callable[[_Queue], None]]:
 
 def _help_in_thread(queue: _Queue) -> None:
     while (index := queue.next()) is not None:
-        queue.done(index, compile_one(queue.sources[index]))
+        try:
+            compiled = compile_one(queue.sources[index])
+        except BaseException:  # the calling thread meets it again, and raises it
+            queue.give_back(index)
+            return
+        queue.done(index, compiled)
 
 
 class _Processes:

@@ -51,6 +51,25 @@ def test_programs_that_compile_run_in_threads(count: int, threads: int) -> None:
         assert len({text.split(" in ")[1] for text in results(sources(count, "host"))}) == 1
 
 
+def test_what_a_thread_cannot_compile_is_compiled_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is none of the kernel, such as a full disk, is the call's; nobody waits for the thread."""
+    met = threading.Event()
+
+    def full(source: KernelSource) -> Compiled:
+        if threading.current_thread() is not threading.main_thread():
+            met.set()
+            raise OSError("no space left on device")
+        assert met.wait(10)
+        if source.name == "k2":
+            raise OSError("still none")
+        return slow(source)
+
+    monkeypatch.setattr(together, "compile_one", full)
+    assert [text.split()[0] for text in results(sources(2, "host"))] == ["k0", "k1"]
+    with pytest.raises(OSError, match="still none"):
+        results(sources(3, "host"))
+
+
 class Pool:
     """Stands for worker processes: each takes ``start`` seconds until it answers, and some die."""
 
