@@ -328,15 +328,14 @@ def _contract(node: Node) -> None:
     except ValueError as problem:
         node.field.refuse(str(problem))
     named.one_of((expected,))
-    of_codes = weight.weight and x.dtype in ("int8", "float8_e4m3fn")
-    accumulator.one_of(("float32",) if of_codes else (accumulator_dtype(x.dtype),))
+    accumulator.one_of((accumulator_dtype(x.dtype),))
     node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
-    node.require(of_codes or x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
     node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
     wider = weight.weight and x.dtype in ("float16", "bfloat16") and node.dtype == "float32"  # codes that were decoded
-    if of_codes or not (wider or (x.dtype, node.dtype) == ("int8", "int32")):
-        node.has_dtype("float32" if of_codes else x.dtype)
+    if not (wider or (x.dtype, node.dtype) == ("int8", "int32")):
+        node.has_dtype(x.dtype)
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
 
 

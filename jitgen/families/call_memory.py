@@ -13,9 +13,8 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import INPUT, IOTA, VIEW
-from jitgen.ir.regions import Movement
 from jitgen.ir.views import NotViewable, Strided, apply, contiguous_strides
 from jitgen.kernel.operands import channels_last_memory, locate, ordered_like, output_strides
 

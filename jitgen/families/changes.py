@@ -160,10 +160,6 @@ def _is_own(value: Node, change: Node, reads: Mapping[Node, Collection[State]]) 
     for node in walked([value], lambda node: node.inputs if node.kind.is_pointwise else ()):
         if node.kind.is_pointwise or not reads[node]:
             continue
-        chain = list[tuple[object, ...]]()
-        while node.kind is VIEW:
-            chain.insert(0, (node.attrs, node.shape))
-            (node,) = node.inputs
-        if node is not before or tuple(chain) != movements:
+        if node.under_views is not before or node.movements != movements:
             return False
     return True

@@ -14,10 +14,10 @@ from jitgen.families.call_memory import CallMemory, has_order
 from jitgen.families.moved import Moved
 from jitgen.families.several_views import are_disjoint
 from jitgen.families.temporaries import Temporaries
-from jitgen.ir.graph import Graph, Node
+from jitgen.ir.graph import Graph, Movement, Node
 from jitgen.ir.nodes import CAT, INPUT, VIEW
 from jitgen.ir.program import Alias
-from jitgen.ir.regions import Movement, Region
+from jitgen.ir.regions import Region
 from jitgen.ir.views import Strided
 
 

@@ -18,10 +18,9 @@ from jitgen.families.family import Partition
 from jitgen.families.storage import storage_of
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Movement, Node, Shape, topological
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, VIEW
-from jitgen.ir.regions import Movement
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
 from jitgen.kernel.operands import item_size

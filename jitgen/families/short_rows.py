@@ -16,10 +16,11 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.ir.body import compute_dtype
-from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import REDUCE, VIEW
+from jitgen.ir.graph import topological
+from jitgen.ir.nodes import REDUCE
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region
+from jitgen.ir.views import is_transposed
 
 LANE_ELEMENTS = 8
 """Elements of a row that a lane has: 16 bytes of 16-bit numbers."""
@@ -64,19 +65,9 @@ def may_be_short(region: Region, partition: Partition) -> bool:
         and kinds <= {"map", "reduce"}
         and all(store.value.shape == region.shape for store in region.stores)
         and all(node.attrs.kind in REDUCED and compute_dtype(node.dtype) == "float32" for node in reduced)
-        and all(node.dtype != "float64" and _is_along(node) for node in nodes if node.shape == region.shape)
+        # Of transposed tensors the family of reductions reads neighbouring rows at once.
+        and all(node.dtype != "float64" and not is_transposed(node) for node in nodes if node.shape == region.shape)
     )
-
-
-def _is_along(node: Node) -> bool:
-    """Returns whether ``node`` is no view that has another dimension of its tensor last: of those the family of
-    reductions reads neighbouring rows at once."""
-    while node.kind is VIEW:
-        (source,) = node.inputs
-        if node.attrs.kind == "permute" and any(size != 1 for size in source.shape[node.attrs.order[-1] + 1 :]):
-            return False
-        node = source
-    return True
 
 
 def is_short(region: Region, partition: Partition) -> bool:

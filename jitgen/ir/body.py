@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.ir.graph import Shape
+from jitgen.ir.graph import Movement, Shape
 from jitgen.ir.ops import OPS
-from jitgen.ir.regions import Axis, Movement, Stage, row_rank_of, shape_of
+from jitgen.ir.regions import Axis, Stage, row_rank_of, shape_of
 from jitgen.ir.rounding import NARROW
 from jitgen.ir.symbols import Size
 

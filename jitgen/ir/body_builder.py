@@ -29,7 +29,7 @@ from jitgen.ir.body import (
 )
 from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import (
     CAST,
     CONST,
@@ -48,7 +48,7 @@ from jitgen.ir.nodes import (
     VIEW,
 )
 from jitgen.ir.ops import FLOATS, OPS
-from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.regions import Region, Store
 from jitgen.ir.rounding import EXACT_IN, KEEPS, NARROW, holds, sees_rounded
 from jitgen.ir.sorts import Order
 from jitgen.ir.symbols import Expr, Scalar
@@ -190,7 +190,7 @@ class BodyBuilder:
         nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
         if nested:
             raise AssertionError(f"a {nested[0]} in the activation of a product: a pass should have materialized it")
-        base, slices = seen_through_views(weight)
+        base = weight.under_views
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]
         if base.kind is not DEQUANTIZE:
@@ -199,7 +199,7 @@ class BodyBuilder:
             format, _, layout = described = base.attrs[:3]
             tile = 1 if layout == "portable" else ROW_TILE
             operands = tuple(
-                self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in slices))
+                self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in weight.movements))
                 for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
             )
         precision = _precision(node, x)
@@ -239,7 +239,7 @@ class BodyBuilder:
     def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
         """Returns the operand that is ``node``, an input or views of one, under further ``slices``; a new one is
         added."""
-        base, movements = seen_through_views(node)
+        base, movements = node.under_views, node.movements
         operand = Operand(kind, base.attrs.number, node.dtype, base.shape, (*movements, *slices))
         if operand not in self.operands:
             self.operands.append(operand)
@@ -259,7 +259,7 @@ class BodyBuilder:
 
     def _gather(self, node: Node, dtype: str) -> int:
         source, *indices = node.inputs
-        base, movements = seen_through_views(source)
+        base, movements = source.under_views, source.movements
         movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         operand = Operand(self._chosen, base.attrs.number, node.dtype, base.shape, movements, None, row, len(indices))
@@ -269,7 +269,7 @@ class BodyBuilder:
         return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
 
     def _leaf(self, node: Node, dtype: str) -> int:
-        base, movements = seen_through_views(node)
+        base, movements = node.under_views, node.movements
         movements = _in_one_spelling(base.shape, movements)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.kind is INPUT:
@@ -381,15 +381,6 @@ def _of_tiles(movement: Movement, tensor: Node, tile: int) -> Movement:
     if tile > 1 and (step != 1 or (isinstance(start, int) and start % tile)):
         raise AssertionError(f"rows of a quantised weight from {start} on: a pass should have cut the product instead")
     return (kind, dim, symbols.floordiv(start, tile), step), shape
-
-
-def seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
-    """Returns the node that ``node`` is a view of, and the movements that lead from it to ``node``."""
-    movements: list[Movement] = []
-    while node.kind is VIEW:
-        movements.append((node.attrs, node.shape))
-        node = node.inputs[0]
-    return node, tuple(reversed(movements))
 
 
 def _in_one_spelling(shape: Shape, movements: Sequence[Movement]) -> tuple[Movement, ...]:

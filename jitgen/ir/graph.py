@@ -26,6 +26,8 @@ from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.spec import SCHEMA
 
 Shape = tuple[Size, ...]
+Movement = tuple[tuple[Any, ...], Shape]
+"""A view's attrs (``ir/views.py``) and the shape of its result."""
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
 
@@ -68,6 +70,15 @@ class Node:
         while node.kind is VIEW:
             node = node.inputs[0]
         return node
+
+    @property
+    def movements(self) -> tuple[Movement, ...]:
+        """Returns the movements that lead from the node that this is a view of (``under_views``) to this one."""
+        chain, node = list[Movement](), self
+        while node.kind is VIEW:
+            chain.append((node.attrs, node.shape))
+            node = node.inputs[0]
+        return tuple(reversed(chain))
 
     @property
     def under_expand(self) -> Node:

@@ -29,12 +29,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Movement, Node, Shape, topological
 from jitgen.ir.nodes import LAUNCH, PRODUCTS, SCATTER
 from jitgen.ir.symbols import Size
-
-Movement = tuple[tuple[Any, ...], Shape]
-"""A view's attrs (``ir/views.py``) and the shape of its result."""
 
 MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those

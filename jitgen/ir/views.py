@@ -48,6 +48,21 @@ def decide_static(condition: Scalar) -> bool:
     return condition is True
 
 
+def at_tile(start: Scalar, step: int = 1) -> Scalar:
+    """Returns the condition that rows of a quantised weight, from ``start`` on, are whole tiles of every layout."""
+    return step == 1 and symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)
+
+
+def is_transposed(node: Node) -> bool:
+    """Returns whether ``node`` is a view that has another dimension of its tensor last."""
+    while node.kind is VIEW:
+        (source,) = node.inputs
+        if node.attrs.kind == "permute" and any(size != 1 for size in source.shape[node.attrs.order[-1] + 1 :]):
+            return True
+        node = source
+    return False
+
+
 def inverse(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Returns the attrs of the movement that undoes one with ``attrs``; None where that leaves out or repeats
     elements."""
@@ -179,9 +194,7 @@ class Mover:
             weight.attrs.kind == "reshape" or weight.attrs[:2] == ("slice", len(weight.shape) - 2)
         ):
             weight = weight.inputs[0]
-        _, _, start, step = attrs
-        whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)
-        return weight.kind is DEQUANTIZE and step == 1 and self.decide(whole)
+        return weight.kind is DEQUANTIZE and self.decide(at_tile(*attrs[2:]))
 
     def _move_broadcast_reduction(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """Moves a reduction that is broadcast over its row: the reduction is moved and then broadcast."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import DEQUANTIZE, VIEW
-from jitgen.ir.views import ROW_TILE
+from jitgen.ir.nodes import DEQUANTIZE
+from jitgen.ir.views import ROW_TILE, at_tile
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.movement import view
 
@@ -32,7 +32,7 @@ def with_whole_tiles(trace: Trace, weight: Node) -> tuple[Node, tuple[Any, ...] 
         return weight, None
     base, start, step = rows
     count, length = weight.shape
-    if step == 1 and trace.guards.decide(symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)):
+    if trace.guards.decide(at_tile(start, step)):
         return _slice(trace, base, start, count, length), None
     if not isinstance(start, int) or not isinstance(count, int) or step < 1 or count == 0:
         return base, (start, step)
@@ -49,17 +49,13 @@ def _slice(trace: Trace, base: Node, start: Any, count: Any, length: Any) -> Nod
 def _rows(weight: Node) -> tuple[Node, Any, int] | None:
     """Returns the weight of which ``weight`` (N, K) has rows, the first and their distance; None for one that is no
     view of a weight of two dimensions, or the whole of one."""
-    movements = []
-    base = weight
-    while base.kind is VIEW:
-        movements.append((base.attrs, base.inputs[0].shape, base.shape))
-        base = base.inputs[0]
-    if base.kind is not DEQUANTIZE or all(attrs[0] != "slice" for attrs, _, _ in movements):
+    base = weight.under_views
+    if base.kind is not DEQUANTIZE or all(attrs[0] != "slice" for attrs, _ in weight.movements):
         return None
     start: Any = 0
-    step, dims, has_left = 1, ["rows", "columns"], False
-    for attrs, before, after in reversed(movements):
-        kind = attrs[0]
+    step, dims, has_left, shape = 1, ["rows", "columns"], False, base.shape
+    for attrs, moved in weight.movements:
+        kind, before, shape = attrs[0], shape, moved
         if kind == "slice" and dims[attrs[1]] == "rows":
             start, step = symbols.add(start, symbols.mul(attrs[2], step)), step * attrs[3]
         elif kind == "permute":
@@ -69,7 +65,7 @@ def _rows(weight: Node) -> tuple[Node, Any, int] | None:
         elif kind == "unsqueeze":  # a row that was a vector is a matrix of one row
             dims.insert(attrs[1], "rows" if has_left else "one")
             has_left = False
-        elif before != after:
+        elif before != shape:
             _refuse()
     if dims != ["rows", "columns"]:
         _refuse()

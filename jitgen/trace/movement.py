@@ -12,7 +12,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CONTIGUOUS
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row
@@ -234,16 +234,12 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
     shape = broadcast_shapes(trace, input.shape, tuple(wanted))
     if tuple(map(trace.guards.hint, shape)) != tuple(map(trace.guards.hint, wanted)):
         raise ValueError(f"expand: {tuple(wanted)} does not broadcast from {input.shape}")
-    return _expanded(trace, input, shape)
-
-
-def _expanded(trace: Trace, input: Node, shape: Shape) -> Node:
-    """Expands ``input`` to ``shape``; where guards make these its own sizes it is ``input``, which may be updated."""
-    same = len(shape) == len(input.shape) and all(
+    # Where guards make the sizes those of input, the view is input itself, which may be updated.
+    repeats_nothing = lead == 0 and all(
         size == own or trace.guards.hint(size) == trace.guards.hint(own) != 1
         for size, own in zip(shape, input.shape, strict=True)
     )
-    return input if same else filled(trace, input, shape)
+    return input if repeats_nothing else filled(trace, input, shape)
 
 
 @row("expand_as", view=True)
@@ -255,7 +251,7 @@ def expand_as(trace: Trace, input: Node, other: Node) -> Node:
 def broadcast_tensors(trace: Trace, *tensors: Any) -> tuple[Node, ...]:
     nodes = listed(tensors)
     shape = broadcast_shapes(trace, *(node.shape for node in nodes))
-    return tuple(_expanded(trace, node, shape) for node in nodes)
+    return tuple(expand_row(trace, node, *shape) for node in nodes)
 
 
 @row("tile")

@@ -13,9 +13,9 @@ from jitgen.families.convolution import NAME
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
-from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.graph import Movement, Node, kinds_of, topological
 from jitgen.ir.nodes import CONVOLVE, VIEW
-from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, grid_axes
+from jitgen.ir.regions import Axis, Region, Stage, Store, grid_axes
 from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 

@@ -32,7 +32,7 @@ from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import ROW_TILE, Mover
+from jitgen.ir.views import ROW_TILE, Mover, at_tile, is_transposed
 from jitgen.kernel.operands import item_size
 from jitgen.schedule.cost import Effort
 
@@ -244,19 +244,9 @@ def _is_copied(product: Node, partition: Partition) -> bool:
     device = partition.device
     if device.dialect != "cuda" or device.uses_cutlass or not device.target.has_warpgroup_products:
         return False
-    if x.dtype not in ("float16", "bfloat16") or product.kind is not CONTRACT or not _is_transposed(x):
+    if x.dtype not in ("float16", "bfloat16") or product.kind is not CONTRACT or not is_transposed(x):
         return False
     return partition.decide("gemm", Transposed(rows, columns, x.shape[-1], x.dtype)).fused
-
-
-def _is_transposed(node: Node) -> bool:
-    """Returns whether ``node`` is a view that has another dimension of its tensor last."""
-    while node.kind is VIEW:
-        (source,) = node.inputs
-        if node.attrs.kind == "permute" and any(size != 1 for size in source.shape[node.attrs.order[-1] + 1 :]):
-            return True
-        node = source
-    return False
 
 
 def in_blocks(operand: Node) -> bool:
@@ -305,11 +295,12 @@ def _in_its_order(node: Node, partition: Partition, materialize: Materialize) ->
     return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
 
 
-def _cuts_between_tiles(view: Node) -> bool:
-    """Returns whether ``view`` has rows of a weight (..., N, K) from a tile of its layout on."""
-    kind, dim, start, step = (*view.attrs, None, None, None)[:4]
-    cuts_rows = (kind, dim) == ("slice", len(view.shape) - 2)
-    return cuts_rows and step == 1 and not (isinstance(start, int) and start % ROW_TILE)
+def _is_of_tiles(view: Node) -> bool:
+    """Returns whether ``view`` of a weight (..., N, K) divides its rows among matrices, or has rows that begin at a
+    tile: where sizes decide that, ``Mover.slices_whole_tiles`` has asked."""
+    if view.attrs[:2] == ("slice", len(view.shape) - 2):
+        return at_tile(*view.attrs[2:]) is not False
+    return view.attrs.kind == "reshape"
 
 
 def _weight_in_memory(product: Node, partition: Partition, materialize: Materialize) -> Node:
@@ -320,7 +311,7 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
             has computed of such a weight is a tensor like any other.
     """
     node = base = product.inputs[1]
-    while base.kind is VIEW and (_cuts_between_tiles(base) or base.attrs.kind == "reshape"):
+    while base.kind is VIEW and _is_of_tiles(base):
         base = base.inputs[0]
     if base.kind is DEQUANTIZE or node.is_in_memory:
         return node

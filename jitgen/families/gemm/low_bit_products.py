@@ -27,7 +27,7 @@ from jitgen.families.gemm.block_products import multiplies_blocks
 from jitgen.ir import symbols
 from jitgen.ir.body import BLOCK, BLOCKS
 from jitgen.ir.graph import Node, kinds_of
-from jitgen.ir.nodes import CAST, DEQUANTIZE, VIEW
+from jitgen.ir.nodes import CAST, DEQUANTIZE
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
 from jitgen.quant.formats import find
@@ -83,25 +83,16 @@ def _of_dense_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> N
     return rewriter.make("mul", (total, spread), node.dtype, node.shape, (), node.location)
 
 
-def _views_over(weight: Node) -> tuple[list[Node], Node]:
-    """Returns the views that ``weight`` consists of, the innermost first, and the node that they are of."""
-    views, base = list[Node](), weight
-    while base.kind is VIEW:
-        views.append(base)
-        base = base.inputs[0]
-    return views[::-1], base
-
-
 def _codes_of_rows(weight: Node, mover: Mover) -> tuple[Node, Node]:
     """Returns the codes (N, K) of ``weight``, in the layout ``rows``, or of the view that it is, and their scales
     (N)."""
-    views, base = _views_over(weight)
+    base = weight.under_views
     codes, scales = base.inputs
     if codes.shape != base.shape:
         codes = mover.move(codes, ("slice", 1, 0, 1), base.shape)
     scales = mover.move(scales, ("expand",), base.shape)
-    for view in views:
-        codes, scales = (mover.move(one, view.attrs, view.shape) for one in (codes, scales))
+    for movement in weight.movements:
+        codes, scales = (mover.move(one, *movement) for one in (codes, scales))
     rows = weight.shape[:1]
     return codes, mover.move(mover.move(scales, ("slice", 1, 0, 1), (*rows, 1)), ("squeeze", 1), rows)
 
@@ -121,11 +112,11 @@ def _by_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | 
 def _as_bfloat16(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
     """Computes ``node`` of codes in bfloat16 and a weight in the layout of the mainloops of 16 bits, which differs from
     "mma8" in the order of columns."""
-    views, base = _views_over(weight)
+    base = weight.under_views
     codes = rewriter.make("cast", x.inputs, "bfloat16", x.shape, (), node.location)
     decoded = rewriter.like(base, base.inputs, attrs=base.attrs._replace(layout="mma"))
-    for view in views:
-        decoded = rewriter.mover.move(decoded, view.attrs, view.shape)
+    for movement in weight.movements:
+        decoded = rewriter.mover.move(decoded, *movement)
     return rewriter.like(node, (_in_the_order_of(rewriter.mover, codes), decoded))
 
 

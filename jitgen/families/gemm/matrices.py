@@ -12,9 +12,9 @@ from __future__ import annotations
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Movement, Node
 from jitgen.ir.nodes import PRODUCTS, VIEW
-from jitgen.ir.regions import Movement, Store
+from jitgen.ir.regions import Store
 from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 

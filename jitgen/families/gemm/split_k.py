@@ -24,9 +24,9 @@ from jitgen.families.gemm.layout import layout
 from jitgen.families.gemm.schedule import DIALECTS_WITH_SPLIT_K, k_splits, may_split_k, problem
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
-from jitgen.ir.graph import Shape
+from jitgen.ir.graph import Movement, Shape
 from jitgen.ir.program import Buffer, Kernel
-from jitgen.ir.regions import Movement, Stage, grid_axes
+from jitgen.ir.regions import Stage, grid_axes
 from jitgen.kernel.operands import Call
 
 ALIGNMENT = 4

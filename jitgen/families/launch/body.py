@@ -14,7 +14,7 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
-from jitgen.ir.body_builder import BodyBuilder, seen_through_views
+from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.launches import FLOAT, INT, UNSPECIALIZED
 from jitgen.ir.nodes import LAUNCH
@@ -145,7 +145,7 @@ def body(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalar
 
 
 def _argument(node: Node) -> Operand:
-    base, movements = seen_through_views(node)
+    base, movements = node.under_views, node.movements
     return Operand("argument", base.attrs.number, node.dtype, base.shape, movements)
 
 

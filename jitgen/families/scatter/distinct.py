@@ -11,13 +11,11 @@ negative ones count from the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varying_dims
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CAST, IOTA, VIEW
+from jitgen.ir.nodes import CAST, IOTA
 from jitgen.ir.symbols import Size
 
 
@@ -65,17 +63,10 @@ def _is_consecutive(node: Node, dim: int) -> bool:
         if not _varies(right, dim):
             return _is_consecutive(left, dim)
         return node.op == "add" and not _varies(left, dim) and _is_consecutive(right, dim)
-    chain: list[Node] = []
-    while node.kind is VIEW:
-        chain.append(node)
-        node = node.inputs[0]
     # Any views but a reshape keep an iota's steps alike, and they are no zeros where it varies.
-    plain = not any(view.attrs.kind == "reshape" for view in chain)
-    return node.kind is IOTA and plain and _steps_are_one(chain) and _varies(chain[0] if chain else node, dim)
-
-
-def _steps_are_one(chain: Sequence[Node]) -> bool:
-    return all(view.attrs.step == 1 for view in chain if view.attrs.kind == "slice")
+    movements = [attrs for attrs, _ in node.movements]
+    in_steps_of_one = all(kind != "reshape" and (kind != "slice" or rest[-1] == 1) for kind, *rest in movements)
+    return node.under_views.kind is IOTA and in_steps_of_one and _varies(node, dim)
 
 
 def _varies(node: Node, dim: int) -> bool:

@@ -26,11 +26,11 @@ from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.ir.analysis import at_own_coordinates, walked
 from jitgen.ir.exponentials import exponential_behind
-from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.graph import Movement, Node, kinds_of, topological
 from jitgen.ir.index import Index, Reach
 from jitgen.ir.nodes import CONTRACT, EXP, EXP2, VIEW
 from jitgen.ir.program import Decision
-from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.regions import Region, Store
 from jitgen.ir.views import Mover
 
 MOST_DEPTH, MOST_WIDTH = 576, 512

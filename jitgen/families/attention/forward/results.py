@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from jitgen.families.attention.forward.match import Attention
 from jitgen.families.attention.rule import views
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.index import Index
-from jitgen.ir.regions import Movement, Store
+from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, NotViewable, Strided, contiguous_strides
 from jitgen.kernel.operands import locate
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jitgen.ir.analysis import at_own_coordinates
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Movement, Node
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import VIEW
-from jitgen.ir.regions import Movement, Store
+from jitgen.ir.regions import Store
 from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 

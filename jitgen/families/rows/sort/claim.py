@@ -16,9 +16,9 @@ from typing import Any
 from jitgen.families.family import Claim, Partition
 from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.selection import selected, sorted_by
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Movement, Node
 from jitgen.ir.nodes import COUNTED, SORT
-from jitgen.ir.regions import Movement, Region, Store, row_axes
+from jitgen.ir.regions import Region, Store, row_axes
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
