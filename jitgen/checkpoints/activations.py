@@ -19,7 +19,7 @@ import torch
 from jitgen.checkpoints.label import groups_of
 from jitgen.checkpoints.source import Source
 from jitgen.errors import FormatError
-from jitgen.quant.activations import BLOCK
+from jitgen.quant.codes import BLOCK
 from jitgen.quant.formats import find
 from jitgen.quant.qtensor import QTensor
 

@@ -21,10 +21,10 @@ from jitgen.checkpoints.label import Label
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, nominal
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.codes import BLOCK, CODES, FLOAT8
 from jitgen.quant.qtensor import QTensor
 
-FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
-BLOCK = 128
+FLOATS = {code.dtype: code.format for name, code in CODES.items() if name in FLOAT8 and code.format}
 _OTHERS = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point", "input_global_scale")
 
 

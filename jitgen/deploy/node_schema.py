@@ -15,7 +15,7 @@ from jitgen.deploy import launch_schema
 from jitgen.errors import FormatError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
-from jitgen.ir.body import accumulator_dtype, compute_dtype
+from jitgen.ir.body import FACTORS, accumulator_dtype, compute_dtype
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS, equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.nodes import (
@@ -331,7 +331,7 @@ def _contract(node: Node) -> None:
     accumulator.one_of((accumulator_dtype(x.dtype),))
     node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
-    node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(x.dtype in FACTORS, f"its activation is {x.dtype}, none of {', '.join(FACTORS)}")
     node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
     wider = weight.weight and x.dtype in ("float16", "bfloat16") and node.dtype == "float32"  # codes that were decoded
     if not (wider or (x.dtype, node.dtype) == ("int8", "int32")):
@@ -351,7 +351,7 @@ def _grouped(node: Node) -> None:
     node.require(not (weight.weight and of_lengths), "a quantised weight has no groups along K")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} of x and {weight.shape[-1]} of the weight")
     node.require(groups.dtype in ("int32", "int64") and len(groups.shape) == 1, "its groups are no vector of integers")
-    node.require(x.dtype in ACTIVATIONS, f"a product of {x.dtype} is not computed")
+    node.require(x.dtype in FACTORS, f"a product of {x.dtype} is not computed")
     if not weight.weight:
         node.require(x.dtype == weight.dtype, f"of {x.dtype} and {weight.dtype}")
     accumulator.one_of((accumulator_dtype(x.dtype), "float32"))
@@ -368,7 +368,7 @@ def _convolve(node: Node) -> None:
     images, filters = node.operands
     rank = len(images.shape) - 3
     node.require(1 <= rank <= 3 and len(filters.shape) == rank + 3, "it is of images and filters of 1 to 3 dimensions")
-    node.require(images.dtype in ACTIVATIONS, f"its images are {images.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(images.dtype in FACTORS, f"its images are {images.dtype}, none of {', '.join(FACTORS)}")
     node.require(filters.dtype == images.dtype, f"of {images.dtype} and {filters.dtype}")
     node.require(not (images.weight or filters.weight), "an operand is a quantised weight")
     accumulator.one_of((accumulator_dtype(images.dtype),))
@@ -380,10 +380,6 @@ def _convolve(node: Node) -> None:
     node.has_dtype(images.dtype)
     node.require(len(node.shape) == rank + 3, f"its rank is {len(node.shape)}")
     node.has_shape((images.shape[0], groups, outputs, *node.shape[3:]))
-
-
-ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64")
-"""Dtypes a product is computed of."""
 
 
 def _dequantize(node: Node) -> None:

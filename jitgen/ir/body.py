@@ -29,20 +29,15 @@ def compute_dtype(dtype: str) -> str:
     return "float32" if dtype in _WIDENED else dtype
 
 
+FLOAT_FACTORS = ("float64", "float32", "float16", "bfloat16")
+FACTORS = (*FLOAT_FACTORS, "uint8", "int8", "int16", "int32", "int64")
+"""Dtypes that a function may multiply by ``@``. A kernel also multiplies codes (``quant/codes.py``)."""
+
+
 def accumulator_dtype(dtype: str) -> str:
     """Returns the dtype in which products of ``dtype`` operands are summed. Sums of integers wrap around; those of 8
     and 16 bits are summed in int32, which gives the same low bits."""
     return "int32" if dtype in ("uint8", "int8", "int16") else compute_dtype(dtype)
-
-
-MAGNITUDES = {"int8": 128, "uint8": 255}
-"""The largest magnitude of an integer code, by dtype."""
-
-
-def longest_exact_sum(x: str, weight: str) -> int:
-    """Returns the largest K for which sums of products of codes of these two dtypes fit int32, whatever the codes:
-    131,071 for int8 by int8, 33,025 for uint8 by uint8."""
-    return (2**31 - 1) // (MAGNITUDES[x] * MAGNITUDES[weight])
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,8 @@ def unvarying(instructions: Sequence[Instruction], are_loads: Callable[[Instruct
     return flags
 
 
-BLOCK = 128
-"""The elements along K, and of a weight its rows, that share a scale where codes have scales of blocks."""
 BLOCKS = "blocks"
-"""The layout of a ``dequantize`` node of dense codes (rows, K) and such scales, of x and of weights."""
+"""The layout of a ``dequantize`` node of dense codes (rows, K) and scales of blocks, of x and of weights."""
 _TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups")
 WHOLE = (*_TENSORS_OF_PRODUCTS, "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for
@@ -176,7 +169,7 @@ class Contraction:
         window: of a convolution, whose activation are images and whose weight filters.
         groups: the operand that divides rows, or K, among groups; None where nothing is grouped.
         grouping: what it divides, and how: ``"offsets"`` or ``"ids"`` of rows, or ``"lengths"``, offsets of K.
-        blocks: of codes with scales of blocks of ``BLOCK`` elements along K, which of the operands have such:
+        blocks: of codes with scales of blocks (``quant/codes.py``), which of the operands have such:
             ``"x"``, ``"weight"`` or both. Their scales follow the codes among the operands of ``weight``, those of the
             weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK).
     """

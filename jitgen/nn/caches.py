@@ -15,8 +15,9 @@ import torch
 
 from jitgen.call.function import JitFunction
 from jitgen.nn import functional
+from jitgen.quant.codes import CODES, SIGNED
 
-_QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_QUANTIZED = tuple(CODES[name].dtype for name in SIGNED)
 
 
 def _write(keys: Any, values: Any, k: Any, v: Any, start: Any, ring: bool) -> None:

@@ -19,20 +19,16 @@ from torch import nn
 
 from jitgen.call.function import JitFunction
 from jitgen.errors import UnsupportedError
+from jitgen.quant.activations import Activation, codes_of, scales_of
 
 SCALINGS = ("row", "tensor")
-_SMALLEST_SCALE = 2.0**-126
-_LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def _quantized(x: torch.Tensor, dtype: torch.dtype, by_row: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the codes of ``x`` (rows, K) and their scales: (rows, 1), or (1, 1)."""
-    wide = x.float()
-    largest = wide.abs().amax(-1, keepdim=True)
-    if not by_row:
-        largest = largest.amax(0, keepdim=True)
-    scales = (largest * (1 / _LARGEST[dtype])).clamp(min=_SMALLEST_SCALE)
-    return (wide * scales.reciprocal()).to(dtype), scales
+    kind = Activation("float8", dtype)
+    scales = scales_of(x, kind, by_row)
+    return codes_of(x, scales, kind), scales
 
 
 def _product(

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 import torch
 
 from jitgen.errors import FormatError
+from jitgen.quant.codes import BLOCK, Code
 from jitgen.quant.formats import Float, Format, Integer
 
 MOST_COLUMNS = 2**16
 """The largest group of columns: sums of so many products of codes are int32."""
 SMALLEST_SCALE = 2.0**-126
 """The smallest scale, of which the reciprocal is finite: rows below it lose bits, and one of zeros has it."""
-BLOCK = 128
-"""Columns of a row that share a scale in the kinds that end in ``.block128``, as DeepSeek-V3 has them."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +36,30 @@ class Activation:
     Attributes:
         name: what ``quantize`` takes.
         dtype: of the codes.
-        largest: the largest code.
         block: the number of columns that share a scale; None for a whole row.
     """
 
     name: str
     dtype: torch.dtype
-    largest: float
     block: int | None = None
 
     @property
     def is_integer(self) -> bool:
         return self.dtype == torch.int8
 
+    @property
+    def largest(self) -> float:
+        """Returns the largest code, and the magnitude of the least one."""
+        return float(Code(self.dtype).largest)
+
 
 ACTIVATIONS = {
     kind.name: kind
     for kind in (
-        Activation("int8", torch.int8, 127.0),
-        Activation("fp8_e4m3", torch.float8_e4m3fn, 448.0),
-        Activation("int8.block128", torch.int8, 127.0, BLOCK),
-        Activation("fp8_e4m3.block128", torch.float8_e4m3fn, 448.0, BLOCK),
+        Activation("int8", torch.int8),
+        Activation("fp8_e4m3", torch.float8_e4m3fn),
+        Activation(f"int8.block{BLOCK}", torch.int8, BLOCK),
+        Activation(f"fp8_e4m3.block{BLOCK}", torch.float8_e4m3fn, BLOCK),
     )
 }
 
@@ -118,13 +120,16 @@ def _are_codes_of(format: Format, is_integer: bool) -> bool:
     return bool((values.to(torch.float8_e4m3fn).double() == values).all())
 
 
-def scales_of(x: torch.Tensor, kind: Activation) -> torch.Tensor:
-    """Returns the scale of each row of ``x`` (..., K), float32 (..., 1), or of each of its blocks (..., K / block)."""
+def scales_of(x: torch.Tensor, kind: Activation, by_row: bool = True) -> torch.Tensor:
+    """Returns the scale of each row of ``x`` (..., K), float32 (..., 1), or of each of its blocks (..., K / block). Not
+    ``by_row``, all rows (rows, K) share one, (1, 1)."""
     wide = x.float().abs()
     if kind.block:
         largest = wide.unflatten(-1, (-1, kind.block)).amax(-1)
     else:
         largest = wide.amax(-1, keepdim=True)
+    if not by_row:
+        largest = largest.amax(0, keepdim=True)
     # A product, since torch's quotients by a number are rounded otherwise on a GPU than on a CPU.
     return (largest * (1 / kind.largest)).clamp(min=SMALLEST_SCALE)
 

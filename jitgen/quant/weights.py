@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.ir.views import ROW_TILE
-from jitgen.spec import TensorSpec
+from jitgen.spec import TensorSpec, dtype_name
 
 if TYPE_CHECKING:
     from jitgen.quant.layouts import Tensors
@@ -134,14 +134,14 @@ def layout_for_codes(format: str, group_size: int | None, columns: int, activati
     scales of blocks."""
     if layout not in ROWS_BESIDE:
         return layout
-    from jitgen.ir.body import longest_exact_sum
     from jitgen.quant.activations import ACTIVATIONS
+    from jitgen.quant.codes import CODES, longest_exact_sum
     from jitgen.quant.formats import find
 
     kind, row = ACTIVATIONS[activation], find(format)
     if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
         return "mma8" if columns % CODE_COLUMNS == 0 else layout
-    has_codes = row.row == ("int8" if kind.is_integer else "fp8_e4m3") and row.scale_dtype.is_floating_point
+    has_codes = row.row == CODES[dtype_name(kind.dtype)].format and row.scale_dtype.is_floating_point
     if has_codes and kind.block and row.scale_rows == group_size == kind.block:
         return "blocks"
     if group_size is not None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.body import FACTORS, accumulator_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.cut_weights import with_whole_tiles
-from jitgen.trace.groups import ACTIVATIONS, by_codes, by_ids, is_chosen, mT, of_batches, ordered_columns
+from jitgen.trace.groups import by_codes, by_ids, is_chosen, mT, of_batches, ordered_columns
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.reductions import reduce, sum_
@@ -38,8 +38,6 @@ from jitgen.trace.typing import (
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
-
 
 def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | None = None) -> Node:
     """Multiplies ``x`` (batch..., ..., K) by the transpose of ``weight`` (batch..., N, K).
@@ -54,8 +52,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     Raises:
         TypeError: the dtypes differ.
         ValueError: the two K differ.
-        UnsupportedError: both operands are quantised, or the dtype of the activation is neither one of ``ACTIVATIONS``
-            nor one of ``INTEGERS``.
+        UnsupportedError: both operands are quantised, or the dtype of the activation is none of ``FACTORS``.
     """
     chosen = by_ids(trace, x, weight, dtype) if batch == 1 and trace.chosen else None
     if chosen is not None:
@@ -66,10 +63,9 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         return transposed(trace, contract(trace, weight, x))
     if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {weight.dtype}")
-    if x.dtype not in (*ACTIVATIONS, *INTEGERS):
+    if x.dtype not in FACTORS:
         raise UnsupportedError(
-            f"a matrix product of {x.dtype} is not supported; convert the operands to one of "
-            f"{', '.join((*ACTIVATIONS, *INTEGERS))}"
+            f"a matrix product of {x.dtype} is not supported; convert the operands to one of {', '.join(FACTORS)}"
         )
     length, other = x.shape[-1], weight.shape[-1]
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.body import FACTORS, accumulator_dtype
 from jitgen.ir.graph import Node
-from jitgen.trace.contractions import INTEGERS
-from jitgen.trace.groups import ACTIVATIONS
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import sizes_of
 from jitgen.trace.table import row
@@ -29,10 +27,9 @@ def convolve(
     spread: Sequence[int],
     pixels: Sequence[Any],
 ) -> Node:
-    if images.dtype not in (*ACTIVATIONS, *INTEGERS):
+    if images.dtype not in FACTORS:
         raise UnsupportedError(
-            f"a convolution of {images.dtype} is not supported; convert the operands to one of "
-            f"{', '.join((*ACTIVATIONS, *INTEGERS))}"
+            f"a convolution of {images.dtype} is not supported; convert the operands to one of {', '.join(FACTORS)}"
         )
     precision = matmul_precision() if images.dtype == "float32" else "ieee"
     windows = (tuple(map(int, numbers)) for numbers in (stride, dilation, offset, spread))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.body import FLOAT_FACTORS, accumulator_dtype
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import VIEW
@@ -24,7 +24,6 @@ from jitgen.trace.typing import pointwise
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
 OFFSETS = ("int32", "int64")
 
 
@@ -42,8 +41,8 @@ def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: s
         )
     if x.dtype != weight.dtype and not (weight.is_weight and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"grouped_mm: expected operands of one dtype, but got {x.dtype} and {weight.dtype}")
-    if x.dtype not in ACTIVATIONS:
-        raise UnsupportedError(f"grouped_mm of {x.dtype} is not supported; use one of {', '.join(ACTIVATIONS)}")
+    if x.dtype not in FLOAT_FACTORS:
+        raise UnsupportedError(f"grouped_mm of {x.dtype} is not supported; use one of {', '.join(FLOAT_FACTORS)}")
     if groups.dtype not in OFFSETS or len(groups.shape) != 1:
         raise TypeError(f"grouped_mm: offs is {groups.dtype} of {len(groups.shape)} dimensions, not a vector of int32")
     _same(trace, x.shape[-1], weight.shape[-1], "K")

@@ -18,6 +18,7 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
+from jitgen.quant.codes import FLOAT8
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.guards import default_dtype
 from jitgen.trace.numbers import SymbolicNumber, unwrap
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Value = Any
 """A ``Node`` or a number."""
 
-STORAGE_ONLY = ("float8_e4m3fn", "float8_e5m2")
+STORAGE_ONLY = FLOAT8
 """Dtypes that torch has no arithmetic for: they are loaded, stored, moved and cast."""
 
 

@@ -144,7 +144,7 @@ def test_readme_is_short_and_leads_to_every_page() -> None:
 
 def test_the_table_of_formats_is_as_generated() -> None:
     page = (CHECKOUT / "docs" / "formats.md").read_text()
-    assert page.startswith(f"{describe.page()}\n{describe.MARKER}\n"), "python -m jitgen.quant.describe docs/formats.md"
+    assert page == describe.with_tables(page), "python -m jitgen.quant.describe docs/formats.md"
 
 
 def test_measured_pages_are_as_generated() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from jitgen.kernel.operands import WARP
+from jitgen.quant.codes import FLOAT8
 from jitgen.schedule.declared import DeclaredSchedule, about, derived
 from jitgen.spec import Target
 
@@ -20,13 +21,9 @@ EIGHT = 8
 """Tokens that a product on tensor cores takes at once."""
 
 
-BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes of one byte that tensor cores multiply."""
-
-
-def multiplies_bytes(dtype: str, target: Target) -> bool:
-    """Returns whether the tensor cores of ``target`` multiply ``dtype``, one of ``BYTES``."""
-    return target.kind == "cuda" and target.capability >= (89 if dtype.startswith("float8") else 80)
+def multiplies_codes(dtype: str, target: Target) -> bool:
+    """Returns whether the tensor cores of ``target`` multiply ``dtype``, one of ``CODES``."""
+    return target.kind == "cuda" and target.capability >= (89 if dtype in FLOAT8 else 80)
 
 
 class _Tile(Protocol):

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varies
-from jitgen.ir.body import BLOCK, BLOCKS
+from jitgen.ir.body import BLOCKS
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node
 from jitgen.ir.symbols import Size
+from jitgen.quant.codes import BLOCK, CODES
 
 if TYPE_CHECKING:
     from jitgen.families.gemm.code_products import Operand
     from jitgen.ir.views import Mover
-
-FORMATS = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "int8": "int8"}
-"""The format of codes, by dtype."""
 
 
 def multiplies_blocks(device: Device) -> bool:
@@ -69,16 +67,17 @@ def _one_for_each(
 
 def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -> Node | None:
     """Returns the product of the codes of ``node``'s operands with their scales of blocks, float32 of its shape."""
-    if axes(node.attrs.equation).batch or not {left.codes.dtype, right.codes.dtype} <= FORMATS.keys():
+    formats = [CODES[operand.codes.dtype].format for operand in (left, right)]
+    if axes(node.attrs.equation).batch or None in formats:
         return None
     make, rows, length = mover.builder.make, symbols.product(left.codes.shape[:-1]), left.codes.shape[-1]
     x = mover.move(left.codes, ("reshape",), (rows, length)) if len(left.codes.shape) > 2 else left.codes
-    pairs = ((x, left.blocks, ""), (right.codes, right.blocks, ".rows128"))
+    described = (x, left.blocks, formats[0]), (right.codes, right.blocks, f"{formats[1]}.rows128")
     operands = [
-        make("dequantize", (codes, scales), "float32", codes.shape, (FORMATS[codes.dtype] + rows_, BLOCK, BLOCKS))
+        make("dequantize", (codes, scales), "float32", codes.shape, (format, BLOCK, BLOCKS))
         if scales is not None
         else codes
-        for codes, scales, rows_ in pairs
+        for codes, scales, format in described
     ]
     shape = (rows, right.codes.shape[0])
     product = make("contract", operands, "float32", shape, (equation(0, 1), "float32", "ieee"), node.location)

@@ -26,10 +26,10 @@ from jitgen.device import Device
 from jitgen.families.family import Partition
 from jitgen.families.gemm.block_products import multiplies_blocks, product_of_blocks, scales_of_blocks
 from jitgen.families.gemm.low_bit_products import products_of_low_bits
-from jitgen.families.gemm.mainloops import multiplies_bytes
+from jitgen.families.gemm.mainloops import multiplies_codes
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
-from jitgen.ir.body import BLOCKS, MAGNITUDES, longest_exact_sum
+from jitgen.ir.body import BLOCKS
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
@@ -37,9 +37,8 @@ from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
+from jitgen.quant.codes import CODES, FLOAT8, INTEGERS, SIGNED, longest_exact_sum
 
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-"""Dtypes of codes that are floats."""
 NARROW_FLOATS = ("float16", "bfloat16")
 
 x, weight = wildcards("x weight")
@@ -50,7 +49,7 @@ class Operand:
     """Describes an operand of a product as ``(codes - zero) * scale``.
 
     Attributes:
-        codes: of a dtype of ``codes_of``.
+        codes: of a dtype of ``multiplied_codes``.
         scale, zero: of the codes' shape, but the same along K; None for 1 and 0.
         blocks: scales of blocks (``block_products.py``); None for 1.
     """
@@ -64,7 +63,7 @@ class Operand:
 def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
     values, device = products_of_low_bits(values, partition), partition.device
-    codes = codes_of(device)
+    codes = multiplied_codes(device)
     if not codes or CONTRACT not in kinds_of(values):
         return values
     if not partition.mover.any_behind(values, lambda node: node.kind is CAST and node.inputs[0].dtype in codes):
@@ -73,9 +72,9 @@ def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[
     return [images[id(value)] for value in values]
 
 
-def codes_of(device: Device) -> tuple[str, ...]:
+def multiplied_codes(device: Device) -> tuple[str, ...]:
     """Returns the dtypes of codes whose products are rewritten for ``device``."""
-    return {"cuda": (*MAGNITUDES, *FLOAT8), "triton": ("int8", *FLOAT8), "cpp": tuple(MAGNITUDES)}[device.dialect]
+    return {"cuda": tuple(CODES), "triton": SIGNED, "cpp": INTEGERS}[device.dialect]
 
 
 def _scores(values: Sequence[Node]) -> frozenset[int]:
@@ -89,9 +88,9 @@ class _Rewriter(Rewriter):
 
     def __init__(self, rewrites: Rewrites, mover: Mover, scores: frozenset[int], device: Device) -> None:
         super().__init__(rewrites, mover)
-        self.scores, self.codes = scores, codes_of(device)
+        self.scores, self.codes = scores, multiplied_codes(device)
         # Triton's mainloops decode 8-bit floats to float16 as they read them, where the target has no instruction.
-        self.multiplies_float8 = device.dialect == "triton" or multiplies_bytes(FLOAT8[0], device.target)
+        self.multiplies_float8 = device.dialect == "triton" or multiplies_codes(FLOAT8[0], device.target)
         self.multiplies_blocks = multiplies_blocks(device)
 
     def change(self, node: Node, rebuilt: Node) -> Node:
@@ -171,11 +170,12 @@ def _product(rewriter: _Rewriter, node: Node, left: Operand, right: Operand) -> 
 
 
 def _sums(left: str, right: str, wide: str) -> str | None:
-    """Returns the dtype in which products of these codes are summed; None if no instruction multiplies the pair, or if
-    the sums would have fewer bits than sums in ``wide``."""
-    if left in MAGNITUDES and right in MAGNITUDES:
+    """Returns the dtype in which products of these codes, or of bfloat16 that they were decoded to, are summed; None if
+    no instruction multiplies the pair, or if the sums would have fewer bits than sums in ``wide``."""
+    integers = [dtype in INTEGERS for dtype in (left, right)]
+    if all(integers):
         return "int32"
-    return "float32" if not {left, right} & {*MAGNITUDES} and wide == "float32" else None
+    return "float32" if not any(integers) and wide == "float32" else None
 
 
 _REWRITES = Rewrites(

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BYTES, BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
-from jitgen.ir.body import BLOCK, Body, Contraction, accumulator_dtype
+from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
+from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in
+from jitgen.quant.codes import BLOCK, CODES
 
 
 def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device) -> list[str]:
@@ -50,7 +51,7 @@ def _prologue(body: Body) -> str:
 
 def _weight(contraction: Contraction) -> str:
     format, group = contraction.format, contraction.group_size
-    if format is None and contraction.dtype not in BYTES:
+    if format is None and contraction.dtype not in CODES:
         return "dense"
     if format is None:
         sums = accumulator_dtype(contraction.dtype)
@@ -58,5 +59,5 @@ def _weight(contraction: Contraction) -> str:
         blocks = f" for each block of {BLOCK} of K, and these, times scales {scaled}, in float32" if scaled else ""
         fast = ", with the bits that tensor cores keep" if contraction.precision == "fast" else ""
         return f"dense, products of {contraction.dtype} codes summed in {sums}{fast}{blocks}"
-    codes = f", times codes of {contraction.dtype}" if contraction.dtype in BYTES else ""
+    codes = f", times codes of {contraction.dtype}" if contraction.dtype in CODES else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
-from jitgen.ir.body import longest_exact_sum
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import CONTRACT
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
 from jitgen.ir.views import Mover
+from jitgen.quant.codes import longest_exact_sum
 
 LONGEST = longest_exact_sum("int8", "int8")
 """K up to which a sum of int8 products is an int32. Beyond it Triton's ``tl.dot`` would saturate (``mma.sync`` with

@@ -25,15 +25,17 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.family import Partition
 from jitgen.families.gemm.block_products import multiplies_blocks
 from jitgen.ir import symbols
-from jitgen.ir.body import BLOCK, BLOCKS
+from jitgen.ir.body import BLOCKS
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import CAST, DEQUANTIZE
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
+from jitgen.quant.activations import ACTIVATIONS
+from jitgen.quant.codes import BLOCK
 from jitgen.quant.formats import find
+from jitgen.spec import dtype_name
 
-CODES = ("int8", "float8_e4m3fn")
-"""Dtypes of codes of activations."""
+CODES_OF_ACTIVATIONS = {dtype_name(kind.dtype) for kind in ACTIVATIONS.values()}
 COLUMNS = 16
 """Columns of a tile of the layouts."""
 
@@ -148,7 +150,7 @@ def _with_decoded_blocks(rewriter: _Rewriter, node: Node, x: Node, weight: Node)
 
 
 def _is_of_codes(x: Node) -> bool:
-    return x.kind is CAST and x.inputs[0].dtype in CODES
+    return x.kind is CAST and x.inputs[0].dtype in CODES_OF_ACTIVATIONS
 
 
 def _lies_in(layout: str) -> Callable[[Node], bool]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from jitgen.families.gemm.block_mainloops import (
-    BYTES,
     CHUNK,
     BlockMainloop,
     Dense,
@@ -35,15 +34,14 @@ from jitgen.families.gemm.block_mainloops import (
     Simt,
     Stream,
     StreamOuter,
-    multiplies_bytes,
+    multiplies_codes,
 )
 from jitgen.families.gemm.cutlass_mainloops import CutlassTile
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
 from jitgen.schedule.declared import DeclaredSchedule, about, derived
 
-__all__ = ["BYTES", "multiplies_bytes"]
-__all__ += ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
-__all__ += ["CutlassTile", "MmaRows", "Simt"]
+__all__ = ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
+__all__ += ["CutlassTile", "MmaRows", "Simt", "multiplies_codes"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
 
 WARPGROUP = 4

@@ -19,8 +19,8 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import TritonSchedule
-from jitgen.ir.body import BLOCK, longest_exact_sum
 from jitgen.quant import formats
+from jitgen.quant.codes import BLOCK, FLOAT8, SIGNED, longest_exact_sum
 from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
 
@@ -28,13 +28,11 @@ SCALED_SUM_ROWS = 64
 """Rows of x in a tile up to which scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
 """Warps of a block from which on they hide the latency of scales that are loaded where they are used."""
-FLOAT8 = {
+FLOAT8_TYPES = {
     "float8_e4m3fn": ("tl.float8e4nv", "e4m3_to_float32"),
     "float8_e5m2": ("tl.float8e5", "e5m2_to_float32"),
 }
 """Triton's types of the 8-bit floats, and the functions that decode their bytes."""
-CODES = ("int8", *FLOAT8)
-"""Dtypes of quantised activations, whose scales multiply sums."""
 COMPUTED = {
     "bfloat16": "tl.bfloat16",
     "float16": "tl.float16",
@@ -159,8 +157,8 @@ def operand_of(loaded: str, dtype: str, schedule: TritonSchedule) -> str:
     if dtype not in FLOAT8:
         return loaded
     if schedule.decoded:
-        return f"{FLOAT8[dtype][1]}({loaded}).to(tl.float16)"
-    return f"{loaded}.to({FLOAT8[dtype][0]}, bitcast=True)"
+        return f"{FLOAT8_TYPES[dtype][1]}({loaded}).to(tl.float16)"
+    return f"{loaded}.to({FLOAT8_TYPES[dtype][0]}, bitcast=True)"
 
 
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
@@ -277,7 +275,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
     compute = COMPUTED.get(contraction.dtype, product.type)
     packed = "_packed" if form.packed and compute in ("tl.bfloat16", "tl.float16") else ""
-    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype not in CODES
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype not in SIGNED
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute
@@ -297,7 +295,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
 
 def _as_codes(values: str, dtype: str, schedule: TritonSchedule) -> str:
     """Prints decoded weights of float16 as an operand beside an x of ``dtype``."""
-    return f"{values}.to({FLOAT8[dtype][0]})" if dtype in FLOAT8 and not schedule.decoded else values
+    return f"{values}.to({FLOAT8_TYPES[dtype][0]})" if dtype in FLOAT8 and not schedule.decoded else values
 
 
 def sums_type(product: ContractionContext, group: int | None) -> str:
@@ -362,11 +360,11 @@ def _planes(
         values = f"{values} - {w}_zero.to(tl.float32)"
     compute = COMPUTED.get(contraction.dtype, product.type)
     scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
-    scales_weights = scales_weights and contraction.dtype not in ("float16", *CODES)
+    scales_weights = scales_weights and contraction.dtype not in ("float16", *SIGNED)
     if scales_weights:
         values = f"({values}) * {_scale(format, f'{w}_scale')}"
     if contraction.dtype in FLOAT8 and format.row in E4M3_ROWS and not schedule.decoded:
-        lines.body.append(f"{w} = {w}_code.to(tl.uint8).to({FLOAT8[contraction.dtype][0]}, bitcast=True)")
+        lines.body.append(f"{w} = {w}_code.to(tl.uint8).to({FLOAT8_TYPES[contraction.dtype][0]}, bitcast=True)")
     else:
         lines.body.append(f"{w} = {_as_codes(f'({values}).to({compute})', contraction.dtype, schedule)}")
     _add_product(product, form, schedule, lines, _scale(format, f"{w}_scale") if group and not scales_weights else None)

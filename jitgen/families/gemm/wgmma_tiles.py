@@ -36,7 +36,7 @@ from jitgen.families.gemm.wgmma_model import (
     SUMS_FIXED,
     Times,
 )
-from jitgen.ir.body import BLOCK
+from jitgen.quant.codes import BLOCK
 from jitgen.schedule.chips import Chip
 
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 240)

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant.codes import BLOCK, is_float8
 from jitgen.trace.compositions.checks import require_one_dtype, require_rank
 from jitgen.trace.guards import fast_sums
 from jitgen.trace.table import composition
-
-BLOCK = 128
-"""Elements along K, and columns of the second matrix, that share a scale of ``_scaled_mm`` with scales of blocks."""
 
 
 @composition("kron")
@@ -62,7 +60,7 @@ def _scaled_mm(
     """Multiplies float8 matrices with scales of the tensors, of rows and columns, or of blocks. Products of what codes
     are cast to become products of the codes where kernels have such (``families/gemm/code_products.py``). With
     ``use_fast_accum`` their sums have the bits that tensor cores keep, as torch's do; sums of blocks never."""
-    if not (_is_float8(input) and _is_float8(mat2)) or input.dim() != 2 or mat2.dim() != 2:
+    if not (is_float8(input.dtype) and is_float8(mat2.dtype)) or input.dim() != 2 or mat2.dim() != 2:
         raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
     if _are_of_blocks(input, mat2, scale_a, scale_b):
         rows = (input.float().unflatten(-1, (-1, BLOCK)) * scale_a.unsqueeze(-1)).flatten(-2)
@@ -83,7 +81,7 @@ def _scaled_mm(
     product = product * scale_a * scale_b
     if bias is not None:
         product = product + bias.float()
-    if scale_result is not None and _is_float8_dtype(out_dtype or input.dtype):
+    if scale_result is not None and is_float8(out_dtype or input.dtype):
         product = product * scale_result
     return product.to(out_dtype or input.dtype)
 
@@ -95,14 +93,6 @@ def _are_of_blocks(input: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor
     steps, columns = scale_b.shape
     of_blocks = steps * BLOCK == mat2.shape[0] and columns * BLOCK == mat2.shape[1]
     return bool(of_blocks) and tuple(scale_a.shape) == (input.shape[0], steps)
-
-
-def _is_float8(x: Tensor) -> bool:
-    return _is_float8_dtype(x.dtype)
-
-
-def _is_float8_dtype(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @composition("inner")

@@ -28,7 +28,6 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.mainloops import (
-    BYTES,
     CHUNK,
     BlockSchedule,
     Dense,
@@ -44,7 +43,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaQuantized,
     WgmmaSchedule,
     WgmmaTiling,
-    multiplies_bytes,
+    multiplies_codes,
 )
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.schedules import cuda_streams
@@ -54,6 +53,7 @@ from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.quant import formats
+from jitgen.quant.codes import CODES
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -89,7 +89,7 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     if problem.grouping == "offsets":  # the tiles of an average group have room for some rows more
         problem = replace(problem, rows=MMA_ROWS if problem.rows == 1 else max(problem.rows, STREAMED_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
-    if problem.quantized and problem.dtype in BYTES:
+    if problem.quantized and problem.dtype in CODES:
         if not tensor_maps:
             raise UnsupportedError(
                 "a product of codes with 4-bit codes has a mainloop of tensor copies alone, which reads an activation "
@@ -103,10 +103,10 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
                 "bytes; call .contiguous() or .clone() on codes that lie otherwise"
             )
         blocks = []
-    elif problem.dtype in BYTES and multiplies_bytes(problem.dtype, problem.target):
+    elif problem.dtype in CODES and multiplies_codes(problem.dtype, problem.target):
         few = byte_rows(problem)
         blocks = few or [] if tensor_maps else few or [_dense_bytes(problem)]
-    elif problem.dtype in BYTES or accumulator_dtype(problem.dtype) not in FLOATS:
+    elif problem.dtype in CODES or accumulator_dtype(problem.dtype) not in FLOATS:
         blocks = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
         streamed = stream(problem)
@@ -235,7 +235,7 @@ def _takes_wgmma(problem: Problem) -> bool:
     if not problem.device.has_tensor_maps:
         return False
     in_blocks = bool(problem.contractions[0].blocks)
-    alone = in_blocks or (problem.quantized and problem.dtype in BYTES)  # no other mainloop computes it
+    alone = in_blocks or (problem.quantized and problem.dtype in CODES)  # no other mainloop computes it
     few = problem.rows <= MMA_ROWS and not alone
     if (
         (problem.grouping and not _is_mapped_grouping(problem))
@@ -247,11 +247,11 @@ def _takes_wgmma(problem: Problem) -> bool:
         return False
     if in_blocks:
         return 0 not in problem.columns
-    if problem.dtype not in (*HALVES, *BYTES):
+    if problem.dtype not in (*HALVES, *CODES):
         return False
-    if problem.quantized and problem.dtype in BYTES:
+    if problem.quantized and problem.dtype in CODES:
         return _multiplies_low_codes(problem)
-    streams = problem.quantized or problem.dtype in BYTES  # whether few rows may go to wgmma as well
+    streams = problem.quantized or problem.dtype in CODES  # whether few rows may go to wgmma as well
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not streams):
         return False
     group = problem.contractions[0].group_size
@@ -300,7 +300,7 @@ def _mappable(problem: Problem) -> bool:
     ]
     if problem.quantized:
         return True
-    kinds = {"k"} if problem.dtype in BYTES else {"k", "outer"}  # wgmma takes bytes along K alone
+    kinds = {"k"} if problem.dtype in CODES else {"k", "outer"}  # wgmma takes bytes along K alone
     return len({kind for kind, _ in weights}) == 1 and all(kind in kinds and own >= unit for kind, own in weights)
 
 

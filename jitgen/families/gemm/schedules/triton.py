@@ -18,13 +18,12 @@ from dataclasses import replace
 from jitgen.device import Device
 from jitgen.families.gemm import tile_times, triton_tiles
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights, multiplies_bytes
+from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights, multiplies_codes
 from jitgen.families.gemm.schedule import Problem
-from jitgen.families.gemm.triton_products import CODES, FLOAT8
-from jitgen.ir.body import BLOCK
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
+from jitgen.quant.codes import BLOCK, FLOAT8, SIGNED
 
 DECODE_ROWS = 16
 """Rows of x up to which weights are read once and there is little else to do (fitted on an H200)."""
@@ -47,9 +46,9 @@ def candidates(problem: Problem) -> list[TritonSchedule]:
     if _has_model(problem):
         return list(_modelled(problem))
     tile: TritonSchedule
-    if problem.dtype in CODES and not problem.quantized:
+    if problem.dtype in SIGNED and not problem.quantized:
         tile = _codes(problem)
-    elif problem.dtype in CODES:
+    elif problem.dtype in SIGNED:
         tile = _quantized(problem)
     elif problem.dtype not in ("float16", "bfloat16"):
         tile = _float32(problem)
@@ -130,7 +129,7 @@ def _quantized(problem: Problem) -> TritonSchedule:
         return shallow if 2 * shallow.k_splits > 3 * deep.k_splits else deep
     if products > 1:
         return TritonWeights(128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
-    if problem.dtype in CODES:
+    if problem.dtype in SIGNED:
         return TritonWeights(128, 128, 128, 8, 3, raster=8)
     if rows <= 256:
         return _with_k_splits(problem, TritonWeights(128, 128, 64, 8, 3, raster=8), 2)
@@ -215,7 +214,7 @@ def _fitted_to_target(tile: TritonSchedule, problem: Problem) -> TritonSchedule:
     contraction, target = problem.contractions[0], problem.target
     slice_k = math.gcd(tile.slice_k, contraction.group_size or tile.slice_k)
     packed = problem.quantized and problem.dtype not in ("float32", "int8") and target.kind == "cuda"
-    native = target.kind == "interpreter" or multiplies_bytes(problem.dtype, target)
+    native = target.kind == "interpreter" or multiplies_codes(problem.dtype, target)
     decoded = problem.dtype in FLOAT8 and not native
     size = item_size(problem.dtype)
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
