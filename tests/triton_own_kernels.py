@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import jitgen
+from jitgen.errors import CompileError, UnsupportedError
 from tests import own_kernels as kernels
 from tests.interpreter import serve
 from tests.own_kernel_programs import programs
@@ -315,6 +316,102 @@ def orders() -> Iterator[str | None]:
     yield _wrong("in a loop", in_a_loop(x, y), expected)
 
 
+def _scale(x: Tensor, factor: float) -> None:
+    kernels.scale_in_place[(triton.cdiv(x.numel(), 32),)](x, x.numel(), factor, BLOCK=32)
+
+
+@jitgen.jit
+def rows_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """Views of an argument are written by launches, between other updates of it."""
+    before = x[1] + 0
+    _scale(x[1], 0.25)
+    x[0].add_(1)
+    kernels.add[1,](y[0] * 2, y[1], x[2:3, :], y.shape[1], BLOCK=32)
+    _scale(x[2], 2.0)
+    x[1].mul_(x[2])
+    return before + x[1]
+
+
+@jitgen.jit
+def two_arguments(x: Tensor, y: Tensor) -> Tensor:
+    total = torch.empty_like(x)
+    kernels.sum_and_difference[1,](x[0].clone(), y[0], total[1], x[2], x.shape[1], BLOCK=32)
+    kernels.first_elements[1,](y[1].clone(), y[2], 3, BLOCK=4)
+    return total[1]
+
+
+@jitgen.jit
+def every_row(x: Tensor) -> Tensor:
+    for row, factor in zip(x, range(1, 4), strict=True):
+        _scale(row, factor)
+    return x.sum(0)
+
+
+@jitgen.jit
+def written_whole(x: Tensor) -> None:
+    _scale(x, 0.5)
+
+
+@jitgen.jit
+def updated_before(x: Tensor) -> None:
+    x.add_(1)
+    _scale(x, 0.5)
+
+
+def views() -> Iterator[str | None]:
+    x, y = torch.randn(2, 3, 5)
+    wide = x.double()
+    changed, last = x.clone(), (y[0].double() * 2 + y[1]) * 4
+    yield _wrong("of rows", rows_in_place(changed, y), wide[1] + wide[1] * 0.5 * last)
+    yield _wrong("rows", changed, torch.stack([wide[0] + 1, wide[1] * 0.5 * last, last]))
+    changed, other = x.clone(), y.clone()
+    yield _wrong("sum into a view", two_arguments(changed, other), wide[0] + y[0])
+    yield _wrong("difference into a view", changed, torch.stack([wide[0], wide[1], wide[0] - y[0]]))
+    yield _wrong("first elements of a view", other, torch.stack([y[0], y[1], torch.cat([y[1, :3], y[2, 3:]])]))
+    changed = x.clone()
+    yield _wrong("of every row", every_row(changed), (wide * torch.tensor([[2], [4], [6]])).sum(0))
+    columns = torch.randn(5, 9)[:, 2:7]
+    changed = columns.clone()
+    rows_in_place(columns, y), rows_in_place(changed, y)
+    yield _wrong("rows of columns", columns, changed.double())
+    for function in (rows_in_place, written_whole, updated_before, every_row):
+        for tensor in (torch.randn(5, 3).t(), torch.randn(3, 10)[:, ::2]):
+            try:
+                function(tensor, y) if function is rows_in_place else function(tensor)
+                yield f"{function.__name__} takes strides {tensor.stride()}"
+            except UnsupportedError as error:
+                yield None if "pass" in str(error) and "contiguous" in str(error) else str(error)
+
+
+@jitgen.jit
+def with_strides(x: Tensor, values: Tensor) -> Tensor:
+    """The strides of an argument that was updated are still its own."""
+    x[0].add_(1)
+    values.mul_(2)
+    return x.stride(0) * 100.0 + values.stride(1) * 10.0 + values.t().is_contiguous() + x
+
+
+def strides() -> Iterator[str | None]:
+    for x, values in ((torch.randn(3, 5), torch.randn(3, 5)), (torch.randn(5, 3).t(), torch.randn(3, 10)[:, ::2])):
+        expected = x.stride(0) * 100.0 + values.stride(1) * 10.0 + values.t().is_contiguous() + x.double()
+        expected[0] += 1
+        yield _wrong(f"strides {x.stride()}", with_strides(x, values), expected)
+
+
+@jitgen.jit
+def not_a_power_of_two(x: Tensor) -> Tensor:
+    return _add(x, x, BLOCK=33)
+
+
+def mistakes() -> Iterator[str | None]:
+    try:
+        not_a_power_of_two(torch.randn(12))
+        yield "a block of 33 elements runs"
+    except CompileError as error:
+        told = "power of 2" in str(error) and "triton_own_kernels.py" in str(error) and "tl.arange" in str(error)
+        yield None if told else str(error)
+
+
 @jitgen.jit
 def writing_too_far(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
@@ -348,6 +445,9 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "fused": fused,
     "zones": zones,
     "orders": orders,
+    "views": views,
+    "strides": strides,
+    "mistakes": mistakes,
     "programs": lambda: programs(0, 6),
     "more programs": lambda: programs(6, 60),
 }

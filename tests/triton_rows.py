@@ -373,9 +373,8 @@ def _interpreted(check: Callable[..., list[str]], source: Callable[..., KernelSo
     from jitgen.runtime import interpreter
 
     kernel = source(*dtype, "interpreter")
-    return check(
-        *dtype, interpreter.load(kernel.text, kernel.name, kernel.option("signature"), kernel.option("constants"))
-    )
+    launch = interpreter.load(kernel.text, kernel.name, kernel.option("signature"), kernel.option("constants"))
+    return check(*dtype, functools.partial(launch, kernel.name))
 
 
 CHECKS: dict[str, Check] = {

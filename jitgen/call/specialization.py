@@ -379,10 +379,10 @@ class Specialization:
             (built.key, None, "", 0),
             lambda: interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"]),
         )
-        grid = lowered.launch(number).grid
+        grid, name = lowered.launch(number).grid, _with_launch(lowered.program.kernels[number])
         return Step(
             "interpreter",
-            lambda *values: kernel(grid, *values),
+            lambda *values: kernel(name, grid, *values),
             arguments.pointers,
             scalars,
             constants=arguments.integers,
@@ -394,7 +394,13 @@ def _guarded(kernel: Kernel) -> str:
     launched = kernel.bodies[0].instructions[:1]
     if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:
         return ""
-    location = launched[0].location
+    return _with_launch(kernel)
+
+
+def _with_launch(kernel: Kernel) -> str:
+    """Returns the name of ``kernel``, with the line that launches it where a user wrote it."""
+    launched = kernel.bodies[0].instructions[:1]
+    location = launched[0].location if launched and launched[0].op == "launch" else None
     return f"{kernel.name}: the kernel launched at {location}" if location else kernel.name
 
 

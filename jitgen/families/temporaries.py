@@ -62,8 +62,10 @@ class Temporaries:
         return self._by_value.get(node)
 
     def replace_values(self, values: Iterable[Node]) -> None:
-        """Computes the first temporaries by other ``values``, equal to what they hold."""
-        replaced = list(values)
+        """Computes the first temporaries by other ``values``, equal to what they hold. A value that is the temporary's
+        own node says that it stays: a family has asked to store it."""
+        before = zip(values, self.nodes, self.values, strict=False)
+        replaced = [current if value is node else value for value, node, current in before]
         self.values[: len(replaced)] = replaced
         self._by_value |= zip(replaced, self.nodes, strict=False)
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 import builtins
 import hashlib
 import linecache
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from jitgen import settings
-from jitgen.errors import JitgenError
+from jitgen.errors import CompileError, JitgenError, SourceLine
 
 Grid = tuple[int, ...]
 
@@ -36,7 +38,8 @@ _NUMPY_SCALARS = {"i32": "int32", "i64": "int64", "fp32": "float32", "fp64": "fl
 def load(
     text: str, entry: str, signature: Sequence[str], constants: Mapping[str, Any] | None = None
 ) -> Callable[..., None]:
-    """Returns the kernel ``entry`` of a Triton source, to be called as ``kernel(grid, *arguments)`` on CPU tensors.
+    """Returns the kernel ``entry`` of a Triton source, to be called as ``kernel(name, grid, *arguments)`` on CPU
+    tensors. What the interpreter refuses in it is a CompileError that has the ``name``.
 
     Args:
         signature: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
@@ -55,14 +58,32 @@ def load(
         raise JitgenError("running Triton on CPU tensors needs TRITON_INTERPRET=1 from the start of the process")
     namespace |= _replaced(namespace)
 
-    def launch(grid: Grid, *arguments: Any) -> None:
+    def launch(name: str, grid: Grid, *arguments: Any) -> None:
         import numpy
+        from triton.runtime.errors import InterpreterError
 
         values = [_argument(kind, value) for kind, value in zip(signature, arguments, strict=True)]
-        with _torch_conversions(), numpy.errstate(all="ignore"):
-            kernel[grid](*values, **(constants or {}))
+        try:
+            with _torch_conversions(), numpy.errstate(all="ignore"):
+                kernel[grid](*values, **(constants or {}))
+        except InterpreterError as error:
+            lines = _failing_lines(path, text.splitlines(), error)
+            raise CompileError(f"Triton's interpreter refuses {name}", log=str(error), lines=lines) from error
 
     return launch
+
+
+def _failing_lines(path: str, text: Sequence[str], error: BaseException) -> tuple[SourceLine, ...]:
+    """Returns the line of each function of the source at ``path`` that was running, the innermost one first."""
+    lines: list[SourceLine] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = traceback.walk_tb(cause.__traceback__)
+        numbers = [number for frame, number in frames if frame.f_code.co_filename == path]
+        innermost, cause = cause, cause.__cause__
+        if numbers:
+            lines.insert(0, SourceLine(numbers[-1], text[numbers[-1] - 1], "the call that leads there"))
+    return (*(replace(line, message=str(innermost)) for line in lines[:1]), *lines[1:])
 
 
 def _replaced(namespace: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,12 +125,12 @@ def by_codes(trace: Trace, product: Node) -> Node:
         return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
 
     # 16 bits have all codes, but no product of a code and a scale. The gemm family multiplies codes where it can.
+    multiplied = x.dtype if x.dtype in ("float16", "bfloat16") else "float32"
     codes, scales = quantized.codes(x, weight)
     if quantized.has_blocks(weight):
-        scaled = sums(trace.cast(quantized.values(codes, scales, weight), x.dtype), weight)
+        scaled = sums(trace.cast(quantized.values(codes, scales, weight), multiplied), weight)
     else:
-        decoded = trace.cast(codes, x.dtype if x.dtype in ("float16", "bfloat16") else "float32")
-        scaled = pointwise(trace, "mul", sums(decoded, weight), scales)
+        scaled = pointwise(trace, "mul", sums(trace.cast(codes, multiplied), weight), scales)
     return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 
 

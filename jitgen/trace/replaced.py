@@ -12,15 +12,17 @@ from typing import Any
 
 from jitgen.forks import Lock
 
+_MISSING: Any = object()
+
 
 class Replaced:
     """Replaces attributes of a module or class while at least one thread is within ``active()``."""
 
     def __init__(self, owner: Any, replacements: Mapping[str, Callable[..., Any]]):
-        """Takes ``replacements`` by the attribute's name."""
+        """Takes ``replacements`` by the attribute's name. What the owner has of none is removed again."""
         self._owner = owner
         self._replacements = dict(replacements)
-        self._originals = {name: getattr(owner, name) for name in replacements}
+        self._originals = {name: owner.__dict__.get(name, _MISSING) for name in replacements}
         self._threads = 0
         self._lock = Lock()
 
@@ -39,4 +41,7 @@ class Replaced:
 
     def _set(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         for name, function in functions.items():
-            setattr(self._owner, name, function)
+            if function is _MISSING:
+                delattr(self._owner, name)
+            else:
+                setattr(self._owner, name, function)

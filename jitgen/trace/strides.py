@@ -1,8 +1,8 @@
 """Tells a traced function the strides of its tensors, for kernels that users wrote and launch themselves.
 
-An argument has its own: whether it is row-major is a guard, and so are the strides of one that is not. What the
-function computes is row-major wherever a launch reads or writes it, be it a view, so its strides are products of its
-sizes.
+An argument has its own, updated or not: whether it is row-major is a guard, and so are the strides of one that is not.
+What the function computes is row-major wherever a launch reads or writes it, be it a view, so its strides are products
+of its sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from jitgen.ir.symbols import Size
 from jitgen.trace.captured import Captured
 from jitgen.trace.numbers import wrap
 from jitgen.trace.table import row
+from jitgen.trace.updates import before_updates
 
 if TYPE_CHECKING:
+    from jitgen.trace.proxy import TensorProxy
     from jitgen.trace.tracer import Trace
 
 Strides = tuple[Size, ...]
@@ -88,16 +90,23 @@ def _of_argument(trace: Trace, node: Node) -> Strides:
     return strides
 
 
-@row("stride")
-def stride(trace: Trace, input: Node, dim: int | None = None) -> Any:
-    strides = trace.strides_read[input] = strides_of(trace, input)
+def strides_of_tensor(trace: Trace, proxy: TensorProxy) -> Strides:
+    """Returns the strides of ``proxy``: what an update has made of an argument lies where the argument does."""
+    return strides_of(trace, before_updates(trace, proxy))
+
+
+@row("stride", proxies=True)
+def stride(trace: Trace, input: TensorProxy, dim: int | None = None) -> Any:
+    strides = trace.strides_read[input.memory, input.value] = strides_of_tensor(trace, input)
     if dim is None:
         return tuple(wrap(number, trace.guards) for number in strides)
     return wrap(strides[int(dim)], trace.guards)
 
 
-@row("is_contiguous")
-def is_contiguous(trace: Trace, input: Node, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+@row("is_contiguous", proxies=True)
+def is_contiguous(
+    trace: Trace, input: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format
+) -> bool:
     if memory_format is not torch.contiguous_format:
         raise UnsupportedError("is_contiguous of a memory format; ask outside the decorated function")
-    return strides_of(trace, input) == row_major(input.shape)
+    return strides_of_tensor(trace, input) == row_major(input.value.shape)

@@ -37,6 +37,7 @@ class Row:
         copied: whether torch's result shares memory with the first argument although the row computes a copy of it.
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
+        proxies: whether it gets tensors as proxies, which know their memory, in place of nodes.
         composed: whether it is a composition: a function of tensors, without the trace.
         python: whether it is the body of one of torch's Python functions, which rounds the result of each call.
         of_lists: whether it is torch functions of every tensor of lists, which it may update: a function of the
@@ -49,6 +50,7 @@ class Row:
     copied: bool = False
     inplace: bool = False
     weights: bool = False
+    proxies: bool = False
     composed: bool = False
     python: bool = False
     of_lists: bool = False
@@ -65,13 +67,18 @@ _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 
 
 def row(
-    *names: str, view: bool = False, itself: bool = False, weights: bool = False, inplace: bool = False
+    *names: str,
+    view: bool = False,
+    itself: bool = False,
+    weights: bool = False,
+    inplace: bool = False,
+    proxies: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the row of torch's ``names``; what may return an argument itself is a view too."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view or itself, itself, inplace=inplace, weights=weights)
+            ROWS[name] = Row(function, view or itself, itself, inplace=inplace, weights=weights, proxies=proxies)
         return function
 
     return register

@@ -41,7 +41,7 @@ from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import wrap
-from jitgen.trace.proxy import TensorProxy
+from jitgen.trace.proxy import Memory, TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.sequences import flattened, rebuilt
@@ -135,8 +135,8 @@ class Trace:
         self.chosen: dict[int, tuple[Node, Node, Node]] = {}
         """Matrices that ids chose, by the id of their node: the node, what they were chosen of, and the ids."""
         self.host_scalars: list[TensorProxy] = []
-        self.strides_read: dict[Node, tuple[Any, ...]] = {}
-        """The strides that the function has asked for."""
+        self.strides_read: dict[tuple[Memory, Node], tuple[Any, ...]] = {}
+        """The strides that the function has asked for, by the memory and the value of a tensor."""
         self._returned: dict[int, tuple[TensorProxy, Node]] = {}
         self._returned_nodes: set[Node] = set()
         self.captures = Captures(function, name, objects)
@@ -236,7 +236,8 @@ class Trace:
                 )
             if row.of_lists:
                 return self._of_lists(row, name, args, kwargs)
-            positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            enter = self._enter_proxy if row.proxies else self._enter
+            positional, named = tuple(map(enter, args)), {k: enter(v) for k, v in kwargs.items()}
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(node.is_weight for node in nodes):
                 raise UnsupportedError(self._refused_weight(name))
@@ -445,6 +446,13 @@ class Trace:
         if isinstance(value, slice):
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
+
+    def _enter_proxy(self, value: Any) -> Any:
+        """Turns an argument into what a row takes that asks for proxies."""
+        if isinstance(value, TensorProxy):
+            return value
+        is_plain = isinstance(value, torch.Tensor) and not weights.is_quantized(value)
+        return self.captured_proxy(value) if is_plain else self._enter(value)
 
     def _rounded(self, result: Any, operands: Sequence[Node]) -> Any:
         """Rounds computed values of 16 bits among ``result`` as eager torch stores them; views of ``operands`` are

@@ -259,6 +259,17 @@ def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> No
     return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, source.shape, ("reshape",)))
 
 
+def before_updates(trace: Trace, proxy: TensorProxy) -> Node:
+    """Returns what the value of ``proxy`` was before the function updated the argument whose memory it has: a view of
+    the argument; the value itself where there is none."""
+    memory = proxy.memory
+    if memory.input is None or not memory.updates:
+        return proxy.value
+    spec = trace.inputs[memory.input]
+    argument = trace.builder.make("input", (), spec.dtype, spec.shape, (memory.input,))
+    return _moved(trace, argument, _steps_from(memory.base, proxy.value) or ())
+
+
 def memory_of(node: Node) -> Node:
     """Returns the node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
     while node.kind is VIEW or node.attrs in (CONTIGUOUS, CHANNELS_LAST):

@@ -190,6 +190,9 @@ def _launching(**changes: Any) -> Callable[[Tensor, Tensor], Tensor]:
         ({"block": 3}, TraceError, "it has no parameter block"),
         ({"n": torch.dtype}, TraceError, "n is a type"),
         ({"BLOCK": object()}, TraceError, "the constant BLOCK is a object"),
+        ({"n": "12"}, TraceError, "n is the string '12'; declare it as n: tl.constexpr"),
+        ({"num_warps": "4"}, TraceError, "num_warps is '4', which is no integer"),
+        ({"grid": None}, TraceError, r"it has no grid; write add\[grid\]"),
         ({"out": lambda x: x.t()}, UnsupportedError, "shares memory with x_ptr"),
     ],
 )
@@ -198,6 +201,17 @@ def test_a_mistake_names_the_kernel_and_the_line(changes: dict[str, Any], error:
         _launching(**changes).lower(MATRIX, MATRIX, target="sm_90a")
     assert "test_own_kernels.py:" in str(caught.value)
     assert "own_kernels.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["add", "tuned_add", "add_by_heuristics"])
+def test_a_launch_without_a_grid_is_named(name: str) -> None:
+    launcher = getattr(kernels, name)
+    launches = (lambda x: launcher(x, x, x.clone(), 12), lambda x: launcher.run(x, x, x.clone(), 12))
+    for launching in launches:
+        with pytest.raises(TraceError, match=r"it has no grid; write add\[grid\]\(...\)\n  at .*test_own_kernels.py:"):
+            jitgen.jit(launching).lower(MATRIX, target="sm_90a")
+    with pytest.raises((RuntimeError, TypeError), match=r"callable|outside of the scope"):  # Triton's own, elsewhere
+        launcher(torch.ones(1))
 
 
 def test_a_missing_argument_is_named() -> None:

@@ -142,6 +142,19 @@ def test_any_activation_dtype(dtype: torch.dtype) -> None:
     assert_near(found, wanted, 1e-5 if dtype == torch.float64 else 2e-2)
 
 
+@pytest.mark.parametrize(("format", "kind"), [("int4", "int8.block128"), ("fp8_e4m3", "fp8_e4m3.block128")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.covering(1)
+def test_blocks_of_any_activation_dtype(format: str, kind: str, dtype: torch.dtype) -> None:
+    """Their sums are float32, as those of rows are."""
+    weight = jitgen.quantize(torch.randn(40, 256), format, 64, activation=kind)
+    x = torch.randn(3, 256).to(dtype)
+    found = jitgen.jit(lambda x, w: F.silu(F.linear(x, w)))(x, weight)
+    assert found.dtype == dtype
+    # Of 16 bits, a product of a code and a scale is rounded too: 256 terms of 2^-11 of either sign.
+    assert_near(found, F.silu(exact(x, weight)), 2e-6 if dtype == torch.float64 else 4e-3)
+
+
 def test_special_rows() -> None:
     """A row with a number that is not finite is NaN, and others are as they were; a row of tiny numbers is not lost."""
     weight = jitgen.quantize(torch.randn(24, 64), "int8", activation="int8")

@@ -25,7 +25,7 @@ from jitgen.ir.launches import results_of
 from jitgen.ir.nodes import INPUT, LAUNCH
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Stage, Store, grid_axes
-from jitgen.ir.views import contiguous_strides
+from jitgen.ir.views import Strided, contiguous_strides
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,9 @@ def _region(results: Sequence[tuple[int, Node]], partition: Partition) -> tuple[
 
 def _base(node: Node, partition: Partition) -> Node:
     (base,) = plan([node.inputs[node.attrs.result]], partition)
+    lies = partition.memory.strides(base) if base.is_in_memory else None
+    if lies is not None and not _same(lies.sizes, lies.strides, contiguous_strides(lies.sizes)):
+        _refuse_strides(node, base, lies, partition)
     return base
 
 
@@ -155,8 +158,7 @@ def _in_memory(node: Node, number: int, operand: Node, partition: Partition) -> 
     if not operand.is_in_memory:
         return partition.materialize(operand)
     lies = memory.strides(operand)
-    is_argument = operand.under_views.attrs.number < len(memory.inputs)
-    if is_argument:
+    if _is_argument(operand, partition):
         memory.depends_on_strides()
     if lies is None:
         return partition.materialize(operand)
@@ -166,13 +168,26 @@ def _in_memory(node: Node, number: int, operand: Node, partition: Partition) -> 
         if _same(lies.sizes, lies.strides, expected):
             return operand
         assert _same(lies.sizes, row_major, expected), "a launch is told strides that no memory has"
-    elif not _same(lies.sizes, lies.strides, row_major) and operand.kind is INPUT and is_argument:
+    elif not _same(lies.sizes, lies.strides, row_major):
+        _refuse_strides(node, operand, lies, partition)
+    return operand if _same(lies.sizes, lies.strides, row_major) else partition.materialize(operand)
+
+
+def _is_argument(operand: Node, partition: Partition) -> bool:
+    base = operand.under_views
+    return base.kind is INPUT and base.attrs.number < len(partition.memory.inputs)
+
+
+def _refuse_strides(node: Node, operand: Node, lies: Strided, partition: Partition) -> None:
+    """Raises UnsupportedError if ``operand``, which is not row-major, is an argument or a view of one: the launch
+    ``node`` would find other elements than those of the operand."""
+    partition.memory.depends_on_strides()
+    if _is_argument(operand, partition):
         where = f" at {node.location}" if node.location else ""
         raise UnsupportedError(
             f"the kernel {node.attrs.kernel[1]}{where} gets a tensor of strides {lies.strides}, and is told none of "
             "them; pass it contiguous, or pass its strides"
         )
-    return operand if _same(lies.sizes, lies.strides, row_major) else partition.materialize(operand)
 
 
 def _same(sizes: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:

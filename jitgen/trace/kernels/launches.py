@@ -26,14 +26,14 @@ from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.graph import Node
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED, results_of
-from jitgen.ir.nodes import INPUT, LAUNCH, VIEW
+from jitgen.ir.nodes import LAUNCH, VIEW
 from jitgen.trace.kernels.triton_accesses import accesses
 from jitgen.trace.kernels.triton_module import constant, defined, is_jit_function, module_of
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.replaced import Replaced
-from jitgen.trace.strides import row_major
-from jitgen.trace.updates import updated
+from jitgen.trace.strides import row_major, strides_of_tensor
+from jitgen.trace.updates import before_updates, updated
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -71,8 +71,8 @@ def _launchers() -> tuple[Replaced, ...]:
     if interpreter is not None:
         classes.append(interpreter.InterpretedFunction)
 
-    def run_of(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+    def run_of(original: Any) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
             trace = _trace.get()
             if trace is None or warmup:
                 return original(self, *args, grid=grid, warmup=warmup, **kwargs)
@@ -80,6 +80,17 @@ def _launchers() -> tuple[Replaced, ...]:
                 return _Launch(trace, self, args, grid, kwargs).trace()
 
         return run
+
+    def call_of(owner: type) -> Callable[..., Any]:
+        original: Any = next((vars(kind)["__call__"] for kind in owner.__mro__ if "__call__" in vars(kind)), None)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            trace = _trace.get()
+            if trace is None and original is None:
+                raise TypeError(f"{owner.__name__!r} object is not callable")  # as in Python
+            return original(self, *args, **kwargs) if trace is None else run_of(None)(self, *args, **kwargs)
+
+        return call
 
     import triton
 
@@ -90,7 +101,7 @@ def _launchers() -> tuple[Replaced, ...]:
         return function(n) if _trace.get() is None else _power_of_two(n)
 
     of_rounding = Replaced(rounding, {"fn": next_power_of_2}) if function is not rounding else None
-    launchers = (Replaced(owner, {"run": run_of(owner.run)}) for owner in classes)
+    launchers = (Replaced(owner, {"run": run_of(owner.run), "__call__": call_of(owner)}) for owner in classes)
     return (*launchers, of_rounding or Replaced(triton, {"next_power_of_2": next_power_of_2}))
 
 
@@ -231,6 +242,8 @@ class _Launch:
     def trace(self) -> None:
         """Gives each tensor that the kernel writes its new value."""
         trace = self.trace_
+        if self.grid is None:
+            raise self.wrong(f"it has no grid; write {self.name}[grid](...)")
         ways = self._ways()
         helpers: dict[int, str] = {}
         functions = [v for v in self.values.values() if is_jit_function(v)]
@@ -250,7 +263,7 @@ class _Launch:
         chosen = {name for name, how, _ in parameters if how == CONFIG}
         configs = tuple(self._config(way, chosen, number) for number, way in enumerate(ways))
         unset = [n for n in written if self.proxies[n].memory.is_unset and not self.proxies[n].memory.updates]
-        strides = tuple(trace.strides_read.get(node) for node in self.operands)
+        strides = tuple(map(self._told, range(len(self.operands))))
         attrs = LaunchAttrs(
             ("triton", entry, text),
             tuple(parameters),
@@ -286,7 +299,9 @@ class _Launch:
             return name, TENSOR, number
         if is_jit_function(value):
             return name, CONSTANT, helpers[id(value)]
-        if self._is_constant(parameter) or value is None or isinstance(unwrap(value), (bool, str)):
+        if isinstance(value, str) and not self._is_constant(parameter):
+            raise self.wrong(f"{name} is the string {value!r}; declare it as {name}: tl.constexpr, or pass a number")
+        if self._is_constant(parameter) or value is None or isinstance(unwrap(value), bool):
             return name, CONSTANT, self._constant(name, value)
         expr = unwrap(value)
         kind = symbols.kind_of(expr)
@@ -322,6 +337,9 @@ class _Launch:
         constants = tuple((name, self._constant(name, way.constants[name])) for name in sorted(chosen))
         options = {**way.options, **self.options}
         options = {name: self.trace_.guards.value(unwrap(number)) for name, number in options.items()}
+        for name, number in options.items():
+            if not isinstance(number, int):
+                raise self.wrong(f"{name} is {number!r}, which is no integer")
         return constants, tuple(sorted(options.items())), self._grid(way, number)
 
     def _grid(self, way: _Way, number: int) -> tuple[Any, Any, Any]:
@@ -359,7 +377,6 @@ class _Launch:
     def _check_memory(self, written: Sequence[int], tensors: Mapping[str, int]) -> None:
         """Raises UnsupportedError where the kernel would not find its tensors as they are in eager torch."""
         names = {number: name for name, number in tensors.items()}
-        told = self.trace_.strides_read
         for number in written:
             name, node = names[number], self.operands[number]
             for other, proxy in enumerate(self.proxies):
@@ -370,23 +387,27 @@ class _Launch:
                     )
             if any(base.attrs.kind == "expand" for base in _views(node)):
                 raise self.refused(f"{name}, which it writes, repeats elements", "pass a tensor of its own")
-            if told.get(node, row_major(node.shape)) != row_major(node.shape):
+            if (self._told(number) or row_major(node.shape)) != row_major(node.shape):
                 raise self.refused(f"{name}, which it writes, is not contiguous", "write to a new tensor, and copy it")
-        for number, node in enumerate(self.operands):
-            if node not in told and any(map(_reorders, _views(node))):
+        for number, (node, proxy) in enumerate(zip(self.operands, self.proxies, strict=True)):
+            if self._told(number) is None and any(map(_reorders, _views(node))):
                 raise self.refused(
                     f"{names[number]} is a view whose elements need not lie one behind the other, and the kernel is "
                     "told none of its strides",
                     f"pass {names[number]}.contiguous(), or its strides",
                 )
-            argument = self.proxies[number].memory.input
-            before = (n for n in told if n.under_views.kind is INPUT and n.under_views.attrs.number == argument)
-            uneven = any(told[n] != row_major(n.shape) for n in before)
-            if node.under_views.kind is not INPUT and argument is not None and uneven:
+            # A graph does not tell where the new value of an argument lies; strides of others are checked at a call.
+            if before_updates(self.trace_, proxy) is node:
+                continue
+            lies = zip(strides_of_tensor(self.trace_, proxy), row_major(node.shape), node.shape, strict=True)
+            if any(stride != expected and size != 1 for stride, expected, size in lies):
                 raise self.refused(
-                    f"{names[number]} was updated after its strides were read, and it is not contiguous",
-                    "pass contiguous tensors",
+                    f"{names[number]} was updated before, and it is not contiguous", "pass contiguous tensors"
                 )
+
+    def _told(self, number: int) -> tuple[Any, ...] | None:
+        """Returns the strides of operand ``number`` that the function has asked for; None where it has not."""
+        return self.trace_.strides_read.get((self.proxies[number].memory, self.operands[number]))
 
     def _refuse_gradients(self, tensors: Mapping[str, int]) -> None:
         from jitgen.trace import own_facts
