@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
+import logging
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import compiled_once, hangs, interpreter
+from tests import compiled_once, fresh, hangs, interpreter
 from tests.covering import covering_array
 from tests.hangs import pytest_configure, pytest_runtest_protocol  # noqa: F401  (hooks)
 
@@ -126,6 +127,13 @@ def own_flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv("JITGEN_CXXFLAGS", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    """A test that has jitgen log goes back on it; else every later miss is compared with 2,000 plans of the store."""
+    yield
+    assert not logging.getLogger("jitgen").isEnabledFor(logging.INFO), "this test leaves logging enabled"
+
+
 # ----------------------------------------------------------------------------------------------- quick and slow tests
 
 
@@ -170,9 +178,9 @@ _seconds_of_files: Counter[str] = Counter()
 
 
 def _processor_seconds() -> float:
-    """Of this process, of those that it has waited for, and of the one that interprets Triton; other load does not
-    stretch it as it does the wall clock."""
-    return sum(os.times()[:4]) + interpreter.seconds
+    """Of this process, of those that it has waited for, and of those that interpret Triton or run programs; other load
+    does not stretch it as it does the wall clock."""
+    return sum(os.times()[:4]) + interpreter.seconds + fresh.seconds
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

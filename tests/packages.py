@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
+from tests import fresh
 
 QUICK: dict[str, Any] = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
 """Options of Inductor under which it compiles a small model in a few seconds."""
@@ -53,7 +52,7 @@ def run_elsewhere(path: Path, text: str, *arguments: str) -> str:
         m = torch._inductor.aoti_load_package({str(path)!r})
     """
     program = textwrap.dedent(begin) + textwrap.dedent(text)
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    done = fresh.run(program, *arguments)
     if done.returncode:
         pytest.fail(f"the process ended with {done.returncode}:\n{done.stderr}", pytrace=False)
     return done.stdout

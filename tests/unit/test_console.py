@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from jitgen import console
 from jitgen.errors import CacheWarning
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +49,7 @@ def test_no_call_needs_standard_streams(streams: str, tmp_path: Path) -> None:
     done = tmp_path / "done"
     program = PROGRAM.format(streams=streams, done=str(done))
     environment = {**os.environ, "JITGEN_DEBUG": "4", "JITGEN_CACHE_DIR": str(tmp_path / "store")}
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = fresh.run(program, cwd=ROOT, env=environment)
     assert ended.returncode == 0, (ended.stdout, ended.stderr)
     assert done.read_text() == "done"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import chart, markdown
-from jitgen import _data, errors, settings
+from jitgen import _data, console, errors, settings
 from jitgen.cli.group import jitgen as command_line
 from jitgen.compilers import host
 from jitgen.quant import describe
@@ -41,6 +42,16 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
 # -------------------------------------------------------------------------------------------------------- code blocks
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """A page configures logging for itself alone: where a miss is logged, it is compared with 2,000 stored plans."""
+    configured = [(logger, logger.level, [*logger.handlers]) for logger in (logging.getLogger(), console.logger)]
+    yield
+    for logger, level, handlers in configured:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
 def test_every_block_is_of_a_language_that_is_checked() -> None:
     found = {language for page in PAGES for language, _ in FENCED.findall(page.read_text())}
     assert found <= {"", "python", "sh"}
@@ -48,6 +59,7 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, "python"))], ids=name_of)
+@pytest.mark.usefixtures("own_logging")
 def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the top of the page to its end, in one namespace and an empty directory."""
     monkeypatch.chdir(tmp_path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jitgen.compilers import host
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -51,13 +50,7 @@ assert torch.get_num_threads() == 2
     ("arguments", "threads"), [(("kernels",), 2), (("torch",), 2), (("kernels", "one"), 1)], ids=str
 )
 def test_a_child_computes(arguments: tuple[str, ...], threads: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = fresh.run(PROGRAM, *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(10 + threads)
 
@@ -93,9 +86,7 @@ os._exit(0)
 
 
 def test_a_child_waits_for_no_lock_of_its_parents_threads() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = fresh.run(LOCKED, cwd=ROOT)
     count, status = map(int, done.stdout.split())
     assert count > 8, done.stderr
     assert status == 0, done.stderr

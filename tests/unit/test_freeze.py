@@ -22,6 +22,7 @@ from jitgen import misses, settings
 from jitgen.cli.group import jitgen as command
 from jitgen.compilers import host
 from jitgen.store import Store, layout
+from tests import fresh
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,9 +129,8 @@ def test_a_miss_is_one_where_packages_are_absent(directory: bool, writable: str,
     variables = {**os.environ, "JITGEN_STRICT": "1", "WRITABLE": writable, "TMPDIR": str(temporary)}
     variables.pop("JITGEN_CACHE_DIR")
     variables |= {"JITGEN_CACHE_DIR": str(tmp_path / "kernels")} if directory else {"HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", ABSENT], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
-    )
+    done = fresh.run(ABSENT, cwd=ROOT, env=variables)
+    assert done.returncode == 0, done.stderr
     assert "nothing is compiled in strict mode" in done.stdout
     assert "JITGEN_RECORD=specs.json, and then jitgen prewarm specs.json --target " in done.stdout
     assert ("platformdirs" in done.stderr) != directory
@@ -256,7 +256,7 @@ def test_import_jitgen_imports_little() -> None:
     Operators that torch must know to run what it has exported are five, and what a call changes outside of its function
     is three. The tracer and its rows wait for the first trace, the partition for the first graph. `import jitgen` alone
     has what must be there before a fork (``forks``) and before a weight is unpickled."""
-    done = subprocess.run([sys.executable, "-c", MODULES], capture_output=True, text=True, check=True)
+    done = fresh.run(MODULES)
     imported, used, deploy = done.stdout.strip().split(" ", 2)
     assert int(imported) <= 8
     assert int(used) <= 148

@@ -29,6 +29,7 @@ from jitgen.ir.views import Memory, NotViewable, Strided, apply, contiguous_stri
 from jitgen.kernel.operands import Call, output_strides
 from jitgen.runtime.overlap import share
 from jitgen.spec import Target, host_target
+from tests import fresh
 from tests.modules import run_time_nodes
 
 ROOT = Path(jitgen.__file__).parents[1]
@@ -404,7 +405,7 @@ print(heavy, [path for path in files if not os.path.isdir(path)], torch.cuda.is_
 
 
 def test_import_is_light() -> None:
-    done = subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = fresh.run(LIGHT, cwd=ROOT)
     assert done.stdout.strip() == "[] [] False"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols, views
+from tests import fresh
 
 LIMIT = 60.0
 """Seconds that any of these may take to lower; each takes less than one on a machine that does nothing else."""
@@ -138,4 +137,5 @@ def test_a_module_that_a_trace_imports_is_not_followed() -> None:
         "f = lambda x: x.expand(torch.broadcast_shapes(x.shape, (3, 4))) + 1\n"
         "assert jitgen.jit(f).lower(torch.ones(3, 1)).lowered.graph.outputs\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT)
+    done = fresh.run(program, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr

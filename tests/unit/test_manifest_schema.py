@@ -8,7 +8,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from jitgen.gradients import plan
 from jitgen.ir import graph, ops, symbols
 from jitgen.ir.nodes import CUSTOM_GRADIENT
 from jitgen.quant.formats import FORMATS
+from tests import fresh
 
 Content = dict[str, Any]
 
@@ -149,13 +149,11 @@ def test_marks_for_gradients_are_not_recorded(
 
 def _prewarm(directory: Path, content: Content, target: str) -> subprocess.CompletedProcess[str]:
     (directory / "evil.json").write_text(json.dumps(content))
-    return subprocess.run(
-        [sys.executable, "-m", "jitgen", "prewarm", "evil.json", "--target", target],
+    return fresh.run(
+        "from jitgen.cli import main; main()",
+        *("prewarm", "evil.json", "--target", target),
         cwd=directory,
         env=os.environ | {"JITGEN_CACHE_DIR": str(directory / "store"), "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from jitgen.compilers import host
 from jitgen.families import registry
 from jitgen.families.family import Claim, Family, Partition
 from jitgen.ir.graph import Node
-from tests import own_family
+from tests import fresh, own_family
 from tests.own_family import FAMILY
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
@@ -62,9 +61,7 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
 
 def run_program(**environment: str) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)} | environment
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
+    return fresh.run(PROGRAM, cwd=ROOT, env=environment)
 
 
 def test_it_computes_what_it_claims() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitgen
+from tests.interpreter import Interpreter
 
 ROUTES = {"cpp": "x86-64-v3", "cuda": "sm_90a", "triton": "sm_90a"}
 
@@ -229,26 +226,20 @@ def test_random_writes(case: tuple[tuple[int, ...], str, list[Any]]) -> None:
     torch.testing.assert_close(jitgen.jit(function)(x), function(x))
 
 
-INTERPRETED = """
-import torch, jitgen
-from tests.unit import test_pieces
-for function in test_pieces.FUNCTIONS:
-    pair = test_pieces.operands()
-    torch.testing.assert_close(jitgen.jit(function, backend="triton")(*pair), function(*pair))
-"""
+def interpreted() -> Iterator[None]:
+    for function in FUNCTIONS:
+        pair = operands()
+        torch.testing.assert_close(jitgen.jit(function, backend="triton")(*pair), function(*pair))
+        yield None
+
+
+CHECKS = {"values": interpreted}
 
 
 def test_values_under_the_interpreter_of_triton() -> None:
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": "."},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, done.stderr[-2000:]
+    with Interpreter("tests.unit.test_pieces") as interpreter:
+        assert interpreter["values"] == []
 
 
 def test_a_row_of_equal_elements_is_added_to_zeros() -> None:

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from jitgen.cli.group import jitgen as command
 from jitgen.compilers import host, nvrtc
 from jitgen.deploy import manifest as manifests
 from jitgen.errors import CacheError, UnsupportedError
+from tests import fresh
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -29,6 +29,7 @@ forked = multiprocessing.get_context("fork")
 PROGRAM = """
 import torch
 import jitgen
+from tests import fresh
 
 @jitgen.jit
 def gate(x, y, scale):
@@ -51,9 +52,7 @@ def _plain_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_program(**environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=dict(os.environ) | environment
-    )
+    return fresh.run(PROGRAM, env=dict(os.environ) | environment)
 
 
 def prewarm(manifest: Path, *targets: str, code: int = 0) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from jitgen.quant import io
 from jitgen.quant.formats import find
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
+from tests import fresh
 
 FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
 
@@ -155,9 +155,7 @@ def test_importing_jitgen_imports_little_of_this() -> None:
         "assert jitgen.quantize and jitgen.quantize_ and jitgen.QTensor\n"
         "print('safetensors' in sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=_data.checkout_directory(), check=True
-    )
+    done = fresh.run(script, cwd=_data.checkout_directory())
     assert done.stdout.split("\n")[:2] == ["[]", "False"]
 
 

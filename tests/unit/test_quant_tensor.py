@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
 import sys
 import threading
 import warnings
@@ -26,6 +25,7 @@ from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.storage import Stored
 from jitgen.quant.token import intern
+from tests import fresh
 
 FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
 """Of the formats those with kernels of their own, and others of every kind of tensors."""
@@ -309,18 +309,16 @@ def test_a_whole_module_in_a_file() -> None:
     assert back.first.weight is back.second.weight
     assert torch.equal(back(x), model(x))
     state = saved(model.state_dict(), weights_only=True)
-    fresh = Tied()
-    fresh.load_state_dict(state)  # type: ignore[arg-type]
-    assert torch.equal(fresh(x), model(x))
+    loaded = Tied()
+    loaded.load_state_dict(state)  # type: ignore[arg-type]
+    assert torch.equal(loaded(x), model(x))
 
 
 def test_a_file_is_read_where_jitgen_is_imported_and_nothing_more(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"w": quantised()}, path)
     script = f"import torch, jitgen; print(torch.load({str(path)!r}, weights_only=True)['w'].format)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=_data.checkout_directory(), check=True
-    )
+    done = fresh.run(script, cwd=_data.checkout_directory())
     assert done.stdout.strip() == "int4"
 
 

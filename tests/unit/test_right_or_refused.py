@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch import nn
 
 import jitgen
 from jitgen.errors import TraceError, UnsupportedError
+from tests import fresh
 
 a, square, vector = torch.randn(5, 7), torch.randn(6, 6), torch.randn(7)
 x, w, c, v = torch.randn(2, 5, 8), torch.randn(8, 6), torch.randn(2, 8), torch.randn(8, 6)
@@ -181,7 +180,7 @@ try:
 except jitgen.UnsupportedError as error:
     print("refused", error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fresh.run(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused") == 10, done.stdout
 

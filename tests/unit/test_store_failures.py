@@ -22,6 +22,7 @@ from jitgen.errors import CacheWarning
 from jitgen.store import Store, atomic, layout, notice
 from jitgen.store.default import default_store
 from jitgen.store.lock import Flight
+from tests import fresh
 
 needs_compiler = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -124,7 +125,7 @@ print([str(one.message) for one in told if issubclass(one.category, jitgen.error
 def test_a_user_without_a_name_and_a_home(home: str | None, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"JITGEN_CACHE_DIR": str(tmp_path)} | ({"HOME": home} if home else {})
-    done = subprocess.run([sys.executable, "-c", NO_HOME], env=environment, cwd="/", capture_output=True, text=True)
+    done = fresh.run(NO_HOME, env=environment, cwd="/")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("JITGEN_CACHE_DIR") == 1, done.stdout
 
@@ -342,9 +343,7 @@ with scratch.directory() as directory:
 
 
 def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True
-    )
+    done = fresh.run(KILLED, env=os.environ | {"TMPDIR": str(tmp_path)})
     left = Path(done.stdout.strip())
     assert left.is_dir(), done.stderr
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

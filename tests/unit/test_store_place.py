@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, flip, numbered_
 
 from jitgen.errors import CacheError, CacheWarning
 from jitgen.store import Store, atomic, layout, notice
+from tests import fresh
 
 needs_permissions = pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may do everything")
 
@@ -189,4 +189,5 @@ def test_import_and_hits_load_nothing_heavy(store: Store) -> None:
         "assert not heavy & loaded, heavy & loaded\n"
     )
     package = Path(layout.__file__).resolve().parents[2]
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=package, env={**os.environ, "HOME": "/nonexistent"})
+    done = fresh.run(script, cwd=package, env={**os.environ, "HOME": "/nonexistent"})
+    assert done.returncode == 0, done.stderr
