@@ -30,7 +30,8 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BATCHES, SENTENCES = 4, 48
 WAYS: tuple[tuple[str, str, int | None, str | None], ...] = (
     *(("", "int4", 32, None), ("awq", "int4", 32, None), ("gptq", "int4", 32, None), ("gptq", "int4", 32, "int8")),
-    *(("", "int8", None, "int8"), ("gptq", "int8", None, "int8"), ("", "int8", None, "int8.block128")),
+    *(("", "int8", None, "int8"), ("smoothquant", "int8", None, "int8"), ("gptq", "int8", None, "int8")),
+    *(("", "int8", None, "int8.block128"), ("smoothquant", "int4", 32, "int8")),
 )
 """The method of ``calibrate``, or none, with format, group size and kind of activations."""
 GPT_WAYS: tuple[tuple[str, int | None, str | None], ...] = (

@@ -19,7 +19,7 @@ from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import io
 from jitgen.quant.activations import check_activation
 from jitgen.quant.experts import experts_of, rank
-from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.formats import TENSOR_NAMES, check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.modules import freeze_bias, quantize_
 from jitgen.quant.qtensor import QTensor
@@ -35,9 +35,6 @@ except ImportError as error:
 
 _log = logging.get_logger(__name__)
 METHOD = "jitgen"
-SUFFIXES = ("codes", "scales", "zeros", "tensor_scale", "order")
-"""The tensors of quantised weights in files."""
-
 Formats = str | Mapping[str, "str | tuple[str, int | None] | None"]
 
 
@@ -175,7 +172,7 @@ class JitgenQuantizer(HfQuantizer):
         if not self.pre_quantized:
             return {}
         leaves = sorted({name.rpartition(".")[2] for name in getattr(self, "descriptions", {})})
-        return {leaf: [f"{leaf}.{suffix}" for suffix in SUFFIXES] for leaf in leaves}
+        return {leaf: [f"{leaf}.{suffix}" for suffix in TENSOR_NAMES] for leaf in leaves}
 
     def get_load_operations(self) -> dict[str, Any]:
         return {"deserialize": _Deserialize}
@@ -184,7 +181,9 @@ class JitgenQuantizer(HfQuantizer):
         if self.pre_quantized:
             # Files have the names of the model in memory, which some renamings would change again. Releases of
             # transformers that pass no model have no such renamings.
-            names = [name + end for model in models for name in model.state_dict() for end in ("", f".{SUFFIXES[0]}")]
+            names = [
+                name + end for model in models for name in model.state_dict() for end in ("", f".{TENSOR_NAMES[0]}")
+            ]
             weight_conversions = [one for one in weight_conversions if not _renames(one, names)]
         return super().update_weight_conversions(weight_conversions, *models)
 

@@ -3,7 +3,9 @@
 An activation becomes codes, int8 from -127 to 127 or float8_e4m3fn, and float32 scales. By default each row (a token)
 has a scale of its own, its largest magnitude over the largest code. ``"fp8_e4m3.block128"`` has one for every 128
 columns of a row. With a weight of a format that is ``.static`` the scale is a tensor of the weight, found by
-calibration, and values beyond the largest code times the scale saturate.
+calibration, and values beyond the largest code times the scale saturate. With one that is ``.smoothed`` an activation's
+columns are multiplied by a tensor of the weight first, whose columns were divided by it: SmoothQuant's factors, where
+whatever returns the activation cannot take them.
 
 The sum of products of codes over a group of the weight, which for int8 is exact, is multiplied by the group's scale;
 groups are added up, and the total is multiplied by the row's scale, in float32. The formulas here are plain torch,
@@ -118,6 +120,11 @@ def _are_codes_of(format: Format, is_integer: bool) -> bool:
     else:
         return False
     return bool((values.to(torch.float8_e4m3fn).double() == values).all())
+
+
+def smoothed(x: torch.Tensor, smoothing: torch.Tensor) -> torch.Tensor:
+    """Returns ``x`` (..., K) with its columns multiplied by ``smoothing``, (1, K), of its dtype."""
+    return (x * smoothing.squeeze(0)).to(x.dtype)
 
 
 def scales_of(x: torch.Tensor, kind: Activation, by_row: bool = True) -> torch.Tensor:

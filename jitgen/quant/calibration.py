@@ -7,7 +7,8 @@ Methods:
     code, or that which a percentage of magnitudes is below.
 ``"smoothquant"``
     divides columns of activations with large numbers, and multiplies the weights' (``migration.py``). Scales of
-    activations are found at each call.
+    activations are found at each call. Where a model has no place for the factors, weights that quantise activations
+    keep them: their format ends in ``.smoothed``.
 ``"awq"``
     is the same with factors that minimise the error of each product in its weight's format, and scales of weights found
     by errors weighted with the mean squares of activations.
@@ -154,7 +155,7 @@ class _Calibration:
         for number in migration.find():
             self.say(f"{number} norms and products asked for factors")
         self.factors = migration.factors
-        if not self.factors.columns:
+        if not self.factors.columns and not self.factors.stored:
             warnings.warn(
                 f"{self.method} moves nothing to weights: whatever returns an activation here is read by other "
                 "operations too, or what lies between does not commute with factors of columns",
@@ -222,7 +223,10 @@ class _Calibration:
         if self.method == "gptq":
             return with_feedback(dense, sums[observed.sharing], job.row, job.group_size, job.kind)
         importance = observed.mean_squares if self.method == "awq" else None
+        factors = self.factors.stored.get(id(job.weight))
+        dense = dense if factors is None else dense.detach().float() * factors
         made = quantize(dense, job.row.name, job.group_size, activation=job.kind, importance=importance)
+        made = made if factors is None else made.with_smoothing(1 / factors)
         if made.dtype != job.weight.dtype:  # of a weight with factors, which is float32
             made = cast(QTensor, made.to(job.weight.dtype))
         if self.method not in STATIC or job.kind is None or ACTIVATIONS[job.kind].block:

@@ -50,4 +50,6 @@ def decode_rows(
         scales = scales * named["tensor_scale"].to(compute)
     values *= scales.unsqueeze(-1)
     dense = values.flatten(-2)[:, : sizes.columns]
-    return torch.empty_like(dense).index_copy_(1, named["order"][0].long(), dense) if format.ordered else dense
+    if format.ordered:
+        dense = torch.empty_like(dense).index_copy_(1, named["order"][0].long(), dense)
+    return dense * named["smoothing"].to(compute) if format.smoothed else dense

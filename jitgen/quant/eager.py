@@ -100,6 +100,8 @@ def takes_groups(x: torch.Tensor, weight: QTensor, offs: torch.Tensor) -> bool:
 
 def reference(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Computes ``linear`` in torch, on the dequantised weight."""
+    if weight.smoothing is not None:
+        return reference(activations.smoothed(x, weight.smoothing), weight.with_smoothing(None), bias)
     if weight.token.activation is not None:
         dense = weight.dequantize(torch.promote_types(x.dtype, torch.float32))
         return activations.linear(x, dense, bias, weight.token.activation, weight.input_scale)

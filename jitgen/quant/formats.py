@@ -14,7 +14,8 @@ A row may be varied by *qualifiers* after its name, each after a dot: the kind o
 floating-point zero-points (``"uint4.floatzeros"``), and scales that several rows share (``"fp8_e4m3.rows128"`` with
 groups of 128 for blocks of 128 x 128, ``"fp8_e4m3.tensor"`` for one scale). ``"uint4.ordered"`` has its columns in
 another order, which is stored beside them: GPTQ's act-order puts the columns of a group next to one another.
-``"int8.static"`` has the scale of its activations stored beside it (``quant/activations.py``).
+``"int8.smoothed"`` has factors of an activation's columns stored beside it, and ``"int8.static"`` the scale of its
+activations (``quant/activations.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -37,7 +39,7 @@ ROW_MULTIPLE = 64
 """With one scale per row, K is padded to a multiple of this many columns."""
 WHOLE_TENSOR = 0
 """The value of ``Format.scale_rows`` for one scale that all rows share."""
-TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order", "input_scale")
+TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order", "smoothing", "input_scale")
 """The names of all tensors that weights of some format consist of."""
 
 
@@ -128,6 +130,8 @@ class Format:
             formats are stored in bit planes (``layouts/planes.py``).
         ordered: whether columns are stored in another order, which is a tensor of the weight. A product takes the
             columns of the activation in that order, and is otherwise one of ``stored``.
+        smoothed: whether an activation's columns are multiplied by a tensor of the weight, ``smoothing``, before the
+            activation is quantised or multiplied: those of the stored weight have been divided by it (SmoothQuant).
         static: whether the scale of activations is a tensor of the weight, ``input_scale``.
     """
 
@@ -142,20 +146,21 @@ class Format:
     scale_limit: float = math.inf
     tiled: bool = False
     ordered: bool = False
+    smoothed: bool = False
     static: bool = False
 
     @property
     def stored(self) -> Format:
-        """Returns the format of the columns as they are stored: this one without an order, or a scale of
+        """Returns the format of the columns as they are stored: this one without an order, or what belongs to
         activations."""
         if not self.extra_names:
             return self
-        return find(self.name.removesuffix(".static").removesuffix(".ordered"))
+        return find(".".join(word for word in self.name.split(".") if word not in EXTRAS))
 
     @property
     def extra_names(self) -> tuple[str, ...]:
         """Returns the names of the tensors that are the same in every layout: last among those of a weight."""
-        return (*(("order",) if self.ordered else ()), *(("input_scale",) if self.static else ()))
+        return tuple(name for qualifier, name in EXTRAS.items() if getattr(self, qualifier))
 
     @property
     def row(self) -> str:
@@ -329,9 +334,11 @@ FORMATS: dict[str, Format] = {
         Format("nvfp4", 4, Float(2, 1, 1), "e4m3", group_size=16, tensor_scale=True),
     )
 }
-QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", "ordered", "static")
+EXTRAS = {"ordered": "order", "smoothed": "smoothing", "static": "input_scale"}
+"""Qualifiers, in their order in a name, of formats with a tensor besides those of the weight, and the tensor's name."""
+QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", *EXTRAS)
 """What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, columns in
-another order, or a scale of activations."""
+another order, and factors or a scale of activations."""
 
 
 @functools.cache
@@ -354,11 +361,12 @@ def _qualified(name: str) -> Format | None:
         return None
     spelled = [base, *([scale] if scale != row.scale else [])]
     spelled += ["floatzeros"] if zeros != row.zeros else []
-    spelled += [*shared, *(qualifier for qualifier in ("ordered", "static") if qualifier in qualifiers)]
+    spelled += [*shared, *(qualifier for qualifier in EXTRAS if qualifier in qualifiers)]
     tiled = row.tiled and scale == row.scale and zeros == row.zeros
     limit = row.scale_limit if tiled else math.inf
     format = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
-    return replace(format, tiled=tiled, ordered="ordered" in qualifiers, static="static" in qualifiers)
+    extras: dict[str, Any] = {qualifier: qualifier in qualifiers for qualifier in EXTRAS}
+    return replace(format, tiled=tiled, **extras)
 
 
 def find(name: str | Format) -> Format:

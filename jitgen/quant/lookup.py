@@ -67,6 +67,8 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
     scales = _scale(format, of_group("scales"), compute)
     if format.tensor_scale:
         scales = scales * named["tensor_scale"][row >> 4, row & 15].to(compute)
+    if format.smoothed:
+        scales = scales * named["smoothing"][0, column].to(compute)
     return (values * scales).to(token.dtype)
 
 

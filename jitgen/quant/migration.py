@@ -5,7 +5,8 @@ What returns a product's activation, a norm or another product, is divided by th
 multiplied by them. That changes nothing where nothing else reads what is divided, and where what lies between commutes
 with factors of columns: attention does for values, and SwiGLU for its second half. Whether that is so is asked of the
 model itself: it runs with factors that are powers of two, which round nothing in any dtype, and its result must stay
-the same.
+the same. Elsewhere, products that quantise their activations keep SmoothQuant's factors beside the weight, and apply
+them as they quantise (``Format.smoothed``).
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from functools import partial
 
 import torch
 
+from jitgen.quant.activations import quantized
 from jitgen.quant.observed import Observed, Source, Substitute
 from jitgen.quant.planned import Job
 from jitgen.quant.quantize import quantize
 
-MIGRATION = 0.5
-"""SmoothQuant's alpha: how much of the range of activations goes to weights."""
+MIGRATIONS = tuple(step / 20 for step in range(6, 18, 2))
+"""Values of SmoothQuant's alpha that are tried: how much of the range of activations goes to weights."""
 EXPONENTS = tuple(step / 10 for step in range(10))
 """The powers of activations' magnitudes that AWQ's factors are tried with."""
-LARGEST_FACTOR = 1e2
-"""Factors lie between its reciprocal and this."""
+LARGEST_FACTOR, LARGEST_STEP = 1e2, 7
+"""Factors of AWQ lie between its reciprocal and this, and those of SmoothQuant are 2 to at most this power."""
 SAME = 1e-3
 """The largest difference of a model's result, relative to its norm, with factors that round nothing: what kernels of
 other orders of sums may make of it."""
@@ -38,10 +40,12 @@ Result = Callable[[Mapping[int, Substitute]], Sequence[torch.Tensor]]
 
 @dataclass
 class Factors:
-    """Holds what is moved: by the id of a Parameter, the factors of its rows or elements, and of its columns."""
+    """Holds what is moved: by the id of a Parameter, the factors of its rows or elements, and of its columns; and
+    factors of columns that a weight is to keep beside it (``stored``)."""
 
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     columns: dict[int, torch.Tensor] = field(default_factory=dict)
+    stored: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def scaled(self, job: Job) -> torch.Tensor:
         """Returns the weight of ``job``, (N, K), with its factors; the weight itself where it has none."""
@@ -120,6 +124,19 @@ class Migration:
                     self._move(tried)
                     divided.add(group.source.weight)
             yield number
+        if self.method == "smoothquant":
+            self._store()
+
+    def _store(self) -> None:
+        """Finds the factors that weights keep: of those that multiply the same tensors, the same ones."""
+        shared: dict[int, list[Job]] = {}
+        for number, job in self.jobs.items():
+            if job.kind is not None and number not in self.factors.columns:
+                shared.setdefault(self.observed[number].sharing, []).append(job)
+        for readers in shared.values():
+            factors = self._smoothing(readers)
+            if bool((factors != 1).any()):
+                self.factors.stored |= {id(job.weight): factors for job in readers}
 
     def _size(self, source: Source) -> int:
         """Returns the number of columns that ``source`` returns; 0 for a weight that is not quantised itself."""
@@ -165,11 +182,24 @@ class Migration:
             observed.largest, observed.squares = observed.largest / factors, observed.squares / factors.square()
 
     def _smoothing(self, readers: Sequence[Job]) -> torch.Tensor:
-        """Returns SmoothQuant's factors."""
+        """Returns SmoothQuant's factors, rounded to powers of two, which round neither activations nor norms in any
+        dtype: those with the least error of the products of sampled rows, or ones."""
         largest = self._largest(readers)
-        of_weight = torch.cat([self.factors.scaled(job).detach().float() for job in readers]).abs().amax(0)
-        factors = largest**MIGRATION / of_weight.clamp(min=1e-5) ** (1 - MIGRATION)
-        return factors.clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        weights = [self.factors.scaled(job).detach().float() for job in readers]
+        of_weight = torch.cat([weight.flatten(0, -2) for weight in weights]).abs().amax(0).clamp(min=1e-5)
+        rows = torch.cat(self.observed[self.observed[id(readers[0].weight)].sharing].samples).float()
+        best, least = torch.ones_like(largest), float("inf")
+        for alpha in (None, *MIGRATIONS):
+            steps = torch.zeros_like(largest)
+            if alpha is not None:
+                steps = alpha * largest.log2() - (1 - alpha) * of_weight.log2()
+                steps = (steps - steps.mean()).round().clamp(-LARGEST_STEP, LARGEST_STEP)
+            factors, error = steps.exp2(), 0.0
+            for job, weight in zip(readers, weights, strict=True):
+                error += _error(rows, weight, factors, job)
+            if error < least:
+                best, least = factors, error
+        return best
 
     def _awq(self, readers: Sequence[Job]) -> torch.Tensor:
         """Returns the factors with the least error of the products, as the formats of their weights have them."""
@@ -191,6 +221,15 @@ class Migration:
     def _largest(self, readers: Sequence[Job]) -> torch.Tensor:
         seen = [self.observed[id(job.weight)].largest for job in readers]
         return torch.stack([one for one in seen if one is not None]).amax(0).clamp(min=1e-5)
+
+
+def _error(rows: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor, job: Job) -> float:
+    """Returns the sum of squared errors of the products of ``rows`` with ``weight``, (N, K), where their columns are
+    divided and multiplied by ``factors`` and both are quantised as ``job`` says."""
+    made = quantize(weight * factors, job.row.name, job.group_size, method="absmax", activation=job.kind)
+    activations = rows / factors if job.kind is None else quantized(rows / factors, job.kind)
+    lost = activations @ made.dequantize(torch.float32).flatten(0, -2).T - rows @ weight.flatten(0, -2).T
+    return float(lost.square().sum())
 
 
 def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:

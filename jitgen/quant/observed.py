@@ -19,6 +19,8 @@ from jitgen.quant.activations import quantized
 
 SAMPLES = 1 << 16
 """Magnitudes that a weight keeps of each batch, of which percentiles are taken."""
+SAMPLED_ROWS, SAMPLED_CALLS = 32, 4
+"""Rows of an activation that a weight keeps of each of its first calls, with which products are tried."""
 CANDIDATES = 4
 """Products before one that are asked whether it multiplies what they return, where that is no norm's result."""
 
@@ -48,6 +50,7 @@ class Observed:
         largest: the largest magnitude of each column, [K].
         squares: the sum of squares of each column, [K].
         magnitudes: samples of |x|, one tensor for each call.
+        samples: some rows of the first calls, in the dtype of the activation.
         products: the sum of x^T x, [K, K], if asked for.
         sharing: the id of the first weight in the model's order that multiplies the same tensors.
         sources: what may have returned what it multiplies, the likeliest first.
@@ -60,6 +63,7 @@ class Observed:
     largest: torch.Tensor | None = None
     squares: torch.Tensor | None = None
     magnitudes: list[torch.Tensor] = field(default_factory=list)
+    samples: list[torch.Tensor] = field(default_factory=list)
     products: torch.Tensor | None = None
     sharing: int = 0
     sources: tuple[Source, ...] = ()
@@ -67,9 +71,12 @@ class Observed:
 
     def add(self, x: torch.Tensor) -> None:
         """Adds what is known of each column of ``x`` (..., K)."""
-        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        rows = x.detach().reshape(-1, x.shape[-1])
         if not len(rows):
             return
+        if len(self.samples) < SAMPLED_CALLS:
+            self.samples.append(rows[:: -(-len(rows) // SAMPLED_ROWS)].clone())
+        rows = rows.float()
         self.rows += len(rows)
         largest, squares = rows.abs().amax(0), rows.square().sum(0)
         self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)

@@ -23,7 +23,7 @@ from jitgen.quant import distributed, exported, fakes, layouts, slices
 from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode
 from jitgen.quant.eager import kernels
-from jitgen.quant.formats import TENSOR_NAMES, check_group_size, find
+from jitgen.quant.formats import EXTRAS, TENSOR_NAMES, check_group_size, find
 from jitgen.quant.functions import FUNCTIONS, METADATA, OPERATORS, refuse
 from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.storage import Copies, Stored, settled
@@ -206,6 +206,12 @@ class QTensor(torch.Tensor):
         return self._named("order")
 
     @property
+    def smoothing(self) -> torch.Tensor | None:
+        """Returns what an activation's columns are multiplied by before anything else, float32 (1, K); None for
+        nothing."""
+        return self._named("smoothing")
+
+    @property
     def input_scale(self) -> torch.Tensor | None:
         """Returns the scale of activations, float32 (1, 1); None where each row or block has its own."""
         return self._named("input_scale")
@@ -238,17 +244,42 @@ class QTensor(torch.Tensor):
         Raises:
             FormatError: this weight's products quantise no activations, or ``scale`` is no number above 0.
         """
-        token, format = self.token, find(self.token.format)
+        token = self.token
         if token.activation is None:
             raise FormatError(f"{self!r} leaves activations as they are; take .with_activation('int8') first")
         value = torch.as_tensor(scale, dtype=torch.float32, device=token.device)
         if value.numel() != 1:
             raise FormatError(f"a scale of activations is one number, not a tensor of shape {tuple(value.shape)}")
-        name = format.name if format.static else f"{format.name}.static"
-        plain = self._tensors_in("portable", keep=False)
-        tensors = (*plain[: len(plain) - format.static], value.reshape(1, 1).clone())
+        return self._with_extra("static", value.reshape(1, 1).clone())
+
+    def with_smoothing(self, smoothing: torch.Tensor | None) -> QTensor:
+        """Returns a weight whose columns are those of this one times ``smoothing`` (K numbers above 0), and whose
+        products multiply the columns of activations by it first: of format ``"int8.smoothed"``, for instance. Quantise
+        ``weight / smoothing``, and call this on the result. None takes such factors away.
+
+        Raises:
+            FormatError: ``smoothing`` is not K numbers above 0.
+        """
+        if smoothing is None:
+            return self._with_extra("smoothed", None) if self.smoothing is not None else self
+        columns = self.token.weight_shape[1]
+        if smoothing.numel() != columns:
+            raise FormatError(
+                f"a factor for each of {columns} columns; a tensor of shape {tuple(smoothing.shape)} has others"
+            )
+        value = smoothing.detach().to(self.token.device, torch.float32).reshape(1, columns)
+        return self._with_extra("smoothed", value.clone(memory_format=torch.contiguous_format))
+
+    def _with_extra(self, qualifier: str, value: torch.Tensor | None) -> QTensor:
+        """Makes a weight of the format with ``qualifier``, one of ``EXTRAS``, or without it, and its tensor."""
+        token, format = self.token, find(self.token.format)
+        names = [word for word in format.name.split(".") if word != qualifier]
+        changed = find(".".join(names if value is None else [*names, qualifier]))
+        named: dict[str, Any] = dict(zip(format.tensor_names, self._tensors_in("portable", keep=False), strict=True))
+        named[EXTRAS[qualifier]] = value
         facts = {"transposed": token.transposed, "experts": token.experts, "activation": token.activation}
-        return QTensor(tensors, name, token.group_size, token.weight_shape, token.dtype, **facts)  # type: ignore
+        tensors = tuple(named[name] for name in changed.tensor_names)
+        return QTensor(tensors, changed.name, token.group_size, token.weight_shape, token.dtype, **facts)  # type: ignore
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns the weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made

@@ -91,6 +91,8 @@ def columns(
             filled = zero_codes(format, tensors, sizes.rows).expand(sizes.rows, sizes.padded_columns).clone()
             filled[:, : last - first] = fields
             cut.append(portable.pack_codes(format, filled))
+        elif name == "smoothing":
+            cut.append(tensor[:, first:last])
         elif name in _ROW_TENSORS and group_size is not None:
             cut.append(tensor[:, first // group_size : first // group_size + sizes.groups])
         else:

@@ -21,7 +21,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.cut_weights import with_whole_tiles
-from jitgen.trace.groups import by_codes, by_ids, is_chosen, mT, of_batches, ordered_columns
+from jitgen.trace.groups import by_codes, by_ids, is_chosen, mT, of_batches, stored_columns
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.reductions import reduce, sum_
@@ -76,7 +76,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     columns, cut = weight.shape[batch], None
     if weight.is_weight and batch == 0:
         weight, cut = with_whole_tiles(trace, weight)
-    x = ordered_columns(trace, x, weight)
+    x = stored_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
     product = by_codes(trace, product)
     return product if cut is None else view(trace, product, ("slice", len(x.shape) - 1, *cut), (*x.shape[:-1], columns))

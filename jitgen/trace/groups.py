@@ -54,7 +54,7 @@ def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: s
         shape = (groups.shape[0], x.shape[0], weight.shape[0])
         return trace.make("grouped", (x, weight, groups), dtype, shape, (LENGTHS_OF_GROUPS, accumulator, precision, by))
     _same(trace, groups.shape[0], x.shape[0] if by == "ids" else weight.shape[0], "the number of groups")
-    x = ordered_columns(trace, x, weight)
+    x = stored_columns(trace, x, weight)
     attrs = (ROWS_OF_GROUPS, accumulator, precision, by)
     product = trace.make("grouped", (x, weight, groups), dtype, (x.shape[0], weight.shape[1]), attrs)
     return by_codes(trace, product)
@@ -104,8 +104,10 @@ def _same(trace: Trace, left: Any, right: Any, what: str) -> None:
         )
 
 
-def ordered_columns(trace: Trace, x: Node, weight: Node) -> Node:
-    """Returns ``x`` with its last dimension in the order in which the columns of ``weight`` are stored."""
+def stored_columns(trace: Trace, x: Node, weight: Node) -> Node:
+    """Returns ``x`` with its last dimension as ``weight`` has its columns stored: multiplied by ``smoothing``, and
+    reordered."""
+    x = trace.quantized.smoothed(x, weight)
     order = trace.quantized.column_order(weight)
     if order is None:
         return x

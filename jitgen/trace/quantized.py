@@ -29,9 +29,8 @@ class QuantizedWeights:
         self._captured: dict[int, Node] = {}
         self._tokens: dict[int, Any] = {}
         """The token of a weight, by the id of its node."""
-        self._column_orders: dict[int, Node] = {}
-        self._input_scales: dict[int, Node] = {}
-        """The static scale of a weight's activations, by the id of its node."""
+        self._extras: dict[tuple[int, str], Node] = {}
+        """What a weight has besides its stored columns, by the id of its node and the name of the tensor."""
         self._codes: dict[tuple[int, str, int], tuple[Node, Node, Node]] = {}
         """Activations that were quantised, with their codes and scales, by the id of their node, the kind of their
         codes, and the id of a static scale's node."""
@@ -55,10 +54,7 @@ class QuantizedWeights:
         tensors = tensors[: len(format.stored.tensor_names)]
         node = make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
         self._tokens[id(node)] = token
-        if format.ordered:
-            self._column_orders[id(node)] = named["order"]
-        if format.static:
-            self._input_scales[id(node)] = named["input_scale"]
+        self._extras |= {(id(node), name): named[name] for name in format.extra_names}
         if token.experts is not None:
             rows, columns = token.weight_shape
             shape = token.experts, rows // max(token.experts, 1), columns
@@ -84,7 +80,15 @@ class QuantizedWeights:
     def column_order(self, weight: Node) -> Node | None:
         """Returns the order in which the columns of ``weight`` are stored; None if they are in their own order. A view
         has the order of its weight."""
-        return self._column_orders.get(id(weight.under_views))
+        return self._extras.get((id(weight.under_views), "order"))
+
+    def smoothed(self, x: Node, weight: Node) -> Node:
+        """Returns ``x`` (..., K) as products with ``weight`` have it: its columns multiplied by the weight's
+        ``smoothing``, if it has such."""
+        smoothing = self._extras.get((id(weight.under_views), "smoothing"))
+        return (
+            x if smoothing is None else self._trace.composed(activations.smoothed, [*map(self._proxy, (x, smoothing))])
+        )
 
     def activation(self, weight: Node) -> str | None:
         """Returns how products quantise what they multiply with ``weight``, or with what it is a view of."""
@@ -100,7 +104,7 @@ class QuantizedWeights:
         codes and its scales, float32 (..., 1) or (..., blocks)."""
         base = weight.under_views
         kind = activations.ACTIVATIONS[self._tokens[id(base)].activation]
-        static = self._input_scales.get(id(base))
+        static = self._extras.get((id(base), "input_scale"))
         known = self._codes.get((id(x), kind.name, id(static)))
         if known is None:
             proxy = TensorProxy(x, self._trace)
@@ -138,7 +142,8 @@ class QuantizedWeights:
             raise UnsupportedError(
                 "an embedding takes a quantised weight as it is; pass the weight itself, not a view of it"
             )
-        proxies: list[Any] = [TensorProxy(node, self._trace) for node in (*weight.inputs, index)]
+        extras = [self._extras[id(weight), name] for name in formats.find(token.format).extra_names]
+        proxies: list[Any] = [self._proxy(node) for node in (*weight.inputs, *extras, index)]
         return self._trace.composed(
             lambda *tensors: lookup.rows(tensors[:-1], token.replace(device=self._trace.device), tensors[-1]), proxies
         )

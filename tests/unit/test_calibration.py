@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,38 @@ def test_smoothquant_migrates_where_nothing_else_reads() -> None:
     assert not torch.equal(made.norm.weight, plain.norm.weight)
     assert torch.equal(made.post.weight, plain.post.weight)
     assert error(made, plain, data[0]) < 0.8 * error(direct, plain, data[0])
+
+
+class PostNorm(nn.Module):
+    """A layer as BERT has it: a residual reads what the norm returns, so that nothing can be divided."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.again = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.out = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        result: torch.Tensor = self.again(h + self.out(F.gelu(self.q(h)) * torch.sigmoid(self.k(h))))
+        return result
+
+
+def test_weights_keep_factors_that_nothing_takes(tmp_path: Path) -> None:
+    plain, data = PostNorm().requires_grad_(False), batches()
+    plain.norm.weight[::16] = 25.0
+    direct, made = copy.deepcopy(plain), copy.deepcopy(plain)
+    jitgen.quantize_(direct, "int8", activation="int8")
+    report = jitgen.calibrate(made, data, "smoothquant", format="int8", activation="int8")
+    assert [layer.format for layer in report.layers][:2] == ["int8.smoothed"] * 2
+    assert report.migrated == ()
+    assert torch.equal(made.norm.weight, plain.norm.weight)
+    assert torch.equal(made.q.weight.smoothing, made.k.weight.smoothing)
+    assert bool((made.q.weight.smoothing.log2() % 1 == 0).all())
+    assert error(made, plain, data[0]) < 0.8 * error(direct, plain, data[0])
+    jitgen.save_quantized(made, tmp_path / "model.safetensors")
+    other = PostNorm().requires_grad_(False)
+    jitgen.load_quantized(tmp_path / "model.safetensors", model=other)
+    assert torch.equal(other(data[0]), made(data[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

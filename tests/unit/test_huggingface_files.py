@@ -138,6 +138,25 @@ def test_save_pretrained_and_every_loader(name: str, tmp_path: Path) -> None:
     assert_same(kind.from_pretrained(tmp_path / "again"), model)
 
 
+@torch.no_grad()
+def test_what_weights_keep_of_activations_is_in_files(tmp_path: Path) -> None:
+    fresh("BERT").save_pretrained(tmp_path / "plain")
+    kind = transformers.BertForMaskedLM
+    config = jitgen.JitgenConfig("int8", None, activation="int8")
+    model = kind.from_pretrained(tmp_path / "plain", quantization_config=config)
+    for number, module in enumerate(model.modules()):
+        weight = module._parameters.get("weight")
+        if isinstance(weight, QTensor):
+            smoothed = weight.with_smoothing(torch.rand(weight.shape[1]) + 0.5)
+            made = smoothed.with_input_scale(0.01 * (number + 1))
+            module.weight = torch.nn.Parameter(made, requires_grad=False)
+    model.save_pretrained(tmp_path / "quantized")
+    found = kind.from_pretrained(tmp_path / "quantized")
+    assert_same(found, model)
+    for key, weight in quantized(found.state_dict()).items():
+        assert torch.equal(weight.input_scale, model.state_dict()[key].input_scale)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_a_file_is_dense_again(name: str, tmp_path: Path) -> None:
     kind = getattr(transformers, MODELS[name][0])

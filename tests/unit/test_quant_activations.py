@@ -116,6 +116,59 @@ def test_a_static_scale_saturates_and_is_kept(format: str, kind: str, tmp_path: 
     assert_near(F.linear(x, again), exact(x, again), 2e-6)
 
 
+@pytest.mark.parametrize(
+    ("format", "group", "kind"),
+    [("int8", None, "int8"), ("int4", 32, None), ("fp8_e4m3", None, "fp8_e4m3"), ("int8.static", None, "int8")],
+    ids=str,
+)
+def test_columns_of_activations_are_multiplied_first(
+    format: str, group: int | None, kind: str | None, tmp_path: Path
+) -> None:
+    """Factors that are powers of two round nothing, so that results are those of the product of ``x * factors``."""
+    factors = torch.exp2(torch.randint(-4, 5, (96,)).float())
+    row, scale = format.removesuffix(".static"), 0.03 if format.endswith(".static") else None
+    plain = jitgen.quantize(torch.randn(40, 96), row, group, activation=kind, input_scale=scale)
+    weight = plain.with_smoothing(factors)
+    assert weight.format == f"{row}.smoothed{'.static' if scale else ''}"
+    assert torch.equal(weight.dequantize(), plain.dequantize() * factors)
+    x = torch.randn(7, 96) / factors
+    linear = jitgen.jit(lambda x, w: F.linear(x, w))
+    wanted = exact(x * factors, plain) if kind else x.double() @ weight.dequantize(torch.float64).T
+    assert_near(linear(x, weight), wanted, 2e-6)
+    assert_near(linear.reference(x, weight), wanted, 1e-5)
+    assert_near(F.linear(x, weight), wanted, 2e-6)
+    assert_near(x @ weight[8:24].T, wanted[:, 8:24], 2e-6)
+    experts = jitgen.quantize(torch.randn(2, 16, 96), row, group, activation=kind, input_scale=scale)
+    assert_near(
+        torch.bmm(x.expand(2, -1, -1), experts.with_smoothing(factors).mT).flatten(0, 1),
+        torch.bmm((x * factors).expand(2, -1, -1), experts.mT).flatten(0, 1).double(),
+        2e-6,
+    )
+    index = torch.tensor([3, 39, 0])
+    assert torch.equal(F.embedding(index, weight), weight.dequantize()[index])
+    assert torch.equal(jitgen.jit(lambda i, w: F.embedding(i, w))(index, weight), weight.dequantize()[index])
+    layer = nn.Linear(96, 40, bias=False).requires_grad_(False)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    jitgen.save_quantized(layer, tmp_path / "layer.safetensors")
+    loaded = jitgen.load_quantized(tmp_path / "layer.safetensors")["weight"]
+    assert torch.equal(F.linear(x, loaded), F.linear(x, weight))
+    x.requires_grad_(True)
+    torch.autograd.backward(F.linear(x, weight).sum())
+    assert torch.allclose(x.grad, weight.dequantize().sum(0).expand_as(x), rtol=1e-4, atol=1e-3)
+    if group is not None:
+        assert torch.equal(weight[:, 32:64].dequantize(), weight.dequantize()[:, 32:64])
+    assert weight.with_smoothing(None).format == plain.format
+
+
+def test_bad_factors_of_columns_are_refused() -> None:
+    weight = jitgen.quantize(torch.randn(32, 64), "int8", activation="int8")
+    with pytest.raises(FormatError, match="a factor for each of 64 columns"):
+        weight.with_smoothing(torch.ones(32))
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(FormatError, match="factors"):
+            weight.with_smoothing(torch.ones(64).index_fill(0, torch.tensor([5]), value))
+
+
 def test_bad_scales_of_activations_are_refused() -> None:
     weight = torch.randn(32, 64)
     for scale in (0.0, -1.0, float("nan"), float("inf")):

@@ -23,7 +23,10 @@ from jitgen.quant.formats import FORMATS, find
 from jitgen.spec import Target, TensorSpec
 
 ROUTES = (("cuda", "sm_90a"), ("triton", "sm_90a"), ("cuda", "sm_80"), ("cpp", "x86-64-v4"))
-QUALIFIED = ("int8.static", "int4.ordered", "fp8_e4m3.static", "fp8_e4m3.rows128", "fp8_e4m3.tensor", "int8.bfloat16")
+QUALIFIED = (
+    *("int8.static", "int8.smoothed", "int4.ordered", "int8.bfloat16"),
+    *("fp8_e4m3.static", "fp8_e4m3.rows128", "fp8_e4m3.tensor"),
+)
 
 
 def quantised() -> Iterator[tuple[str, int | None, str]]:

@@ -149,3 +149,39 @@ def test_against_float64(function: Callable[..., Any], gradients: bool) -> None:
         expected += torch.autograd.grad(expected, exact, [seed.double() for seed in seeds])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_epilogue_reads_what_is_reduced_beside_its_product() -> None:
+    """Squared sizes of rows and columns, as distances by a product have them, are no reason to store the product."""
+
+    def nearest(x: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.cdist(x, codes).argmin(-1)
+        return codes[index], index
+
+    x, codes = torch.randn(70, 24), torch.randn(41, 24)
+    assert len(jitgen.jit(torch.cdist).lower(x, codes).kernels) == 3
+    found = jitgen.jit(nearest)
+    assert len(found.lower(x, codes).kernels) == 5
+    distances = (x.double()[:, None] - codes.double()).norm(dim=-1)
+    taken, index = found(x, codes)
+    assert torch.equal(taken, codes[index])
+    assert bool((distances.gather(1, index[:, None])[:, 0] <= distances.amin(-1) + 1e-5).all())
+
+
+@pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"])
+@pytest.mark.parametrize(
+    "shapes", [((2, 30, 9), (2, 40, 9)), ((3, 1, 26, 4), (2, 3, 4)), ((26, 0), (3, 0)), ((0, 3), (9, 3))]
+)
+def test_distances_are_those_of_differences(shapes: tuple[tuple[int, ...], ...], mode: str) -> None:
+    x, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+
+    def distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x, y, compute_mode=mode)
+
+    found, wanted = jitgen.jit(distances)(x, y), (x.unsqueeze(-2) - y.unsqueeze(-3)).norm(dim=-1)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-7)
+    given = torch.randn_like(found)
+    for got, want in zip(*(torch.autograd.grad(d, (x, y), given) for d in (found, wanted)), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    same = jitgen.jit(lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"))
+    assert torch.autograd.grad(same(x).sum(), x)[0].isfinite().all()

@@ -7,9 +7,9 @@ completes it. The sum of a residual stream is such a value: the norm after it re
 ``with_stored_values`` decides that for a whole graph, in one walk:
 
 1. Every node has an *owner*, the kernel that computes it. A product's is that of all products of its activation that
-   have its shape and format of weights. What is computed pointwise has the latest owner of its operands; anything else
-   (a reduction, a concatenation, a slice) is an owner of its own. What has no product and nothing else behind it has
-   none: whoever reads it computes it.
+   have its shape and format of weights. What is computed pointwise has the latest owner of its operands, and of equally
+   late ones one with products, whose epilogue it is; anything else (a reduction, a concatenation, a slice of a product)
+   is an owner of its own. What has no product and nothing else behind it has none: whoever reads it computes it.
 2. Where an operand has another owner than the node that reads it, and its owner computes products, it *leaves* its
    kernel. Operands of products and results that leave are stored as they are, since they have to be in memory anyway.
 3. What reads others can compute what it needs from any value on the way. Either one that all of them are computed from
@@ -134,7 +134,7 @@ def _owners(index: Index) -> dict[Node, Owner]:
     groups: dict[object, Owner] = {}
     for number, node in enumerate(index.order):
         before = [owners[child] for child in node.inputs if child in owners]
-        latest = max(before, key=lambda owner: (owner.depth, owner.number), default=None)
+        latest = max(before, key=lambda owner: (owner.depth, bool(owner.products), owner.number), default=None)
         depth = 1 if latest is None else 1 + latest.depth
         if node.kind in PRODUCTS:
             key = node if node in fused else _group(node)
@@ -142,7 +142,7 @@ def _owners(index: Index) -> dict[Node, Owner]:
             owner.depth = max(depth, owner.depth)
             owner.is_fused = node in fused
             owner.products.append(node)
-        elif latest is not None and passes(node):
+        elif latest is not None and (passes(node) or (node.kind is VIEW and not latest.products)):
             owner = latest
         elif latest is not None or node.kind is REDUCE:
             owner = Owner(number, depth)

@@ -159,6 +159,13 @@ def check(format: Format, group_size: int | None, shape: tuple[int, int], tensor
         )
 
 
+_OF_ACTIVATIONS = {
+    "smoothing": "factors of an activation's columns",
+    "input_scale": "a scale of activations, the size of one step of their codes",
+}
+"""What belongs to activations, all of it above 0: by the name of a weight's tensor, in words."""
+
+
 def check_finite(format: Format, tensors: Tensors) -> None:
     """Raises FormatError if a code or a scale is NaN or infinite, which kernels do not decode."""
     if tensors[0].device.type == "meta":
@@ -172,11 +179,14 @@ def check_finite(format: Format, tensors: Tensors) -> None:
         order = named["order"][0]
         if not torch.equal(order.sort().values, torch.arange(len(order), dtype=order.dtype, device=order.device)):
             raise FormatError(f"the order of columns of a weight of {format.name} does not name each column once")
-    if format.static and not bool((named["input_scale"] >= torch.finfo(torch.float32).tiny).all()):
-        raise FormatError(
-            f"the scale of activations of a weight of {format.name} is {named['input_scale'].item():g}; it is the size "
-            "of one step of their codes, finite and no smaller than 2^-126"
-        )
+    for name, what in _OF_ACTIVATIONS.items():
+        values = named.get(name, tensors[0].new_ones((), dtype=torch.float32))
+        wrong = values[~(values.isfinite() & (values >= torch.finfo(torch.float32).tiny))]
+        if len(wrong):
+            raise FormatError(
+                f"a weight of {format.name} has {what}, and {wrong[0].item():g} is none: it is finite and no smaller "
+                "than 2^-126"
+            )
     bad = False
     if format.scale == "e8m0":
         bad = bool((named["scales"] == E8M0_NAN).any())
@@ -200,6 +210,8 @@ def _expected(
         expected.append(((1, 1), torch.float32))
     if format.ordered:
         expected.append(((1, sizes.columns), torch.int32))
+    if format.smoothed:
+        expected.append(((1, sizes.columns), torch.float32))
     if format.static:
         expected.append(((1, 1), torch.float32))
     return expected

@@ -15,6 +15,8 @@ from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
 Dims = Any
+FEW_ROWS = 25
+"""Up to as many rows on both sides, torch computes Euclidean distances of differences, which is more exact."""
 
 
 @composition("nansum")
@@ -63,7 +65,25 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> T
         raise ValueError("cdist takes (..., rows, columns) tensors of equally many columns")
     if p < 0:
         raise ValueError("p must not be negative")
+    if p == 2 and x1.dtype in (torch.float32, torch.float64) and _by_product(x1.shape[-2], x2.shape[-2], compute_mode):
+        return _euclidean(x1, x2)
     return distance(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def _by_product(rows: Any, others: Any, compute_mode: Any) -> bool:
+    """Returns whether torch computes Euclidean distances of as many rows by a matrix product: by a name of
+    ``torch.cdist``'s ``compute_mode``, or the number that stands for it."""
+    if compute_mode in ("donot_use_mm_for_euclid_dist", 2):
+        return False
+    return bool(compute_mode in ("use_mm_for_euclid_dist", 1) or rows > FEW_ROWS or others > FEW_ROWS)
+
+
+def _euclidean(x1: Tensor, x2: Tensor) -> Tensor:
+    """Computes distances by a product, |x|^2 + |y|^2 - 2 xy, as torch does; no gradient flows where one is 0."""
+    sizes, others = x1.square().sum(-1, keepdim=True), x2.square().sum(-1, keepdim=True)
+    squares = sizes + others.mT - 2 * (x1 @ x2.mT)
+    norm = squares.clamp(min=0).sqrt()
+    return with_gradient(norm, squares, torch.where(norm == 0, 0.0, 0.5 / norm))
 
 
 def distance(difference: Tensor, p: float) -> Tensor:
