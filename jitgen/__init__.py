@@ -17,6 +17,8 @@ from jitgen._version import __version__
 
 if TYPE_CHECKING:
     from jitgen.api import JitFunction, jit, quantized_linear
+    from jitgen.call.own_functions import device_function
+    from jitgen.call.own_kernels import cpp_kernel, cuda_kernel
     from jitgen.checkpoints.load import load_quantized
     from jitgen.deploy.prewarm import PrewarmReport, prewarm
     from jitgen.deploy.record import record
@@ -68,7 +70,10 @@ __all__ = [
     "__version__",
     "calibrate",
     "compile",
+    "cpp_kernel",
+    "cuda_kernel",
     "decompile",
+    "device_function",
     "freeze",
     "jit",
     "load_quantized",
@@ -86,6 +91,8 @@ __all__ = [
 
 _MODULES = {
     "jitgen.api": ("JitFunction", "jit", "quantized_linear"),
+    "jitgen.call.own_functions": ("device_function",),
+    "jitgen.call.own_kernels": ("cpp_kernel", "cuda_kernel"),
     "jitgen.checkpoints.load": ("load_quantized",),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),

@@ -156,13 +156,14 @@ static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mi
 _AFTER = r"""
 static void (*body)();
 static void one_thread() { body(); ended[running] = true; pause(); }
-static void run_block(unsigned block, int threads) {
+static void run_block(dim block, dim shape) {
+  const int threads = int(shape.x * shape.y * shape.z);
   constexpr size_t stack = 256 << 10;
   if (!stacks) stacks = static_cast<char*>(malloc(stack * most_threads));
-  blockIdx = {block, 0, 0};
+  blockIdx = block;
   count = threads;
   arrived = 0;
-  blockDim = {unsigned(threads), 1, 1};
+  blockDim = shape;
   for (int t = 0; t < threads; ++t) {
     ended[t] = false;
     getcontext(&fibers[t]);
@@ -176,7 +177,7 @@ static void run_block(unsigned block, int threads) {
     for (int t = 0; t < threads; ++t) {
       if (ended[t]) continue;
       running = t;
-      threadIdx = {unsigned(t), 0, 0};
+      threadIdx = {t % shape.x, t / shape.x % shape.y, t / (shape.x * shape.y)};
       swapcontext(&scheduler, &fibers[t]);
       any = any || !ended[t];
     }
@@ -205,10 +206,12 @@ _ASSEMBLY = {
 
 
 _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
+_SHARED_NUMBERS = re.compile(r"extern __shared__ (float|double|int) (\w+)\[\];")
 
 
 def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
-    """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the bytes of its struct."""
+    """``source``, a CUDA ``KernelSource``, as a function of the grid, the block (each a number, or three) and the bytes
+    of its struct."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
@@ -218,19 +221,24 @@ def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callab
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     text = source.text
+    struct_ = "jitgen_launch::Params" if "namespace jitgen_launch {" in text else "Params"
     wrapper = f"""
-static Params params;
+static {struct_} params;
 static void call() {{ {source.name}(params); }}
-extern "C" void run(int grid, int threads, const unsigned char* bytes) {{
+extern "C" void run(const unsigned* grid, const unsigned* threads, const unsigned char* bytes) {{
   memcpy(&params, bytes, sizeof params);
-  gridDim = {{unsigned(grid), 1, 1}};
+  gridDim = {{grid[0], grid[1], grid[2]}};
   body = call;
   stuck_at = nullptr;
-  for (int block = 0; block < grid && !stuck_at; ++block) run_block(block, threads);
+  const dim shape = {{threads[0], threads[1], threads[2]}};
+  for (unsigned z = 0; z < grid[2]; ++z)
+    for (unsigned y = 0; y < grid[1]; ++y)
+      for (unsigned x = 0; x < grid[0] && !stuck_at; ++x) run_block({{x, y, z}}, shape);
 }}
 extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuck_at; }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
+    text = _SHARED_NUMBERS.sub(r"\1* const \2 = reinterpret_cast<\1*>(shared_memory);", text)
     text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
     file.write_text(_BEFORE + text + _AFTER + wrapper)
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
@@ -241,11 +249,13 @@ extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuc
     loaded = ctypes.CDLL(str(library))
     function, stuck = loaded.run, loaded.stuck
     stuck.restype = ctypes.c_char_p
-    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
+    three = ctypes.c_uint * 3
+    function.argtypes = [three, three, ctypes.c_char_p]
     function.restype = None
 
-    def call(*arguments: Any) -> None:
-        function(*arguments)
+    def call(grid: Any, block: Any, struct_bytes: bytes) -> None:
+        sizes = (three(*((size, 1, 1) if isinstance(size, int) else size)) for size in (grid, block))
+        function(*sizes, struct_bytes)
         thread = ctypes.c_int()
         name = stuck(ctypes.byref(thread))
         assert name is None, f"{source.name} hangs: thread {thread.value} waits for {name.decode()}"
@@ -331,7 +341,7 @@ def run(
         with tempfile.TemporaryDirectory() as directory:
             compiled = on_host(source, Path(directory), headers or {})
         codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
-        compiled(shape.grid[0], shape.block[0], packed(arguments, codes, [*maps, *pointers, *scalars]))
+        compiled(shape.grid, shape.block, packed(arguments, codes, [*maps, *pointers, *scalars]))
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]
         for output in program.outputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,11 +151,11 @@ def _operand(source: random.Random, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def check(number: int, device: str = "cpu") -> str | None:
-    """Run program ``number`` on ``device``; a sentence if it is wrong."""
+def check(number: int, device: str = "cpu", kernels: Mapping[str, Kernel] = KERNELS) -> str | None:
+    """Run program ``number`` on ``device``, with one of ``kernels``; a sentence if it is wrong."""
     source = random.Random(number)
-    name = list(KERNELS)[number % len(KERNELS)]
-    kernel = KERNELS[name]
+    name = list(kernels)[number % len(kernels)]
+    kernel = kernels[name]
     tensors = [torch.randn(shape).to(device) for shape in kernel.shapes(source)]
     shape = kernel.reference(*tensors).shape
     extra = [_operand(source, tuple(shape)).to(device) for _ in range(source.randint(0, MOST_OPERANDS))]

@@ -12,7 +12,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.lowering import Lowered
 from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.trace import autocast
-from jitgen.trace.captured import MISSING, call_leaves, same_value, together
+from jitgen.trace.captured import MISSING, OfLayout, call_leaves, same_value, together
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard
@@ -41,7 +41,7 @@ class Captures:
         """Records the captured tensors of the call at hand; with ``computes_gradients``, those that require grad must
         stay the same ones."""
         self.specialization = specialization
-        self.guards = specialization.traced.guards
+        self.guards = tuple(guard for guard in specialization.traced.guards if not isinstance(guard, OfLayout))
         self.captured = specialization.traced.captured
         self._autocast = autocast.settings()
         self.depends_on_arguments_alone = not (self.captured or self.guards or self._autocast)

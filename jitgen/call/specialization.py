@@ -221,6 +221,8 @@ class Specialization:
             pass  # to be made when the results are there
         elif tree == _LEAF and leaves[0].index is not None:
             return None, ()
+        elif tree == _LEAF and leaves[0].value is None:
+            return _nothing, ()
         elif tree == _tuple_of(len(leaves)) and all(leaf.index is not None for leaf in leaves):
             return tuple, ()
         kept: tuple[Output, ...] = changes.kept if changes is not None else ()
@@ -387,6 +389,10 @@ class Specialization:
             scalars,
             constants=arguments.integers,
         )
+
+
+def _nothing(tensors: Sequence[torch.Tensor]) -> None:
+    """Returns what a function returns that only changes its arguments."""
 
 
 def _guarded(kernel: Kernel) -> str:

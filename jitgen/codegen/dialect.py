@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from jitgen.codegen import own_functions
 from jitgen.errors import UnsupportedError
+from jitgen.ir.attributes import OwnAttrs
 from jitgen.ir.body import Instruction
 from jitgen.ir.ops import FLOATS, INTS
 
@@ -85,6 +87,9 @@ class Dialect:
             return self.cast(operands[0], dtypes[instruction.args[0]], instruction.dtype)
         if instruction.op == "round_to":
             return self.round(operands[0], instruction.attr)
+        if instruction.op == "own":
+            types = self.types[dtypes[instruction.args[0]]], self.types[instruction.dtype]
+            return own_functions.expression(OwnAttrs(*instruction.attr), self.name, operands, *types)
         dtype = dtypes[instruction.args[-1]]
         text = row_text(self.rows, instruction.op, dtype)
         if coarse and dtype == "float32":

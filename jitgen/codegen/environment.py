@@ -252,6 +252,7 @@ def kernel_source(
     target: Target,
     values: dict[str, Any],
     options: dict[str, Any],
+    own: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ()),
 ) -> tuple[KernelSource, Rendered]:
     """Renders ``template`` with ``values``: the source, and the line origins. Every family's ``render`` ends here.
 
@@ -263,6 +264,7 @@ def kernel_source(
         values: what the template reads; ``ENTRY_MARK`` stands for the entry symbol, here and in ``options``. Templates
             in Triton, whose kernels are one file, also read ``include``: the functions of static headers they call.
         options: the ``KernelSource`` options: what changes the binary besides the text.
+        own: the headers and the packages of a kernel that a user wrote.
     """
     if language == "triton":
         called = render(language, folder, template, values | {"include": ""}).text
@@ -270,7 +272,8 @@ def kernel_source(
     marked = render(language, folder, template, values)
     name = entry_name(family, [marked.text, sorted(options.items())])
     rendered = Rendered(_named(marked.text, name), marked.origins)
-    included = headers(folder, rendered.text)
+    own_headers, own_packages = own
+    included = tuple(sorted((dict(headers(folder, rendered.text)) | dict(own_headers)).items()))
     source = KernelSource(
         name=name,
         kernel=kernel,
@@ -279,7 +282,7 @@ def kernel_source(
         target=target,
         text=rendered.text,
         headers=included,
-        packages=packages(rendered.text, included),
+        packages=tuple(dict.fromkeys((*packages(rendered.text, included), *own_packages))),
         options=tuple(sorted(_named(options, name).items())),
         template=f"{folder.name}/{template}",
     )

@@ -236,7 +236,10 @@ def _flags(source: KernelSource) -> list[str]:
         flags.append("-lineinfo")
     if source.option("maxrregcount"):
         flags.append(f"--maxrregcount={source.option('maxrregcount')}")
-    return [*flags, *source.option("flags", ()), *settings.get("JITGEN_NVRTCFLAGS")]
+    added = source.option("flags", ())
+    names = {flag.partition("=")[0].lstrip("-") for flag in added}  # NVRTC takes an option once
+    flags = [flag for flag in flags if flag.partition("=")[0].lstrip("-") not in names]
+    return [*flags, *added, *settings.get("JITGEN_NVRTCFLAGS")]
 
 
 def _include_paths(source: KernelSource) -> list[str]:

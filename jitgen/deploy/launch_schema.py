@@ -4,18 +4,24 @@ The text comes from anywhere, and Triton's front end evaluates it while it compi
 GPU and nothing else: imports of Triton's language, constants, and functions whose names are all defined in the text,
 are Triton's own, or count (``range``, ``min``); no attribute leads from Triton's modules to others, and none begins
 with an underscore. What ``trace/kernels/triton_module.py`` writes is of this form.
+
+A kernel in CUDA C++ or C++ is compiled, and runs where a function launches the same text. A compiler reads files, so
+the text includes none by a path, and assembles none; its flags only say how it is compiled.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from jitgen.codegen import c_text
 from jitgen.deploy import expression_schema as expressions
+from jitgen.errors import UnsupportedError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
-from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED
+from jitgen.ir.launches import CONFIG, CONSTANT, DOUBLE, FLOAT, INT, TENSOR, TRITON, UNSPECIALIZED
 
 if TYPE_CHECKING:
     from jitgen.deploy.node_schema import Node
@@ -25,6 +31,9 @@ TEXT_LIMIT = 1_000_000
 PARAMETER_LIMIT = 512
 CONFIG_LIMIT = 1024
 """Parameters of a kernel, and configurations of an autotuner."""
+MOST_HEADERS = 512
+_HEADER = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_./+-]{1,200}")
+"""The name of a header: a path below the folders that a compiler searches."""
 _BUILTINS = ("range", "min", "max", "abs", "len", "float", "int", "bool", "print", "isinstance", "tuple", "slice")
 _MODULES: tuple[str, ...] = ("triton", "triton.language", "math", "triton.language.extra.libdevice")
 _MODULES += ("triton.language.extra.cuda", "triton.language.extra.cuda.libdevice", "triton.language.math")
@@ -36,8 +45,9 @@ _OF_TRITON = ("jit", "language", "cdiv", "next_power_of_2")
 def check(node: Node) -> None:
     """Checks the attributes of the launch ``node``."""
     kernel, parameters, configs, written, unset, strides, result = node.attributes(7)
-    language, entry, text = kernel.items(3, 3)
-    language.one_of(("triton",))
+    language, entry, text, *others = kernel.items(5, 3)
+    is_triton = language.one_of(("triton", "cuda", "cpp")) == TRITON
+    node.require(len(others) == (0 if is_triton else 2), "a kernel in C++ has headers and flags, one in Triton neither")
     operands = range(len(node.operands))
     listed = [number.integer(0, len(operands)) for number in written.items(len(operands), 1)]
     node.require(listed == sorted(set(listed)), "what it writes is in ascending order, each operand once")
@@ -60,11 +70,74 @@ def check(node: Node) -> None:
             name, number = option.items(2, 2)
             name.one_of(("num_warps", "num_stages", "num_ctas", "maxnreg"))
             number.integer(1, 1025)
-        for size in grid.items(3, 3):
+        count = 7 if language.value == "cuda" else 3
+        for size in grid.items(count, count):
             expressions.scalar(size, node.environment)
+    if not is_triton:
+        _check_c(node, parameters, entry, text, *others)
+        return
     why = refusal(str(text.value)[:TEXT_LIMIT]) if isinstance(text.value, str) else "it is no text"
     if why is not None or len(text.value) > TEXT_LIMIT or not str(entry.value).isidentifier():
         text.refuse(f"is no text of a kernel: {why}")
+
+
+def _check_c(node: Node, parameters: Field, entry: Field, text: Field, headers: Field, flags: Field) -> None:
+    """Checks the text of a kernel in CUDA C++ or C++, its headers and its flags."""
+    language = node.attributes(7)[0].items(5, 3)[0].value
+    texts = [("", text)]
+    for header in headers.items(MOST_HEADERS):
+        name, content = header.items(2, 2)
+        if not isinstance(name.value, str) or not _HEADER.fullmatch(name.value):
+            name.refuse("is no name of a header")
+        texts.append((str(name.value), content))
+    for _, content in texts:
+        why = c_refusal(content.value, str(language))
+        if why is not None:
+            content.refuse(f"is no text of a kernel: {why}")
+    for flag in flags.items(PARAMETER_LIMIT):
+        if not isinstance(flag.value, str) or not c_text.is_harmless_flag(flag.value):
+            flag.refuse("is no flag that a kernel may be compiled with")
+    try:
+        definition = c_text.definition_of(text.value, str(entry.value), language=str(language))
+    except UnsupportedError as error:
+        entry.refuse(f"names no kernel of the text: {error}")
+    passed = [parameter.items(3, 3)[0].value for parameter in parameters.items(PARAMETER_LIMIT, 1)]
+    node.require(passed == [other.name for other in definition.parameters], "it has other parameters than its kernel")
+
+
+def c_refusal(text: Any, language: str) -> str | None:
+    """Explains why ``text`` may not be compiled; None where it may."""
+    if not isinstance(text, str) or len(text) > TEXT_LIMIT:
+        return "it is no text, or too long"
+    if any(ord(character) < 9 for character in text):
+        return "it has control characters"
+    for token in c_text.tokens_of(text):
+        # Lines of a directive may be continued, and its words are found nowhere else.
+        words = token.text.replace("\\\n", "")
+        if token.kind == "directive" and re.match(r"\s*#\s*(embed|include_next|import)\b", words):
+            return f"it has {words.strip()[:40]!r}"
+        if token.kind == "directive" and re.match(r"\s*#\s*include\b", words):
+            named = re.fullmatch(r"\s*#\s*include\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*\*/\s*)?", words)
+            if named is None or not _HEADER.fullmatch(named[1]):
+                return f"it has {words.strip()[:80]!r}, which names no header"
+    joined = text.replace("\\\n", "")
+    if re.search(r"%:|\?\?=|\bincbin\b", joined):
+        return "it has a directive in another spelling, or assembles a file"
+    if language == "cpp" and re.search(r"\b(asm|__asm|__asm__)\b|##", joined):
+        return "it has assembly, or joins words"
+    return None
+
+
+def expression_refusal(text: Any, dialect: str, names: Sequence[str]) -> str | None:
+    """Explains why ``text`` is no expression over ``names`` that may be compiled; None where it is one."""
+    if dialect != TRITON:
+        why = c_refusal(text, dialect)
+        tokens = () if why is not None else c_text.tokens_of(text)
+        return why or ("it is no expression" if any(t.kind == "directive" or t.text == ";" for t in tokens) else None)
+    if not isinstance(text, str) or "\n" in text.strip() or len(text) > TEXT_LIMIT:
+        return "it is no text, or has several lines"
+    imports = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+    return refusal(f"{imports}@triton.jit\ndef own({', '.join(names)}):\n    return ({text.strip()})\n")
 
 
 def _parameters(node: Node, parameters: Field, operands: range) -> Iterator[tuple[str, str]]:
@@ -72,7 +145,7 @@ def _parameters(node: Node, parameters: Field, operands: range) -> Iterator[tupl
         name, how, value = parameter.items(3, 3)
         if not isinstance(name.value, str) or not name.value.isidentifier():
             name.refuse("is no name of a parameter")
-        kind = how.one_of((TENSOR, INT, UNSPECIALIZED, FLOAT, CONSTANT, CONFIG))
+        kind = how.one_of((TENSOR, INT, UNSPECIALIZED, FLOAT, DOUBLE, CONSTANT, CONFIG))
         if kind == TENSOR:
             value.integer(0, len(operands))
         elif kind == CONSTANT:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitgen.codegen.own_functions import DIALECTS
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy import launch_schema
 from jitgen.errors import FormatError
@@ -31,6 +32,7 @@ from jitgen.ir.nodes import (
     IOTA,
     KINDS,
     LAUNCH,
+    OWN,
     REDUCE,
     SCALAR,
     SCAN,
@@ -437,6 +439,20 @@ def _pointwise(node: Node) -> None:
     node.is_computed_as("bool" if op.predicate else dtypes[0])
 
 
+def _own(node: Node) -> None:
+    name, parameters, texts = node.attributes(3)
+    names = [parameter.value for parameter in parameters.items(len(node.operands), len(node.operands))]
+    node.require(all(isinstance(n, str) and n.isidentifier() for n in [name.value, *names]), "a name is no identifier")
+    for operand in node.operands:
+        node.require(operand.kind.is_number or operand.shape == node.shape, f"an operand is {list(operand.shape)}")
+    for spelled in texts.items(len(DIALECTS), 1):
+        dialect, text = spelled.items(2, 2)
+        dialect.one_of(DIALECTS)
+        why = launch_schema.expression_refusal(text.value, str(dialect.value), names)
+        if why is not None:
+            text.refuse(f"is no expression of a pointwise function: {why}")
+
+
 CHECKS: dict[Kind, Callable[[Node], None]] = {
     INPUT: _input,
     CONST: _const,
@@ -448,6 +464,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     GATHER: _gather,
     SCATTER: _scatter,
     LAUNCH: launch_schema.check,
+    OWN: _own,
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,

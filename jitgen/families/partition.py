@@ -7,7 +7,8 @@
 4. ``claims.Claims``: each family in turn may rewrite results, and claims some of them for its regions. A value that a
    region needs in memory is *materialized*: it becomes a temporary, which is partitioned in the same manner.
 5. ``steps.Steps``: temporaries, and changes of arguments, are put in order.
-6. ``kernels.kernels_of``: regions become kernels of instructions in compute dtypes.
+6. ``kernels.kernels_of``: regions become kernels of instructions in compute dtypes; ``copies.without_copies``: launches
+   of users' kernels update arguments in place.
 
 No family is named here. They are called in the order of ``families/registry.py``.
 """
@@ -24,6 +25,7 @@ from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
 from jitgen.families.changes import State, with_written_reshapes
 from jitgen.families.claims import Claims
+from jitgen.families.copies import without_copies
 from jitgen.families.family import Family
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.moved import EqualSizes, Moved, move_views
@@ -237,7 +239,7 @@ class Partitioner:
         for regions in stages.behind_temporaries:
             regions = with_short_rows(regions, self.claims)
             kernels += kernels_of(regions, range(end, len(buffers)), shapes, self.graph.name, len(kernels))
-        return Program(
+        program = Program(
             self.graph.name,
             inputs,
             temporaries,
@@ -249,3 +251,4 @@ class Partitioner:
             general=self.memory.is_general and self.mover.general,
             rewrites=tuple(self.mover.fired),
         )
+        return without_copies(program, self.memory)

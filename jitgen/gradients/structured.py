@@ -29,6 +29,7 @@ from jitgen.ir.nodes import (
     GATHER,
     GROUPED,
     LAUNCH,
+    OWN,
     REDUCE,
     SCAN,
     SCATTER,
@@ -439,6 +440,16 @@ def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:
 
 def _launch_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     raise _refused(f"{node.attrs.kernel[1]}, a kernel that you wrote,", "a torch.autograd.Function around it", node)
+
+
+def _own_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    instead = "jitgen.device_function(..., derivative=...), which returns a slope for each argument"
+    raise _refused(f"{node.attrs.name}, a function that you spelled,", instead, node)
+
+
+@_derivative(OWN, _own_reads)
+def _own(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    raise AssertionError("the derivative of a user's function without one is refused before")
 
 
 @_derivative(LAUNCH, _launch_reads)

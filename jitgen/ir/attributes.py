@@ -109,11 +109,11 @@ class ScatterAttrs(NamedTuple):
 class LaunchAttrs(NamedTuple):
     """Holds a launch of a user's kernel (``ir/launches.py``)."""
 
-    kernel: tuple[str, str, str]
-    """The language, the entry, and the text of a module that defines it and all that it calls."""
+    kernel: tuple[Any, ...]
+    """What ``ir/launches.py``'s ``KernelText`` names: the language, the entry, the text, and what else a file has."""
     parameters: tuple[tuple[str, str, Any], ...]
     """For each parameter its name, how it is passed, and what."""
-    configs: tuple[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...], tuple[Scalar, Scalar, Scalar]], ...]
+    configs: tuple[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...], tuple[Scalar, ...]], ...]
     """The ways to launch it, of which one is chosen: constants (name, text), options (name, number), and the grid."""
     written: tuple[int, ...]
     """The operands that it writes, in ascending order."""
@@ -123,6 +123,16 @@ class LaunchAttrs(NamedTuple):
     """The strides of each operand that the kernel may be told; None where it is told none, and takes row-major ones."""
     result: int
     """The operand of which the node is the new value."""
+
+
+class OwnAttrs(NamedTuple):
+    """Describes a pointwise function that a user spelled in each dialect."""
+
+    name: str
+    parameters: tuple[str, ...]
+    """Their names in the texts."""
+    texts: tuple[tuple[str, str], ...]
+    """(dialect, expression) for each dialect that has it."""
 
 
 class DequantizeAttrs(NamedTuple):

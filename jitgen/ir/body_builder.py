@@ -39,6 +39,7 @@ from jitgen.ir.nodes import (
     GATHER,
     INPUT,
     IOTA,
+    OWN,
     PRODUCTS,
     REDUCE,
     SCALAR,
@@ -175,6 +176,8 @@ class BodyBuilder:
             if node.attrs == ROUNDED:
                 return self._rounded(arguments[0], node.dtype, node.location)
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
+        if node.kind is OWN:
+            return self._emit(Instruction("own", arguments, dtype, tuple(node.attrs), node.location))
         if node.op not in OPS:
             raise AssertionError(f"{node.op} is not pointwise; a pass should have taken it out of this body")
         return self._emit(Instruction(node.op, arguments, dtype, None, node.location))

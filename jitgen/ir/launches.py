@@ -7,26 +7,56 @@ reads memory that is row-major: of what lies otherwise, a copy is made.
 A parameter of the kernel is passed as one of
 
 - ``"tensor"``: the number of an operand; two parameters may have the same one;
-- ``"int"``, ``"float"``: a number, which may be symbolic; the source knows whether an integer is 1 or a multiple of 16;
+- ``"int"``, ``"float"``, ``"double"``: a number, which may be symbolic; the source knows whether an integer is 1 or a
+  multiple of 16;
 - ``"unspecialized"``: an integer of which the source knows nothing;
 - ``"constant"``: text in the kernel's language that is the same for every configuration;
 - ``"config"``: a constant of the configuration that is launched.
 
-Neighbours: ``trace/launches.py`` makes the nodes, ``families/launch/`` makes kernels of them.
+A kernel in Triton chooses a block by its options. One in CUDA C++ is launched with a block and bytes of shared memory,
+which follow the three sizes of its grid; one in C++ is a function that is called once.
+
+Neighbours: ``trace/kernels/`` makes the nodes, ``families/launch/`` makes kernels of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.graph import Builder, Node
 from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.symbols import Scalar
 
 TENSOR, INT, UNSPECIALIZED, FLOAT, CONSTANT, CONFIG = "tensor", "int", "unspecialized", "float", "constant", "config"
+DOUBLE = "double"
 """How a parameter is passed."""
+TRITON = "triton"
+
+
+class KernelText(NamedTuple):
+    """Holds what a user's kernel is: ``LaunchAttrs.kernel``, by name.
+
+    Attributes:
+        language: ``"triton"``, ``"cuda"`` or ``"cpp"``.
+        entry: its name in the text; in C++ with namespaces and the arguments of its template.
+        text: in Triton, of a module that defines it and all that it calls; in C++, of its file.
+        headers: (name, text) of every header of the user's that the text includes, directly or not.
+        flags: of the compiler.
+    """
+
+    language: str
+    entry: str
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+def kernel_of(attrs: LaunchAttrs) -> KernelText:
+    """Returns the kernel that a launch of ``attrs`` launches."""
+    return KernelText(*attrs.kernel)
 
 
 @dataclass(frozen=True)
@@ -36,12 +66,12 @@ class Config:
     Attributes:
         constants: text of the parameters that are passed as ``"config"``, by name.
         options: of the compiler, such as ``num_warps``.
-        grid: in programs, or blocks.
+        grid: in programs, or blocks; of a kernel in CUDA C++ followed by the block and the bytes of shared memory.
     """
 
     constants: tuple[tuple[str, str], ...]
     options: tuple[tuple[str, int], ...]
-    grid: tuple[Scalar, Scalar, Scalar]
+    grid: tuple[Scalar, ...]
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in (*self.constants, *self.options)) or "as it is"

@@ -32,6 +32,7 @@ from jitgen.ir.attributes import (
     LaunchAttrs,
     NothingAttrs,
     NumberAttrs,
+    OwnAttrs,
     ReduceAttrs,
     ScanAttrs,
     ScatterAttrs,
@@ -39,7 +40,7 @@ from jitgen.ir.attributes import (
     view,
 )
 from jitgen.ir.gathers import move_gather
-from jitgen.ir.ops import OPS, Op
+from jitgen.ir.ops import OPS, OWN_FLOPS, Op
 from jitgen.ir.symbols import Size
 
 if TYPE_CHECKING:
@@ -257,6 +258,16 @@ LAUNCH = Kind(
     read_whole=True,
     is_saved=True,
 )
+OWN = Kind(
+    "own",
+    "a pointwise function that a user spelled in each dialect (``codegen/own_functions.py``)",
+    (1, MANY),
+    Reads.OWN,
+    OwnAttrs,
+    batch=batching.batch_pointwise,
+    flops=lambda _: OWN_FLOPS,
+    is_saved=True,
+)
 SCAN = Kind(
     "scan",
     "at every element, those up to it along a dimension combined (``ir/scans.py``)",
@@ -315,7 +326,7 @@ CUSTOM_GRADIENT = Kind(
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
 _ALONG = (SCAN, SORT, COUNTED)
-_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, *_ALONG, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})
 """The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
 STRUCTURED = (*_LEAVES, *_COMPUTED)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 FLOATS = ("float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
 COMPUTE_DTYPES = (*FLOATS, *INTS, "bool")
+OWN_FLOPS = 8
+"""What a function that a user spelled counts for: a transcendental one."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,8 @@ OPS: dict[str, Op] = {
         Op("where", 3),
     )
 }
+
+
+def flops_of(op: str) -> int:
+    """Returns the operations that a pointwise operation counts for; 0 for what is none."""
+    return OWN_FLOPS if op == "own" else OPS[op].flops if op in OPS else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.body import Instruction, Operand
-from jitgen.ir.ops import OPS
+from jitgen.ir.ops import flops_of
 from jitgen.ir.views import ACCESS_BYTES, Memory, Strided, apply, contiguous_strides
 
 __all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "WARP", "base_of", "collapse", "item_size", "locate"]
@@ -98,7 +98,7 @@ def power_of_two(number: int) -> int:
 
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
     """Counts the operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
-    weights = (OPS[i.op].flops if i.op in OPS else int(i.op in ("reduce", "scan")) for i in instructions)
+    weights = (flops_of(i.op) or int(i.op in ("reduce", "scan")) for i in instructions)
     return elements * sum(weights)
 
 

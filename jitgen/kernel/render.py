@@ -85,6 +85,7 @@ def source(
     built: Built,
     overlapping: bool,
     folder: Path | None = None,
+    own: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ()),
 ) -> tuple[KernelSource, Rendered]:
     """Renders the source of ``kernel`` in the device's dialect; returns also where each of its lines came from.
 
@@ -93,6 +94,7 @@ def source(
         built: what the family has for its template, and the options of the source.
         folder: of the family's templates; by default ``templates/<family>`` of jitgen's own.
         overlapping: whether the kernel may begin before the one ahead of it has ended, and waits for it itself.
+        own: see ``environment.kernel_source``.
     """
     language, target = device.dialect, device.target
     dialect = DIALECTS[language]
@@ -113,7 +115,9 @@ def source(
     if device.bounded_waits:
         options = options | {"flags": [*options.get("flags", ()), f'-DJITGEN_BOUNDED_WAITS="{ENTRY_MARK}"']}
     values = shared | specific
-    return environment.kernel_source(family, kernel.name, language, folder, template, compiler, target, values, options)
+    return environment.kernel_source(
+        family, kernel.name, language, folder, template, compiler, target, values, options, own
+    )
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:

@@ -61,6 +61,11 @@ class Captured:
         return same_value(self.read(), self.value)
 
 
+class OfLayout(Captured):
+    """Describes a fact that follows from how a tensor of the call lies. A launch is made for one layout of each tensor,
+    which every call compares, so that it need not ask; a trace, which serves many layouts, does."""
+
+
 def same_value(left: Any, right: Any) -> bool:
     """Compares values, telling 1 from 1.0 and 0.0 from -0.0; a NaN equals itself, and objects are compared by
     identity."""

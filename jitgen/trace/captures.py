@@ -222,6 +222,11 @@ class Captures:
             for space, name in constants_read(value):
                 self.guards.append(Captured(name, functools.partial(space.get, name, MISSING), space[name]))
             return
+        if hasattr(type(value), "__jitgen_follows__"):  # an object of jitgen's that never changes
+            self.guards.append(captured)
+            for name in value.__jitgen_follows__:
+                self._visit(attribute(captured, name), names, depth + 1)
+            return
         if isinstance(value, GUARDED):
             self.guards.append(captured)
             if not (_is_bound(value) or (isinstance(value, type) and not is_library(value.__module__))):

@@ -16,7 +16,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import INPUT
 from jitgen.ir.symbols import Size
-from jitgen.trace.captured import Captured
+from jitgen.trace.captured import OfLayout
 from jitgen.trace.numbers import wrap
 from jitgen.trace.table import row
 from jitgen.trace.updates import before_updates
@@ -85,8 +85,7 @@ def _of_argument(trace: Trace, node: Node) -> Strides:
             tensor = source.read()
             return is_row_major(tensor) or tuple(tensor.stride())
 
-        trace.captures.guards.append(Captured(f"{source.path}.stride()", read, told or tuple(source.value.stride())))
-        trace.captures.follows_arguments = True
+        trace.captures.guards.append(OfLayout(f"{source.path}.stride()", read, told or tuple(source.value.stride())))
     return strides
 
 

@@ -234,6 +234,7 @@ ROW_MODULES: tuple[str, ...] = (
     "casts",
     "contractions",
     "convolutions",
+    "kernels.c_kernel",
     "derivatives",
     "factories",
     "foreach",
@@ -243,6 +244,7 @@ ROW_MODULES: tuple[str, ...] = (
     "losses",
     "movement",
     "normalizations",
+    "own_functions",
 )
 ROW_MODULES += (
     "pointwise",

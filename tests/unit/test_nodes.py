@@ -31,6 +31,7 @@ from jitgen.ir.nodes import (
     IOTA,
     KINDS,
     LAUNCH,
+    OWN,
     REDUCE,
     SCALAR,
     SCAN,
@@ -97,7 +98,7 @@ def test_views_move_by_a_rule_or_by_commuting() -> None:
 
 
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
-    assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST}
+    assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST, OWN}
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
     elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, LAUNCH, SORT, COUNTED, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere

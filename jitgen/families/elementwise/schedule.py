@@ -12,7 +12,7 @@ from jitgen.families.elementwise.layout import Layout, RegionGeometry
 from jitgen.families.family import Problem
 from jitgen.families.short_rows import LANE_ELEMENTS
 from jitgen.ir.body import Body
-from jitgen.ir.ops import OPS
+from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations
 from jitgen.kernel.launch import LaunchShape, blocks_of
@@ -135,7 +135,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 
 def _lanes(body: Body, device: Device) -> int:
     """Returns the elements of a group on the CPU."""
-    calls = any(OPS[i.op].flops >= CPU_FUNCTION_FLOPS for i in body.instructions if i.op in OPS)
+    calls = any(flops_of(i.op) >= CPU_FUNCTION_FLOPS for i in body.instructions)
     return CPU_VECTORS * device.level.floats if calls else CPU_LANES
 
 

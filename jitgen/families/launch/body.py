@@ -16,10 +16,10 @@ from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
 from jitgen.ir.body_builder import BodyBuilder
 from jitgen.ir.graph import Node, Shape
-from jitgen.ir.launches import FLOAT, INT, UNSPECIALIZED
+from jitgen.ir.launches import DOUBLE, FLOAT, INT, UNSPECIALIZED
 from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.symbols import Expr
+from jitgen.ir.symbols import Expr, Size
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Rule:
         number: of the launch's operand.
         dtype, shape: of that; the shape may be another one of as many elements.
         instructions: the last one is the value of what is loaded, or stores.
+        columns: the size of the operand's last dimension, by which a hook's row and column are an offset.
     """
 
     number: int
     dtype: str
     shape: Shape
     instructions: tuple[Instruction, ...]
+    columns: Size = 1
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -126,13 +128,15 @@ def body(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalar
         before = len(operands)
         if not stores:
             builder.value(operand)
-            loads.append(Rule(number, operand.dtype, operand.shape, tuple(builder.instructions)))
+            instructions = tuple(builder.instructions)
+            loads.append(Rule(number, operand.dtype, operand.shape, instructions, _columns(operand)))
             places[number] = next(o for o in loads[-1].operands if operands[o].buffer is not None)
             continue
         for store in stores:
             builder.store(store, numbers[store.result])
         shape = next(store.value.shape for store in stores if store.value.kind is not LAUNCH)
-        rules.append(Rule(number, results[number].dtype, shape, tuple(builder.instructions)))
+        instructions = tuple(builder.instructions)
+        rules.append(Rule(number, results[number].dtype, shape, instructions, _columns(results[number])))
         places[number] = next(o for o in range(before, len(operands)) if operands[o].kind == "store")
     for _, how, value in node.attrs.parameters:
         passed = at_the_call(how, value)
@@ -144,6 +148,10 @@ def body(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalar
     return Body(region.axes, region.stages, tuple(operands), (instruction,))
 
 
+def _columns(node: Node) -> Size:
+    return node.shape[-1] if node.shape else 1
+
+
 def _argument(node: Node) -> Operand:
     base, movements = node.under_views, node.movements
     return Operand("argument", base.attrs.number, node.dtype, base.shape, movements)
@@ -151,9 +159,9 @@ def _argument(node: Node) -> Operand:
 
 def at_the_call(how: str, value: Any) -> tuple[Expr, str] | None:
     """Returns the run-time scalar that a parameter is, with its dtype; None where sources or sizes have its value."""
-    if not isinstance(value, Expr) or how not in (INT, UNSPECIALIZED, FLOAT):
+    if not isinstance(value, Expr) or how not in (INT, UNSPECIALIZED, FLOAT, DOUBLE):
         return None
-    if how == FLOAT:
-        return value, "float32"
+    if how in (FLOAT, DOUBLE):
+        return value, "float32" if how == FLOAT else "float64"
     known_late = any(map(symbols.is_known_at_the_call, symbols.symbols_of(value)))
     return (value, "int64") if known_late else None

@@ -11,7 +11,7 @@ from jitgen.codegen.printing import printed
 from jitgen.codegen.triton import SIGNATURE_TYPES, STORAGE_TYPES, TRITON, load_cast, store_cast
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.launch import NAME, splices
+from jitgen.families.launch import NAME, c_context, splices
 from jitgen.families.launch.body import Rule, at_the_call
 from jitgen.families.launch.layout import (
     Layout,
@@ -23,7 +23,7 @@ from jitgen.families.launch.layout import (
 )
 from jitgen.families.launch.schedule import Schedule, explain
 from jitgen.ir.body import Body
-from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR
+from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR, kernel_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
 from jitgen.kernel.render import source
@@ -34,6 +34,7 @@ POINTERS = SIGNATURE_TYPES | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"
 _DIALECT = replace(TRITON, coarse={**TRITON.coarse, "erfc": "coarse_erfc({0})"})
 """The dialect of rules. A user's kernel has few threads on a multiprocessor where it multiplies tiles, so that nothing
 hides the 55 instructions of libdevice's ``erfc``; ``coarse_erfc`` has 20."""
+_LANGUAGES = {"triton": "Triton", "cuda": "CUDA C++", "cpp": "C++"}
 _OWN = "jitgen_{0}"
 """What a parameter of the entry is called within the user's kernel."""
 
@@ -48,9 +49,11 @@ def render(
     """
     (body,), (layout,) = kernel.bodies, layouts
     own, location = launched(body), body.instructions[0].location
-    language, entry, text = own.attrs.kernel
+    language, entry, text, *_ = kernel_of(own.attrs)
     if device.dialect != language:
         raise UnsupportedError(_in_another_language(entry, language, location, device))
+    if language != TRITON.name:
+        return c_context.render(kernel, layout, schedule, device, compiler)
     declared = parameters(kernel, layouts, device)
     in_memory = [number for number, operand in enumerate(body.operands) if operand.buffer is not None]
     rules = [
@@ -88,14 +91,15 @@ def render(
 
 def _in_another_language(entry: str, language: str, location: str | None, device: Device) -> str:
     where = f" at {location}" if location else ""
-    remedy = (
-        "pass CUDA tensors, or set TRITON_INTERPRET=1 before the program starts"
-        if device.dialect == "cpp"
-        else 'use backend="auto" or "triton"'
-    )
+    remedy = f'use backend="auto" or "{language}"'
+    if language == "cpp":
+        remedy = "pass CPU tensors"
+    elif device.dialect == "cpp":
+        interpreted = ", or set TRITON_INTERPRET=1 before the program starts" if language == TRITON.name else ""
+        remedy = f"pass CUDA tensors{interpreted}"
     return (
-        f"{entry}{where} is a kernel in {language.capitalize()}, and the plan's kernels are for {device.target} in "
-        f"{device.dialect}; {remedy}"
+        f"{entry}{where} is a kernel in {_LANGUAGES[language]}, and the plan's kernels are for {device.target} in "
+        f"{_LANGUAGES[device.dialect]}; {remedy}"
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen import c_text
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.families.launch import NAME, splices
@@ -20,9 +21,9 @@ from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.launches import TENSOR
+from jitgen.ir.launches import TENSOR, TRITON, KernelText, kernel_of
 from jitgen.ir.nodes import IOTA, LAUNCH, VIEW
-from jitgen.ir.ops import OPS
+from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Decision
 
 MOST_OPERATIONS = 64
@@ -69,16 +70,24 @@ class Spliced(Question):
 
 def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partition) -> bool:
     """Returns whether a rule stands at the loads, or the stores, of an operand of the launch ``node``."""
-    _, entry, text = node.attrs.kernel
+    own = kernel_of(node.attrs)
     parameter = parameter_of(node.attrs, number)
     tensors = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
     if not refusal and len(tensors) > 1:
         refusal = f"it gets the tensor as {' and '.join(tensors)}"
-    refusal = refusal or splices.refusal(text, entry, parameter, kind)
+    refusal = refusal or refusal_in(own, parameter, kind)
     where = "behind" if kind == splices.STORE else "before"
     elements = symbols.product(node.inputs[number].shape)
-    question = Spliced(f"{where} {parameter} of {entry}", refusal, elements)
+    question = Spliced(f"{where} {parameter} of {own.entry}", refusal, elements)
     return partition.decide(NAME, question).fused
+
+
+def refusal_in(own: KernelText, parameter: str, kind: str) -> str:
+    """Explains why no rule may stand at the loads, or stores, of ``parameter``; empty if one may."""
+    if own.language == TRITON:
+        return splices.refusal(own.text, own.entry, parameter, kind)
+    definition = c_text.definition_of(own.text, own.entry, language=own.language)
+    return c_text.refusal(definition, parameter, c_text.PROLOGUE if kind == splices.LOAD else c_text.EPILOGUE)
 
 
 # -------------------------------------------------------------------------------------------------- behind a result
@@ -203,7 +212,7 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
         user for user in users if user.kind is not LAUNCH or (user.inputs, user.attrs._replace(result=-1)) != launch
     ]
     computed = _operations_of(operand)
-    flops = sum(OPS[one.op].flops for one in computed if one.op in OPS)
+    flops = sum(flops_of(one.op) for one in computed)
     has_products = ".dot(" in node.attrs.kernel[2] or ".dot_scaled(" in node.attrs.kernel[2]
     most = FLOPS_OF_A_TILE if has_products else FLOPS_OF_A_LOAD
     tensors = _tensors_of(operand)

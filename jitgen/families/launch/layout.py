@@ -19,7 +19,7 @@ from jitgen.families.launch.body import Launched, Rule, at_the_call
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body
-from jitgen.ir.launches import INT, TENSOR, UNSPECIALIZED
+from jitgen.ir.launches import INT, TENSOR, TRITON, UNSPECIALIZED, kernel_of
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided, contiguous_strides
@@ -40,6 +40,9 @@ class RuleLayout:
 
     Attributes:
         sizes: for each dimension after the first the integer ``m<number>``.
+        columns: in C++ the integer that is the size of the tensor's last dimension; None in Triton, whose rules get
+            offsets.
+        is_matrix: whether the dimensions are the row and the column of a hook.
         strides: for each operand of the rule and each dimension the number 0 or 1, or -1 - the integer's number.
         flat: the operands that lie as the tensor does.
         first: for each operand, the integer that an index begins with; None for tensors.
@@ -49,6 +52,8 @@ class RuleLayout:
     strides: tuple[tuple[int, ...], ...]
     flat: tuple[bool, ...]
     first: tuple[int | None, ...]
+    columns: int | None = None
+    is_matrix: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,13 @@ class LaunchGeometry(Geometry):
     Attributes:
         numbers: the sizes and strides that are passed.
         ruled: those of the rules.
-        grids: of each configuration.
+        grids: of each configuration, in CUDA C++ with its block and shared memory.
         elements: of all that is written.
     """
 
     numbers: tuple[int, ...]
     ruled: tuple[int, ...]
-    grids: tuple[tuple[int, int, int], ...]
+    grids: tuple[tuple[int, ...], ...]
     elements: int
 
 
@@ -114,6 +119,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
     """Computes layout and geometry of the kernel's one body."""
     (body,), environment = kernel.bodies, call.environment
     attrs, views = attrs_of(body), views_of(body, call)
+    is_triton = kernel_of(attrs).language == TRITON
     numbers = [int(symbols.evaluate(value, environment)) for _, value, _ in passed_integers(attrs)]
     specialized = [is_known for _, _, is_known in passed_integers(attrs)]
     known = tuple(_known(number) if use else 0 for number, use in zip(numbers, specialized, strict=True))
@@ -123,11 +129,11 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
             continue
         first = view.offset * item_size(operand.dtype)
         is_aligned = call.buffers[operand.buffer].alignment % MULTIPLE == 0 and first % MULTIPLE == 0
-        alignments.append(MULTIPLE if is_aligned else 1)
+        alignments.append(MULTIPLE if is_triton and is_aligned else 1)
     sizes = [math.prod(view.sizes) for view in views]
     ruled: list[int] = []
     own = launched(body)
-    rules = tuple(_rule_layout(rule, body, views, environment, ruled) for rule in (*own.loads, *own.stores))
+    rules = tuple(_rule_layout(rule, body, views, environment, ruled, is_triton) for rule in (*own.loads, *own.stores))
     geometry = LaunchGeometry(
         strides=((),) * len(views),
         offsets=tuple(view.offset for view in views),
@@ -138,12 +144,17 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
         elements=sum(sizes[number] for number in body.stores),
     )
     wide = any(not -NARROW <= number < NARROW for number in (*numbers, *ruled))
-    multiples = tuple(number % MULTIPLE == 0 for number in ruled)
+    multiples = tuple(is_triton and number % MULTIPLE == 0 for number in ruled)
     return (Layout(tuple(alignments), known, wide, rules, multiples),), (geometry,)
 
 
 def _rule_layout(
-    rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any], ruled: list[int]
+    rule: Rule,
+    body: Body,
+    views: Sequence[Strided],
+    environment: Mapping[str, Any],
+    ruled: list[int],
+    is_triton: bool,
 ) -> RuleLayout:
     """Lays out the operands of ``rule``; the integers that it takes are added to ``ruled``."""
     sizes = tuple(int(symbols.evaluate(size, environment)) for size in rule.shape)
@@ -166,16 +177,19 @@ def _rule_layout(
         for steps in strides
     )
     first = tuple(integer(views[o].offset) if body.operands[o].buffer is None else None for o in operands)
-    return RuleLayout(listed, tuple(along), flat, first)
+    if is_triton:
+        return RuleLayout(listed, tuple(along), flat, first)
+    columns = int(symbols.evaluate(rule.columns, environment))
+    is_matrix = len(merged) == 2 and merged[1][0] == columns
+    return RuleLayout(listed, tuple(along), flat, first, integer(columns), is_matrix)
 
 
 def _known(number: int) -> int:
     return 1 if number == 1 else MULTIPLE if number % MULTIPLE == 0 else 0
 
 
-def _evaluated(grid: Sequence[Any], environment: Any) -> tuple[int, int, int]:
-    x, y, z = (int(symbols.evaluate(size, environment)) for size in grid)
-    return x, y, z
+def _evaluated(grid: Sequence[Any], environment: Any) -> tuple[int, ...]:
+    return tuple(int(symbols.evaluate(size, environment)) for size in grid)
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:

@@ -4,6 +4,7 @@ first."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,6 +25,8 @@ USUAL = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
 """The options of a launch that states none, as Triton has them."""
 GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 """The most blocks in each dimension of a grid (CUDA C++ Programming Guide, "Technical Specifications")."""
+BLOCK_LIMITS = (1024, 1024, 64)
+"""The most threads in each dimension of a block, and the first the most of all (ibid.)."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +93,36 @@ def launch(
     (geometry,), (body,) = geometries, kernel.bodies
     attrs = attrs_of(body)
     chosen = [config[:2] for config in attrs.configs].index((schedule.constants, schedule.options))
-    grid = geometry.grids[chosen]
+    grid, of_block = geometry.grids[chosen][:3], geometry.grids[chosen][3:]
     blocks = schedule.option("num_ctas")
+    location = body.instructions[0].location
+    where = f" at {location}" if location else ""
     if not all(0 < size <= most for size, most in zip(grid, GRID_LIMITS, strict=True)):
-        location = body.instructions[0].location
         raise UnsupportedError(
-            f"the grid of {attrs.kernel[1]} is {grid}{f' at {location}' if location else ''}; each size has to be at "
-            f"least 1, and at most {GRID_LIMITS}"
+            f"the grid of {attrs.kernel[1]} is {grid}{where}; each size has to be at least 1, and at most {GRID_LIMITS}"
         )
+    if of_block:
+        return _of_blocks(attrs.kernel[1], where, grid, of_block, device)
     x, *others = grid
     threads = (schedule.option("num_warps") * WARP, 1, 1)
     return LaunchShape((x * blocks, *others), threads, cluster=blocks, any_cluster=blocks > 1)  # type: ignore[arg-type]
+
+
+def _of_blocks(entry: str, where: str, grid: tuple[int, ...], of_block: tuple[int, ...], device: Device) -> LaunchShape:
+    """Returns the launch of a kernel in CUDA C++."""
+    *block, shared_bytes = of_block
+    is_block = all(0 < size <= most for size, most in zip(block, BLOCK_LIMITS, strict=True))
+    if not is_block or math.prod(block) > BLOCK_LIMITS[0]:
+        raise UnsupportedError(
+            f"the block of {entry} is {tuple(block)}{where}; each size has to be at least 1, and at most "
+            f"{BLOCK_LIMITS}, and all together at most {BLOCK_LIMITS[0]} threads"
+        )
+    if not 0 <= shared_bytes <= device.target.shared_bytes:
+        raise UnsupportedError(
+            f"{entry} is launched with {shared_bytes} bytes of shared memory{where}; a block of {device.target} has at "
+            f"most {device.target.shared_bytes}"
+        )
+    return LaunchShape(grid, tuple(block), shared_bytes=shared_bytes)  # type: ignore[arg-type]
 
 
 def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:

@@ -4,8 +4,8 @@ While a function is traced, Triton's ``run`` of kernels (plain, autotuned, with 
 Sizes among the arguments stay symbolic where the kernel takes a number; a constant of the kernel that depends on one
 is a guard. A grid that is a function is called with the arguments, once for each configuration of an autotuner.
 
-Neighbours: ``triton_module.py`` has the kernel's text, ``triton_accesses.py`` what it writes, ``ir/launches.py`` what a
-node means.
+Neighbours: ``launch.py`` makes the nodes, ``triton_module.py`` has the kernel's text, ``triton_accesses.py`` what it
+writes.
 """
 
 from __future__ import annotations
@@ -14,47 +14,38 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.attributes import LaunchAttrs
-from jitgen.ir.graph import Node
-from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED, results_of
-from jitgen.ir.nodes import LAUNCH, VIEW
+from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED
+from jitgen.trace.kernels.launch import Launch, trace_in_progress
 from jitgen.trace.kernels.triton_accesses import accesses
 from jitgen.trace.kernels.triton_module import constant, defined, is_jit_function, module_of
-from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.replaced import Replaced
-from jitgen.trace.strides import row_major, strides_of_tensor
-from jitgen.trace.updates import before_updates, updated
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Options of a launch that decide how the kernel is compiled."""
-_trace: ContextVar[Trace | None] = ContextVar("launches", default=None)
-"""The trace in progress in this thread, which meets launches."""
 
 
 @contextmanager
 def launches_are_traced(trace: Trace) -> Iterator[None]:
     """Makes ``trace`` meet launches of Triton's kernels within this context."""
-    token = _trace.set(trace)
+    token = trace_in_progress.set(trace)
     try:
         with ExitStack() as stack:
             for replaced in _launchers() if knows_triton() else ():
                 stack.enter_context(replaced.active())
             yield
     finally:
-        _trace.reset(token)
+        trace_in_progress.reset(token)
 
 
 def knows_triton() -> bool:
@@ -73,7 +64,7 @@ def _launchers() -> tuple[Replaced, ...]:
 
     def run_of(original: Any) -> Callable[..., Any]:
         def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
-            trace = _trace.get()
+            trace = trace_in_progress.get()
             if trace is None or warmup:
                 return original(self, *args, grid=grid, warmup=warmup, **kwargs)
             with torch._C.DisableTorchFunction():
@@ -85,7 +76,7 @@ def _launchers() -> tuple[Replaced, ...]:
         original: Any = next((vars(kind)["__call__"] for kind in owner.__mro__ if "__call__" in vars(kind)), None)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            trace = _trace.get()
+            trace = trace_in_progress.get()
             if trace is None and original is None:
                 raise TypeError(f"{owner.__name__!r} object is not callable")  # as in Python
             return original(self, *args, **kwargs) if trace is None else run_of(None)(self, *args, **kwargs)
@@ -98,7 +89,7 @@ def _launchers() -> tuple[Replaced, ...]:
     function = getattr(rounding, "fn", rounding)  # of triton.constexpr_function
 
     def next_power_of_2(n: Any) -> Any:
-        return function(n) if _trace.get() is None else _power_of_two(n)
+        return function(n) if trace_in_progress.get() is None else _power_of_two(n)
 
     of_rounding = Replaced(rounding, {"fn": next_power_of_2}) if function is not rounding else None
     launchers = (Replaced(owner, {"run": run_of(owner.run), "__call__": call_of(owner)}) for owner in classes)
@@ -141,38 +132,21 @@ class _Way:
     options: dict[str, Any]
 
 
-class _Launch:
-    """Holds one launch that is traced."""
+class _Launch(Launch):
+    """Holds one launch of a kernel in Triton."""
 
     def __init__(self, trace: Trace, launcher: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> None:
-        self.trace_, self.launcher, self.grid = trace, launcher, grid
+        self.launcher, self.grid = launcher, grid
         self.kernel = launcher
         while not is_jit_function(self.kernel):
             self.kernel = self.kernel.fn
         self.own = defined(self.kernel)
-        self.name = self.own.tree.name
+        super().__init__(trace, self.own.tree.name, f"{self.own.file}:{self.own.line}")
         self.signature = inspect.signature(self.own.function)
         # A kernel may have a parameter that is called like an option, and gets it too.
         names = set(_OPTIONS) - self.signature.parameters.keys()
         self.values = self._bound(args, {name: value for name, value in kwargs.items() if name not in names})
         self.options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
-        self.operands: list[Node] = []
-        self.proxies: list[Any] = []
-        self.owners: dict[str, int] = {}
-
-    # -------------------------------------------------------------------------------------------------- errors
-
-    def refused(self, what: str, remedy: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self.trace_.name}: the launch of {self.name} ({self.own.file}:{self.own.line}): {what}"
-            f"{quote(user_location())}\n  {remedy}"
-        )
-
-    def wrong(self, what: str) -> TraceError:
-        return TraceError(
-            f"{self.trace_.name}: the launch of {self.name} ({self.own.file}:{self.own.line}): {what}"
-            f"{quote(user_location())}\n  launch it with the arguments of its definition, on a grid of programs"
-        )
 
     # ----------------------------------------------------------------------------------------------- arguments
 
@@ -225,23 +199,10 @@ class _Launch:
     def _is_constant(self, parameter: inspect.Parameter) -> bool:
         return "constexpr" in str(getattr(parameter.annotation, "__name__", parameter.annotation))
 
-    def _operand(self, name: str, value: Any) -> int:
-        """Returns the number of the operand that is the tensor ``value``."""
-        if type(value).__name__ == "QTensor":
-            raise self.refused(f"{name} is a quantised weight", "pass its dequantised values, or its tensors")
-        proxy = value if type(value).__name__ == "TensorProxy" else self.trace_.captured_proxy(value)
-        for number, known in enumerate(self.proxies):
-            if known is proxy or (known.memory is proxy.memory and known.value is proxy.value):
-                return number
-        self.proxies.append(proxy)
-        self.operands.append(proxy.value)
-        return len(self.operands) - 1
-
     # --------------------------------------------------------------------------------------------------- nodes
 
     def trace(self) -> None:
         """Gives each tensor that the kernel writes its new value."""
-        trace = self.trace_
         if self.grid is None:
             raise self.wrong(f"it has no grid; write {self.name}[grid](...)")
         ways = self._ways()
@@ -255,28 +216,9 @@ class _Launch:
         parameters = [self._parameter(parameter, ways, helpers) for parameter in self.signature.parameters.values()]
         tensors = {name: value for name, how, value in parameters if how == TENSOR}
         written = sorted({tensors[name] for name in accesses(self.kernel).written if name in tensors})
-        if not written:
-            raise self.refused("it writes none of its tensors", "leave the launch out")
-        self._check_memory(written, tensors)
-        if trace.differentiable and torch.is_grad_enabled():
-            self._refuse_gradients(tensors)
         chosen = {name for name, how, _ in parameters if how == CONFIG}
-        configs = tuple(self._config(way, chosen, number) for number, way in enumerate(ways))
-        unset = [n for n in written if self.proxies[n].memory.is_unset and not self.proxies[n].memory.updates]
-        strides = tuple(map(self._told, range(len(self.operands))))
-        attrs = LaunchAttrs(
-            ("triton", entry, text),
-            tuple(parameters),
-            tuple(dict.fromkeys(configs)),
-            tuple(written),
-            tuple(unset),
-            strides,
-            written[0],
-        )
-        node = trace.make(LAUNCH.name, self.operands, *_like(self.operands[written[0]]), tuple(attrs))
-        results = results_of(node, node.inputs, trace.builder)
-        for number, result in zip(written, results, strict=True):
-            updated(trace, self.proxies[number], result, self.name)
+        configs = [self._config(way, chosen, number) for number, way in enumerate(ways)]
+        self.emit(("triton", entry, text), parameters, configs, written, tensors)
 
     def _parameter(
         self, parameter: inspect.Parameter, ways: Sequence[_Way], helpers: Mapping[int, str]
@@ -294,9 +236,7 @@ class _Launch:
         if isinstance(value, torch.Tensor) or type(value).__name__ == "TensorProxy":
             if self._is_constant(parameter):
                 raise self.wrong(f"{name} is a constant of the kernel (tl.constexpr), and a tensor is given")
-            number = self._operand(name, value)
-            self.owners.setdefault(name, number)
-            return name, TENSOR, number
+            return name, TENSOR, self.operand(name, value)
         if is_jit_function(value):
             return name, CONSTANT, helpers[id(value)]
         if isinstance(value, str) and not self._is_constant(parameter):
@@ -355,88 +295,4 @@ class _Launch:
             }
             with torch._C._EnableTorchFunction():
                 grid = grid({**defaults, **self.values, **way.constants, **way.options, **self.options})
-        sizes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-        if not 1 <= len(sizes) <= 3:
-            raise self.wrong(f"a grid has one to three sizes, and this one {len(sizes)}")
-        numbers = []
-        for size in (*sizes, 1, 1)[:3]:
-            expr = unwrap(size)
-            if symbols.kind_of(expr) != "int":
-                raise self.wrong(f"the size {size!r} of the grid is no integer")
-            hint = self.trace_.guards.hint(expr)
-            if hint < 0 or (hint == 0 and not isinstance(expr, symbols.Expr)):
-                raise self.wrong(f"its grid is {self._words(sizes)}; every size has to be at least 1")
-            numbers.append(expr)
-        return numbers[0], numbers[1], numbers[2]
-
-    def _words(self, sizes: Sequence[Any]) -> str:
-        return f"({', '.join(str(self.trace_.guards.hint(unwrap(size))) for size in sizes)})"
-
-    # ---------------------------------------------------------------------------------------------------- checks
-
-    def _check_memory(self, written: Sequence[int], tensors: Mapping[str, int]) -> None:
-        """Raises UnsupportedError where the kernel would not find its tensors as they are in eager torch."""
-        names = {number: name for name, number in tensors.items()}
-        for number in written:
-            name, node = names[number], self.operands[number]
-            for other, proxy in enumerate(self.proxies):
-                if other != number and proxy.memory is self.proxies[number].memory:
-                    raise self.refused(
-                        f"{name}, which it writes, shares memory with {names[other]}",
-                        "pass one tensor for both, or clone one of them",
-                    )
-            if any(base.attrs.kind == "expand" for base in _views(node)):
-                raise self.refused(f"{name}, which it writes, repeats elements", "pass a tensor of its own")
-            if (self._told(number) or row_major(node.shape)) != row_major(node.shape):
-                raise self.refused(f"{name}, which it writes, is not contiguous", "write to a new tensor, and copy it")
-        for number, (node, proxy) in enumerate(zip(self.operands, self.proxies, strict=True)):
-            if self._told(number) is None and any(map(_reorders, _views(node))):
-                raise self.refused(
-                    f"{names[number]} is a view whose elements need not lie one behind the other, and the kernel is "
-                    "told none of its strides",
-                    f"pass {names[number]}.contiguous(), or its strides",
-                )
-            # A graph does not tell where the new value of an argument lies; strides of others are checked at a call.
-            if before_updates(self.trace_, proxy) is node:
-                continue
-            lies = zip(strides_of_tensor(self.trace_, proxy), row_major(node.shape), node.shape, strict=True)
-            if any(stride != expected and size != 1 for stride, expected, size in lies):
-                raise self.refused(
-                    f"{names[number]} was updated before, and it is not contiguous", "pass contiguous tensors"
-                )
-
-    def _told(self, number: int) -> tuple[Any, ...] | None:
-        """Returns the strides of operand ``number`` that the function has asked for; None where it has not."""
-        return self.trace_.strides_read.get((self.proxies[number].memory, self.operands[number]))
-
-    def _refuse_gradients(self, tensors: Mapping[str, int]) -> None:
-        from jitgen.trace import own_facts
-
-        for name, number in tensors.items():
-            if own_facts.requires_grad(self.trace_, self.operands[number]):
-                raise self.refused(
-                    f"{name} requires grad, and nobody knows the derivative of a kernel that you wrote",
-                    "call the function under torch.no_grad(), or put the launch into a torch.autograd.Function or a "
-                    "torch.library.custom_op with a backward, which is called outside of decorated functions",
-                )
-
-
-def _like(node: Node) -> tuple[str, Any]:
-    return node.dtype, node.shape
-
-
-def _views(node: Node) -> Iterator[Node]:
-    """Yields the views that ``node`` is of what is under them; none of a filled tensor, which is one of its own."""
-    while node.kind is VIEW and not node.under_views.kind.is_number:
-        yield node
-        node = node.inputs[0]
-
-
-def _reorders(view: Node) -> bool:
-    """Returns whether elements of ``view`` may not lie one behind the other where those of its source do."""
-    attrs, shape = view.attrs, view.shape
-    if attrs.kind == "permute":
-        return tuple(attrs.order) != tuple(range(len(shape)))
-    if attrs.kind == "slice":
-        return attrs.step != 1 or any(size != 1 for size in shape[: attrs.dim])
-    return attrs.kind == "expand" and shape != view.inputs[0].shape
+        return self.sizes(grid, "grid")

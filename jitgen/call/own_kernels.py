@@ -1,0 +1,230 @@
+"""Defines kernels that a user wrote in CUDA C++ and C++: ``jitgen.cuda_kernel`` and ``jitgen.cpp_kernel``.
+
+Within a decorated function a launch is a step of the plan. Outside of one it is a decorated function by itself, so that
+it is compiled once, stored, recorded and prewarmed like any other. Where torch traces, it is an operator::
+
+    jitgen::launch(Tensor(a!)[] written, Tensor[] read, SymInt[] integers, float[] floats, SymInt[] sizes, str kernel)
+
+Its text has everything that a launch needs, and it returns nothing: it changes what it writes.
+
+Neighbour: ``trace/kernels/c_kernel.py`` reads a kernel, and traces its launches and those of the operator.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitgen import settings
+from jitgen.call.function import JitFunction
+from jitgen.call.opaque import followed_as
+from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.runtime.zones import Zones
+from jitgen.trace.kernels.c_kernel import CKernel, of_launch
+from jitgen.trace.location import quote, user_location
+
+_LIBRARY = torch.library.Library("jitgen", "FRAGMENT")
+_LIBRARY.define(
+    "launch(Tensor(a!)[] written, Tensor[] read, SymInt[] integers, float[] floats, SymInt[] sizes, str kernel) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+class _Kernel(CKernel):
+    """Launches a kernel outside of traces, too."""
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        def launch(count: int, *leaves: Any) -> None:
+            sizes, arguments = leaves[:count], leaves[count:]
+            for argument in arguments:
+                if isinstance(argument, torch.Tensor):
+                    argument.stride()  # a caller may have passed the strides: the kernel gets the tensor as it lies
+            self.traced(of_launch(sizes), arguments)
+
+        return JitFunction(launch, self.text.language, name=self.name)
+
+    def _launch(self, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Launches it on ``arguments``.
+
+        Args:
+            sizes: of a kernel in CUDA C++ the grid, the block and the bytes of shared memory, each a number or a tuple.
+        """
+        if self.traced(sizes, arguments):
+            return
+        flat = _flat(sizes)
+        try:
+            if self._is_guarded:
+                self._launch_guarded(flat, arguments)
+            else:
+                self._function(len(flat), *flat, *arguments)
+        except JitgenError:
+            self._check_devices(arguments)
+            raise
+
+    def _check_devices(self, arguments: Sequence[Any]) -> None:
+        """Raises UnsupportedError where a tensor is not on a device of the kernel's language."""
+        kind = "cuda" if self.text.language == "cuda" else "cpu"
+        for parameter, argument in zip(self.definition.parameters, arguments, strict=False):
+            if isinstance(argument, torch.Tensor) and argument.device.type != kind:
+                raise UnsupportedError(
+                    f"{self.name} ({self.where()}): {parameter} is on {argument.device}{quote(user_location())}\n  "
+                    f"a kernel in {'CUDA C++' if kind == 'cuda' else 'C++'} takes tensors of one {kind.upper()} device"
+                ) from None
+
+    @functools.cached_property
+    def _is_guarded(self) -> bool:
+        """Returns whether launches are looked at, as ``JITGEN_DEBUG`` asks at the first one."""
+        return bool(settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS)
+
+    def _launch_guarded(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Launches it on copies of what it writes, with zones around them that are looked at afterwards."""
+        written = {id(tensor): tensor for tensor in self.divided(arguments)[0]}
+        zones = {device: Zones(device) for device in {tensor.device for tensor in written.values()}}
+        copies = {
+            key: zones[tensor.device].empty(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
+            for key, tensor in written.items()
+        }
+        self._function(len(flat), *flat, *(copies.get(id(argument), argument) for argument in arguments))
+        for own in zones.values():
+            own.check(f"{self.name} ({self.where()})")
+        for key, tensor in written.items():
+            tensor.copy_(copies[key])
+
+
+def _flat(sizes: Sequence[Any]) -> list[Any]:
+    """Returns the sizes of a launch in CUDA C++ as seven numbers; none of one in C++."""
+    if not sizes:
+        return []
+    grid, block, shared = sizes
+    flat: list[Any] = []
+    for size, what in ((grid, "grid"), (block, "block")):
+        listed = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+        if not 1 <= len(listed) <= 3:
+            raise TraceError(f"a {what} has one to three sizes, and this one is {size!r}")
+        flat += (*listed, 1, 1)[:3]
+    return [*flat, shared]
+
+
+def _by_operator(kernel: _Kernel, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
+    """Calls the operator, where torch traces."""
+    written, read, integers, floats = kernel.divided(arguments)
+    torch.ops.jitgen.launch(written, read, integers, floats, _flat(sizes), kernel.operator_text)
+
+
+class CppKernel(_Kernel):
+    """Represents a function in C++: ``kernel(x, out, n)`` calls it. Made by ``jitgen.cpp_kernel``."""
+
+    @followed_as(lambda kernel, *arguments: _by_operator(kernel, (), arguments))
+    def __call__(self, *arguments: Any) -> None:
+        self._launch((), arguments)
+
+    def lower(self, *arguments: Any, target: str | None = None) -> Any:
+        """Lowers a call, with tensors or specs: see ``JitFunction.lower``."""
+        return self._function.lower(0, *arguments, target=target)
+
+
+class CudaKernel(_Kernel):
+    """Represents a kernel in CUDA C++: ``kernel[grid, block](x, out, n)`` launches it. Made by ``jitgen.cuda_kernel``.
+
+    ``kernel[grid, block, shared_bytes]`` gives each block dynamic shared memory. ``kernel(grid, block, args,
+    shared_mem=..., stream=...)`` is the same launch, as ``cupy.RawKernel`` and ``torch.cuda._compile_kernel`` spell it.
+    """
+
+    def __getitem__(self, sizes: Any) -> ConfiguredKernel:
+        if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:
+            raise TraceError(
+                f"{self.name} is launched as kernel[grid, block](...) or kernel[grid, block, shared_bytes]"
+            )
+        return ConfiguredKernel(self, (*sizes, 0)[:3])
+
+    def __call__(
+        self, grid: Any = 1, block: Any = 1, args: Sequence[Any] = (), shared_mem: Any = 0, stream: Any = None
+    ) -> None:
+        self[grid, block, shared_mem](*args, stream=stream)
+
+
+class ConfiguredKernel:
+    """Represents a kernel with the sizes of a launch."""
+
+    def __init__(self, kernel: CudaKernel, sizes: tuple[Any, ...]) -> None:
+        self.kernel, self.sizes = kernel, sizes
+
+    @followed_as(lambda self, *arguments: _by_operator(self.kernel, self.sizes, arguments))
+    def __call__(self, *arguments: Any, stream: Any = None) -> None:
+        """Launches the kernel on torch's current stream, or on ``stream``, one of torch's."""
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            self.kernel._launch(self.sizes, arguments)
+
+    def lower(self, *arguments: Any, target: str | None = None) -> Any:
+        """Lowers a launch, with tensors or specs: see ``JitFunction.lower``."""
+        flat = _flat(self.sizes)
+        return self.kernel._function.lower(len(flat), *flat, *arguments, target=target)
+
+
+def cuda_kernel(
+    source: str | Path, entry: str, *, include_dirs: Sequence[str | Path] = (), options: Sequence[str] = ()
+) -> CudaKernel:
+    """Makes a kernel of CUDA C++, which is compiled at its first launch and kept in the store.
+
+    Launched within a decorated function, it is a step of the plan, and what is computed pointwise around it is computed
+    in its hooks, ``JITGEN_PROLOGUE(x[i], row, column)`` and ``out[i] = JITGEN_EPILOGUE(value, row, column);``.
+
+    Args:
+        source: the text, or the path of a file.
+        entry: the name of the ``__global__`` function, with namespaces and, of a template, its arguments:
+            ``"scale<float, 4>"``. A pointer to ``const`` is read, another one is written.
+        include_dirs: where its own headers are, besides the folder of its file.
+        options: of the compiler, such as ``-DWIDTH=4`` or ``-use_fast_math``.
+
+    Raises:
+        UnsupportedError: the file cannot be read, has no such kernel, or one that takes what no launch passes.
+    """
+    return CudaKernel("cuda", source, entry, include_dirs, options)
+
+
+def cpp_kernel(
+    source: str | Path, entry: str, *, include_dirs: Sequence[str | Path] = (), options: Sequence[str] = ()
+) -> CppKernel:
+    """Makes a kernel of a function in C++ for CPUs; see ``cuda_kernel``. It is called as ``kernel(x, out, n)``.
+
+    It may use OpenMP, whose threads are torch's, and is linked with nothing but the C library.
+    """
+    return CppKernel("cpp", source, entry, include_dirs, options)
+
+
+# ------------------------------------------------------------------------------------------------------------ operator
+
+
+@functools.lru_cache(256)
+def _kernel(text: str) -> _Kernel:
+    kind = CudaKernel if json.loads(text)[0] == "cuda" else CppKernel
+    return kind.of_operator(text)
+
+
+def _run(
+    written: Sequence[torch.Tensor],
+    read: Sequence[torch.Tensor],
+    integers: Sequence[int],
+    floats: Sequence[float],
+    sizes: Sequence[int],
+    kernel: str,
+) -> None:
+    own = _kernel(kernel)
+    with torch.no_grad():
+        own._launch(of_launch(sizes), own.joined(written, read, integers, floats))
+
+
+def _changes_alone(*arguments: Any) -> None:
+    """Computes nothing, as fake tensors need of an operator without results."""
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("launch", _run, _key)
+torch.library.register_fake("jitgen::launch", _changes_alone, lib=_LIBRARY)

@@ -1,0 +1,475 @@
+"""Reads the text of a kernel that a user wrote in CUDA C++ or C++: its definition, its parameters and its hooks.
+
+The text is divided into tokens, not parsed: comments, strings and directives are known for what they are, and brackets
+match. That is enough to find a function and what its parameters are called, and to say of a pointer that the function
+uses it in its hooks alone.
+
+A *hook* is where a rule may be spliced: ``JITGEN_PROLOGUE(x[i], row, column)`` in place of a load, and
+``out[i] = JITGEN_EPILOGUE(value, row, column);``, a store. Without a rule either macro is its first argument. The
+column counts along the tensor's last dimension, the row along all others.
+
+Neighbours: ``trace/kernels/c_kernel.py`` reads a user's file, ``families/launch/hooks.py`` rewrites the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jitgen.errors import UnsupportedError
+
+PROLOGUE, EPILOGUE = "JITGEN_PROLOGUE", "JITGEN_EPILOGUE"
+_TOKEN = re.compile(
+    r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)
+      | (?P<string>(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s]{0,16})\(.*?\)(?P=delimiter)"
+                   |(?:u8|[uUL])?"(?:\\.|[^"\\\n])*"|(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
+      | (?P<directive>^[ \t]*\#(?:\\\n|//[^\n]*|/\*.*?\*/|[^\n])*)
+      | (?P<name>[A-Za-z_]\w*)
+      | (?P<number>\.?\d(?:[eEpP][+-]|'\w|[\w.])*)
+      | (?P<space>\s+|\\\n)
+      | (?P<mark>.)""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_ATTRIBUTES = ("__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__")
+"""What an entry in CUDA C++ says of its launches."""
+_UNTYPED = ("const", "volatile", "struct", "__restrict__", "__restrict", "restrict", "typename", "__grid_constant__")
+
+
+@dataclass(frozen=True)
+class Token:
+    """Holds one token.
+
+    Attributes:
+        kind: ``"name"``, ``"number"``, ``"string"``, ``"mark"`` or ``"directive"``.
+        start, end: in the text.
+    """
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Describes a parameter of a kernel.
+
+    Attributes:
+        name: in the text.
+        type: without qualifiers; of a pointer, that of its elements.
+        is_pointer: whether it takes a tensor.
+        is_const: whether the kernel only reads the tensor.
+        start: of its text.
+    """
+
+    name: str
+    type: str
+    is_pointer: bool
+    is_const: bool
+    start: int
+
+    def __str__(self) -> str:
+        return f"{'const ' * self.is_const}{self.type}{'*' * self.is_pointer} {self.name}"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Locates the definition of a kernel in its text.
+
+    Attributes:
+        text: of the file.
+        name: with namespaces.
+        arguments: of its template, if it is one.
+        templates: (name, argument) of each of the template's parameters.
+        parameters: in their order.
+        head: the tokens before the name.
+        opening: where its first parameter would begin.
+        body: the tokens of its body.
+    """
+
+    text: str
+    name: str
+    arguments: tuple[str, ...]
+    templates: tuple[tuple[str, str], ...]
+    parameters: tuple[Parameter, ...]
+    head: tuple[Token, ...]
+    opening: int
+    body: tuple[Token, ...]
+
+    @property
+    def line(self) -> int:
+        return self.line_of(self.head[0].start if self.head else self.opening)
+
+    def line_of(self, position: int) -> int:
+        return self.text.count("\n", 0, position) + 1
+
+    def quoted(self, position: int) -> str:
+        """Returns the line at ``position``, for messages."""
+        return self.text.split("\n")[self.line_of(position) - 1].strip()
+
+    @property
+    def called(self) -> str:
+        """Returns how it is called: with the arguments of its template."""
+        return f"{self.name}<{', '.join(self.arguments)}>" if self.arguments else self.name
+
+    def type_of(self, parameter: Parameter) -> str:
+        """Returns the type of ``parameter``, where that is a parameter of the template by its argument."""
+        return dict(self.templates).get(parameter.type, parameter.type)
+
+    @property
+    def attributes(self) -> tuple[tuple[Token, ...], ...]:
+        """Returns what the head says of launches: a name, and its arguments in parentheses."""
+        listed = []
+        for number, token in enumerate(self.head):
+            if token.text in _ATTRIBUTES:
+                listed.append(self.head[number : _match(self.head, number + 1) + 1])
+        return tuple(listed)
+
+    def written_out(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of ``tokens`` outside of the template: with its arguments in place of its parameters."""
+        substitutes = dict(self.templates)
+        return "".join(f"({substitutes[other.text]})" if other.text in substitutes else other.text for other in tokens)
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Locates a hook, and the pointer that it stands for.
+
+    Attributes:
+        parameter: the pointer's.
+        kind: ``PROLOGUE`` or ``EPILOGUE``.
+        start: of the statement, or of the macro.
+        value: where the first argument begins and ends.
+        end: of all.
+    """
+
+    parameter: str
+    kind: str
+    start: int
+    value: tuple[int, int]
+    end: int
+
+
+@functools.lru_cache(256)
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """Returns the tokens of ``text``, without comments and space."""
+    return tuple(
+        Token(match.lastgroup if match.lastgroup != "delimiter" else "string", match[0], match.start(), match.end())  # type: ignore[arg-type]
+        for match in _TOKEN.finditer(text)
+        if match.lastgroup not in ("comment", "space")
+    )
+
+
+def _match(tokens: Sequence[Token], opening: int) -> int:
+    """Returns where the bracket at ``opening`` is closed; ``len(tokens)`` where it is not."""
+    depth = 0
+    for number in range(opening, len(tokens)):
+        text = tokens[number].text if tokens[number].kind == "mark" else ""
+        depth += (text in _CLOSING) - (text in _CLOSING.values())
+        if depth == 0:
+            return number
+    return len(tokens)
+
+
+def _split(tokens: Sequence[Token], angles: bool = False) -> list[tuple[Token, ...]]:
+    """Divides ``tokens`` at the commas outside of brackets.
+
+    Args:
+        angles: whether ``<`` is a bracket too.
+    """
+    pieces: list[list[Token]] = [[]]
+    depth = 0
+    opened, closed = ("(", "[", "{") + ("<",) * angles, (")", "]", "}") + (">",) * angles
+    for token in tokens:
+        if token.kind == "mark":
+            depth += (token.text in opened) - (token.text in closed)
+            if token.text == "," and depth == 0:
+                pieces.append([])
+                continue
+        pieces[-1].append(token)
+    return [tuple(piece) for piece in pieces if piece]
+
+
+def parsed_entry(entry: str) -> tuple[str, tuple[str, ...]]:
+    """Divides ``"name<float, 4>"`` into the name and the arguments of a template."""
+    name, bracket, rest = entry.strip().partition("<")
+    if not bracket:
+        return name.strip(), ()
+    inner = rest.rpartition(">")[0]
+    arguments = _split(tokens_of(inner), angles=True)
+    return name.strip(), tuple(inner[piece[0].start : piece[-1].end] for piece in arguments)
+
+
+@functools.lru_cache(256)
+def definition_of(text: str, entry: str, file: str = "the source", language: str = "cuda") -> Definition:
+    """Returns the definition of ``entry``, a function's name, with namespaces and template arguments where it has them.
+
+    Raises:
+        UnsupportedError: the text has none, or several, or its parameters are none that a launch passes.
+    """
+    name, arguments = parsed_entry(entry)
+    bare = name.rpartition("::")[2]
+    tokens = tokens_of(text)
+    listed, others = [], []
+    for number, token in enumerate(tokens[:-1]):
+        if token.kind != "name" or tokens[number + 1].text != "(":
+            continue
+        closing = _match(tokens, number + 1)
+        behind = closing + 1
+        while behind < len(tokens) and tokens[behind].text in ("noexcept", "const"):
+            behind += 1
+        if behind >= len(tokens) or tokens[behind].text != "{":
+            continue
+        first = _start_of(tokens, number)
+        head = tokens[first:number]
+        if not head:
+            continue  # a statement such as ``if (...) {``
+        is_kernel = language != "cuda" or any(other.text == "__global__" for other in head)
+        if not is_kernel or token.text != bare:
+            others += [token.text] if is_kernel else []
+            continue
+        body = tokens[behind + 1 : _match(tokens, behind)]
+        listed.append((head, tokens[number + 1 : closing], body))
+    what = "__global__ function" if language == "cuda" else "function"
+    if not listed:
+        known = f"it defines {', '.join(dict.fromkeys(others))}" if others else f"it defines no {what}"
+        raise UnsupportedError(f"{file} defines no {what} {bare}; {known}")
+    if len(listed) > 1:
+        lines = " and ".join(str(text.count("\n", 0, head[0].start) + 1) for head, _, _ in listed)
+        raise UnsupportedError(f"{file} defines {bare} in lines {lines}; give the kernel a name of its own")
+    head, inside, body = listed[0]
+    templates = _template_of(head, arguments)
+    line = text.count("\n", 0, head[0].start) + 1
+    if len(templates) < len(arguments) or (templates and not arguments):
+        raise UnsupportedError(
+            f"{file}:{line}: {bare} is {'a' if templates else 'no'} template"
+            + (f"; name its arguments, as in '{bare}<{', '.join(name for name, _ in templates)}>'" if templates else "")
+        )
+    parameters = tuple(
+        _parameter(piece, f"{file}:{text.count(chr(10), 0, piece[0].start) + 1}")
+        for piece in _split(inside[1:], angles=True)
+        if [other.text for other in piece] != ["void"]
+    )
+    return Definition(text, name, arguments, templates, parameters, head, inside[0].end, body)
+
+
+def _start_of(tokens: Sequence[Token], number: int) -> int:
+    """Returns the first token of the declaration whose name is ``number``."""
+    first = number
+    while first and tokens[first - 1].kind != "directive" and tokens[first - 1].text not in (";", "{", "}"):
+        first -= 1
+    return first
+
+
+def _template_of(head: Sequence[Token], arguments: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Returns (name, argument) of the parameters of the template that ``head`` begins; some may have defaults."""
+    if not head or head[0].text != "template":
+        return ()
+    depth, inside = 0, []
+    for token in head[1:]:
+        depth += (token.text == "<") - (token.text == ">")
+        if depth == 0:
+            break
+        inside.append(token)
+    listed = []
+    for number, piece in enumerate(_split(inside[1:], angles=True)):
+        declared = [token.text for token in piece]
+        end = declared.index("=") if "=" in declared else len(declared)
+        default = " ".join(declared[end + 1 :])
+        listed.append((declared[end - 1], arguments[number] if number < len(arguments) else default))
+    return tuple(listed)
+
+
+def _parameter(tokens: Sequence[Token], where: str) -> Parameter:
+    texts = [token.text for token in tokens]
+    if "[" in texts:  # ``float x[]`` is a pointer
+        texts = [*texts[: texts.index("[") - 1], "*", texts[texts.index("[") - 1]]
+    names = [text for text in texts if text not in _UNTYPED]
+    spelled = " ".join(texts)
+    if "&" in texts or "(" in texts or "=" in texts or texts.count("*") > 1:
+        raise UnsupportedError(
+            f"{where}: the parameter {spelled!r} is neither a pointer to elements nor a number; "
+            "pass tensors and numbers"
+        )
+    if len(names) < 2 or not re.match(r"[A-Za-z_]\w*$", names[-1]) or names[-1] in _NUMBERS:
+        raise UnsupportedError(f"{where}: the parameter {spelled!r} has no name; give it one")
+    is_pointer = "*" in texts
+    before = texts[: texts.index("*")] if is_pointer else texts
+    kind = names[: names.index("*")] if is_pointer else names[:-1]
+    return Parameter(names[-1], _joined(kind), is_pointer, is_pointer and "const" in before, tokens[0].start)
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Returns a type as one writes it: ``unsigned int``, ``jitgen::bfloat16``."""
+    return re.sub(r" ?(::|<|>|,) ?", r"\1", " ".join(words)).replace(",", ", ")
+
+
+# -------------------------------------------------------------------------------------------------------------- types
+
+_INTEGERS = {
+    "int8": ("signed char", "char", "int8_t"),
+    "uint8": ("unsigned char", "uint8_t", "uint8"),
+    "int16": ("short", "short int", "int16_t"),
+    "int32": ("int", "int32_t", "signed", "signed int"),
+    "int64": ("long long", "long long int", "long", "long int", "int64_t", "ptrdiff_t", "ssize_t"),
+    "bool": ("bool", "jitgen::boolean"),
+}
+_FLOATS = {
+    "float32": ("float",),
+    "float64": ("double",),
+    "float16": ("half", "__half", "_Float16", "jitgen::float16"),
+    "bfloat16": ("nv_bfloat16", "__nv_bfloat16", "__bf16", "jitgen::bfloat16"),
+    "float8_e4m3fn": ("__nv_fp8_e4m3", "jitgen::float8_e4m3fn"),
+    "float8_e5m2": ("__nv_fp8_e5m2", "jitgen::float8_e5m2"),
+}
+_DTYPES = {name: dtype for dtype, names in (_INTEGERS | _FLOATS).items() for name in names}
+_UNSIGNED = frozenset({"unsigned", "unsigned int", "uint32_t", "uint", "unsigned short", "uint16_t", "unsigned long"})
+_UNSIGNED |= {"unsigned long long", "uint64_t", "size_t", "std::size_t"}
+_NUMBERS = frozenset({*_DTYPES, *_UNSIGNED})
+_SAME_BYTES = {"char": ("int8", "uint8", "bool"), "unsigned char": ("uint8", "bool"), "uint8_t": ("uint8", "bool")}
+
+
+def dtypes_of(type_name: str) -> tuple[str, ...]:
+    """Returns the dtypes of tensors that a pointer to ``type_name`` takes; none where nobody can tell."""
+    if type_name in _SAME_BYTES:
+        return _SAME_BYTES[type_name]
+    return (_DTYPES[type_name],) if type_name in _DTYPES else ()
+
+
+def is_integer(type_name: str) -> bool | None:
+    """Returns whether a number of type ``type_name`` is an integer; None where nobody can tell."""
+    if type_name in _UNSIGNED or any(type_name in names for names in _INTEGERS.values()):
+        return True
+    return False if any(type_name in names for names in _FLOATS.values()) else None
+
+
+# -------------------------------------------------------------------------------------------------------------- hooks
+
+
+def hooks_of(definition: Definition) -> tuple[list[Hook], dict[str, str]]:
+    """Returns the hooks in the kernel's body, and why no rule may stand at those of a parameter, by its name."""
+    body = definition.body
+    pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
+    hooks: list[Hook] = []
+    explained: set[int] = set()
+    refusals: dict[str, str] = {}
+
+    def refuse(name: str, token: Token, why: str) -> None:
+        line = definition.line_of(token.start)
+        refusals.setdefault(name, f"{why}, in line {line}: {definition.quoted(token.start)}")
+
+    for number, token in enumerate(body[:-1]):
+        if token.text not in (PROLOGUE, EPILOGUE) or body[number + 1].text != "(":
+            continue
+        closing = _match(body, number + 1)
+        arguments = _split(body[number + 2 : closing])
+        mentioned = [other.text for other in body[number + 2 : closing] if other.text in pointers]
+        if len(arguments) != 3:
+            for name in mentioned:
+                refuse(name, token, f"{token.text} takes a value, a row and a column")
+            continue
+        value = arguments[0]
+        span = (value[0].start, value[-1].end)
+        if token.text == PROLOGUE:
+            name = value[0].text
+            is_element = len(value) > 2 and value[1].text == "[" and _match(value, 1) == len(value) - 1
+            if name in pointers and is_element:
+                explained.add(value[0].start)
+                hooks.append(Hook(name, PROLOGUE, token.start, span, body[closing].end))
+            else:
+                for name in mentioned:
+                    refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
+            continue
+        target = _target(body, number)
+        name = body[target].text if target is not None else ""
+        ends = closing + 1 < len(body) and body[closing + 1].text == ";"
+        if target is not None and name in pointers and ends:
+            explained.add(body[target].start)
+            hooks.append(Hook(name, EPILOGUE, body[target].start, span, body[closing].end))
+    for number, token in enumerate(body):
+        before = "".join(other.text for other in body[max(number - 2, 0) : number])
+        is_member = before.endswith((".", "->"))
+        if token.text in pointers and token.kind == "name" and token.start not in explained and not is_member:
+            refuse(token.text, token, f"{token.text} is used outside of its hooks")
+        if token.kind == "directive":
+            for name in pointers:
+                if re.search(rf"\b{name}\b", token.text):
+                    refuse(name, token, f"{name} is used in a directive")
+    return hooks, refusals
+
+
+def _target(body: Sequence[Token], number: int) -> int | None:
+    """Returns the pointer that the statement ``name[index] = <macro at number>`` stores to; None where it is none."""
+    if number < 4 or body[number - 1].text != "=" or body[number - 2].text != "]":
+        return None
+    depth = 0
+    for position in range(number - 2, -1, -1):
+        depth += (body[position].text == "]") - (body[position].text == "[")
+        if depth == 0:
+            break
+    target = position - 1
+    before = body[target - 1].text if target > 0 else ";"
+    return target if target >= 0 and before in (";", "{", "}", ")", "else", ":") else None
+
+
+def refusal(definition: Definition, parameter: str, kind: str) -> str:
+    """Explains why no rule may stand at the hooks of ``parameter``; empty if one may."""
+    hooks, refusals = hooks_of(definition)
+    if not any(hook.kind == kind and hook.parameter == parameter for hook in hooks):
+        element = f"{PROLOGUE}({parameter}[i], row, column)"
+        store = f"{parameter}[i] = {EPILOGUE}(value, row, column);"
+        return f"it has no hook for it, such as {element if kind == PROLOGUE else store}"
+    (own,) = (other for other in definition.parameters if other.name == parameter)
+    if not dtypes_of(definition.type_of(own)):
+        return f"nobody can tell of which dtype {own.type} is"
+    if any(hook.kind != kind and hook.parameter == parameter for hook in hooks):
+        return f"{parameter} has hooks of both kinds"
+    return refusals.get(parameter, "")
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+_files: dict[str, tuple[str, int]] = {}
+"""Where each text is that this process has read: the file, and the line there of its first one."""
+
+
+def note_file(text: str, file: str, line: int) -> None:
+    """Remembers where ``text`` is, for messages: no key, and no source, has a path."""
+    _files[text] = file, line
+
+
+def location_of(text: str, line: int) -> str:
+    """Returns file and line of line ``line`` of ``text``; another process may know the line alone."""
+    file, first = _files.get(text, ("the kernel's text", 1))
+    return f"{file}:{first - 1 + line}"
+
+
+# ------------------------------------------------------------------------------------------------------------ includes
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?P<open>[<"])(?P<name>[^>"\n]+)[>"]', re.MULTILINE)
+
+
+def includes_of(text: str) -> Iterator[tuple[str, bool, tuple[int, int]]]:
+    """Yields what ``text`` includes: the name, whether it is in quotes, and where the name is."""
+    for token in tokens_of(text):
+        if token.kind == "directive" and (match := _INCLUDE.match(token.text)):
+            span = token.start + match.start("name"), token.start + match.end("name")
+            yield match["name"], match["open"] == '"', span
+
+
+_FLAGS = re.compile(
+    r"""-D[A-Za-z_]\w*(=[^\s]*)? | -U[A-Za-z_]\w* | -W[\w=-]* | -O[0-3s] | -m[a-z0-9.=-]+ | -lineinfo
+      | --?use_fast_math | --?(ftz|prec-div|prec-sqrt|fmad)=(true|false) | --?maxrregcount=\d+
+      | --?std=(c|gnu)\+\+\d\w | --?extra-device-vectorization | -f(no-)?fast-math | -f(no-)?unroll-loops
+      | -f(no-)?associative-math | -f(no-)?reciprocal-math | -f(no-)?finite-math-only | -ffp-contract=\w+
+      | -f(no-)?tree-vectorize | -fopenmp-simd | -f(no-)?strict-aliasing | -f(no-)?inline""",
+    re.VERBOSE,
+)
+
+
+def is_harmless_flag(flag: str) -> bool:
+    """Returns whether a compiler's ``flag`` decides how a kernel is compiled, and reads, writes or runs nothing."""
+    return _FLAGS.fullmatch(flag) is not None

@@ -1,0 +1,128 @@
+"""Takes the copies out of a program by which a user's kernel updates an argument: it does so in the argument itself.
+
+A launch gets its tensors in temporaries, of which those that had values before are copies, and the new value of an
+argument is copied back. Where nothing reads what the argument was once the kernel has begun, it gets the argument.
+
+Neighbour: ``families/partition.py`` makes the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jitgen.families.call_memory import CallMemory
+from jitgen.ir.body import Body
+from jitgen.ir.program import Alias, Kernel, Program
+
+_OF_OPERANDS = ("load", "iota", "store", "gather")
+"""Instructions whose attribute is the number of an operand."""
+_AWAY = ("launch", "scatter", "contract", "reduce", "scan", "sort", "state", "merge")
+"""Instructions of bodies that are not pointwise."""
+
+
+def without_copies(program: Program, memory: CallMemory) -> Program:
+    """Returns ``program`` with launches that update arguments in place."""
+    if not any(_launches(body) for kernel in program.kernels for body in kernel.bodies):
+        return program
+    position = 0
+    while position < len(program.mutated):
+        changed = _in_place(program, *program.mutated[position], memory)
+        position += changed is program
+        program = changed
+    return program
+
+
+def _in_place(program: Program, number: int, position: int, memory: CallMemory) -> Program:
+    """Returns ``program`` without the copies of argument ``number``, whose new value is result ``position``."""
+    first, result = len(program.inputs), len(program.inputs) + len(program.temporaries) + position
+    bodies = {(k, b): body for k, kernel in enumerate(program.kernels) for b, body in enumerate(kernel.bodies)}
+    back = [place for place, body in bodies.items() if result in _buffers(body)]
+    if len(back) != 1 or (temporary := _copied_to(bodies[back[0]], result)) is None:
+        return program
+    if not first <= temporary < result - position:
+        return program
+    users = {place: body for place, body in bodies.items() if temporary in _buffers(body)}
+    there = [place for place, body in users.items() if _copied_to(body, temporary) == number]
+    writers = [place for place, body in users.items() if temporary in _written(body) and place not in there]
+    if len(there) != 1 or not writers or not all(_launches(bodies[place]) for place in writers):
+        return program
+    begin = min(writers)[0]
+    early = any(place[0] < begin for place in users if place not in there) or there[0][0] >= begin
+    if early or any(number in _buffers(body) and place[0] >= begin for place, body in bodies.items()):
+        return program
+    memory.depends_on_strides()
+    if not memory.inputs[number].is_row_major:
+        return program
+    bodies[there[0]] = _without_store(bodies[there[0]], temporary)
+    bodies[back[0]] = _without_store(bodies[back[0]], result)
+    numbers = {buffer: buffer - (buffer > temporary) for buffer in range(len(program.buffers))}
+    numbers[temporary] = numbers[result]
+    kernels: list[Kernel] = []
+    for k, kernel in enumerate(program.kernels):
+        own = (bodies[k, b] for b in range(len(kernel.bodies)))
+        left = tuple(_renumbered(body, numbers) for body in own if body.stores)
+        if left:
+            name = f"{program.name}_{len(kernels)}" if kernels else program.name
+            kernels.append(replace(kernel, name=name, bodies=left))
+    outputs = tuple(
+        replace(output, input=number if output.input == temporary else numbers[output.input])
+        if isinstance(output, Alias)
+        else output
+        for output in program.outputs
+    )
+    temporaries = tuple(buffer for index, buffer in enumerate(program.temporaries, first) if index != temporary)
+    general = memory.is_general and program.general
+    return replace(program, temporaries=temporaries, outputs=outputs, kernels=tuple(kernels), general=general)
+
+
+def _launches(body: Body) -> bool:
+    return body.instructions[0].op == "launch"
+
+
+def _buffers(body: Body) -> set[int | None]:
+    return {operand.buffer for operand in body.operands}
+
+
+def _written(body: Body) -> set[int | None]:
+    return {body.operands[number].buffer for number in body.stores}
+
+
+def _copied_to(body: Body, buffer: int) -> int | None:
+    """Returns the buffer of which a pointwise body stores a copy in ``buffer``; None where it stores anything else."""
+    stores = [i for i in body.instructions if i.op == "store" and body.operands[i.attr].buffer == buffer]
+    if len(stores) != 1 or any(i.op in _AWAY for i in body.instructions):
+        return None
+    loaded, target = body.instructions[stores[0].args[0]], body.operands[stores[0].attr]
+    if loaded.op != "load":
+        return None
+    source = body.operands[loaded.attr]
+    same = source.dtype == target.dtype and source.shape == target.shape
+    return source.buffer if same and not (source.movements or target.movements) else None
+
+
+def _without_store(body: Body, buffer: int) -> Body:
+    """Returns ``body`` without its store in ``buffer``, and without what is loaded for that alone."""
+    stores = {n for n, i in enumerate(body.instructions) if i.op == "store" and body.operands[i.attr].buffer == buffer}
+    read = {a for n, i in enumerate(body.instructions) if n not in stores for a in i.args}
+    kept = [n for n, i in enumerate(body.instructions) if n not in stores and (i.op != "load" or n in read)]
+    positions = {old: new for new, old in enumerate(kept)}
+    left = [body.instructions[n] for n in kept]
+    used = sorted({i.attr for i in left if i.op in _OF_OPERANDS})
+    operands = {old: new for new, old in enumerate(used)}
+    instructions = tuple(
+        replace(
+            i,
+            args=tuple(positions[a] for a in i.args),
+            attr=operands[i.attr] if i.op in _OF_OPERANDS else i.attr,
+        )
+        for i in left
+    )
+    return replace(body, operands=tuple(body.operands[n] for n in used), instructions=instructions)
+
+
+def _renumbered(body: Body, numbers: dict[int, int]) -> Body:
+    operands = tuple(
+        operand if operand.buffer is None else replace(operand, buffer=numbers[operand.buffer])
+        for operand in body.operands
+    )
+    return replace(body, operands=operands)

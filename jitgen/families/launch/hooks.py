@@ -1,0 +1,63 @@
+"""Puts rules into a user's kernel in CUDA C++ or C++, at its hooks (``codegen/c_text.py``).
+
+``JITGEN_PROLOGUE(x[i], row, column)`` becomes a call of a generated function, which computes what would be loaded; the
+statement ``out[i] = JITGEN_EPILOGUE(value, row, column);`` becomes a call of one that stores what follows the kernel.
+Both get the struct with everything that the entry takes, which is a further parameter of the kernel's function.
+
+Neighbours: ``c_context.py`` prints the functions; ``splices.py`` is the same for Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jitgen.codegen import c_text
+from jitgen.codegen.c_text import Definition
+
+STRUCT = "jitgen_params"
+"""What the kernel's function calls the struct."""
+Edit = tuple[int, int, str]
+
+
+def as_function(definition: Definition) -> list[Edit]:
+    """Returns the edits that make the kernel, an entry in CUDA C++, a function for the device."""
+    edits = []
+    for position, token in enumerate(definition.head):
+        if token.text == "__global__":
+            edits.append((token.start, token.end, "__device__ __forceinline__"))
+        following = definition.head[position + 1].text if position + 1 < len(definition.head) else ""
+        if token.text == "extern" and following.startswith('"'):
+            edits.append((token.start, definition.head[position + 1].end, ""))
+    edits += [(attribute[0].start, attribute[-1].end, "") for attribute in definition.attributes]
+    return edits
+
+
+def replaced(definition: Definition, loads: Mapping[str, str], stores: Mapping[str, str]) -> list[Edit]:
+    """Returns the edits that put rules into the kernel.
+
+    Args:
+        loads, stores: the functions of rules, by the parameters that they stand for.
+    """
+    types = {parameter.name: parameter.type for parameter in definition.parameters}
+    edits = []
+    for hook in c_text.hooks_of(definition)[0]:
+        function = (loads if hook.kind == c_text.PROLOGUE else stores).get(hook.parameter)
+        if function is None:
+            continue
+        start, end = hook.value
+        if hook.kind == c_text.PROLOGUE:
+            comma = definition.text.index(",", end)
+            edits.append((hook.start, comma + 1, f"{function}<{types[hook.parameter]}>({STRUCT},"))
+        else:
+            edits.append((hook.start, start, f"{function}({STRUCT}, ({types[hook.parameter]})("))
+            edits.append((end, end, ")"))
+    following = ", " if definition.parameters else ""
+    edits.append((definition.opening, definition.opening, f"const jitgen_launch::Params& {STRUCT}{following}"))
+    return edits
+
+
+def edited(text: str, edits: list[Edit]) -> str:
+    """Returns ``text`` with ranges replaced, of which none is within another; its lines stay where they are."""
+    for start, end, spelled in sorted(edits, reverse=True):
+        text = text[:start] + spelled + "\n" * text.count("\n", start, end) + text[end:]
+    return text

@@ -1,0 +1,298 @@
+"""Kernels that users wrote in C++, within decorated functions and outside; how the text of such a kernel is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitgen
+from jitgen.codegen import c_text
+from jitgen.deploy.launch_schema import c_refusal
+from jitgen.errors import TraceError, UnsupportedError
+
+pytest.importorskip("triton")
+own_c_kernels: Any = pytest.importorskip("tests.own_c_kernels")
+own_kernel_programs: Any = pytest.importorskip("tests.own_kernel_programs")
+
+ADD = """
+extern "C" void add(const float* x, const float* y, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = JITGEN_EPILOGUE(x[i] + y[i], 0, i);
+}
+"""
+add = jitgen.cpp_kernel(ADD, "add")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_rules(number: int) -> None:
+    torch.manual_seed(number)
+    assert own_kernel_programs.check(number, "cpu", own_c_kernels.KERNELS) is None
+
+
+def test_what_is_around_a_kernel_is_computed_in_it() -> None:
+    function = own_c_kernels._matmul
+    low = jitgen.jit(lambda a, b, bias: (function(a * 2, b) + bias).relu()).lower(
+        torch.randn(5, 7), torch.randn(7, 3), torch.randn(3)
+    )
+    assert len(low.kernels) == 1
+    assert (
+        "      for (int i = 0; i < k; ++i) sum += jitgen_launch::prologue0<float>(jitgen_params, row, i)" in low.source
+    )
+    assert "jitgen_launch::epilogue2(jitgen_params, (float)(sum), row, column);" in low.source
+    assert "own_c_kernels" not in low.source  # no path is in a source
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1,), (3, 5), (2, 0, 4), (17, 3, 2)])
+def test_a_call_by_itself_writes_in_place(sizes: tuple[int, ...]) -> None:
+    x, y, out = torch.randn(sizes), torch.randn(sizes), torch.full(sizes, 7.0)
+    version = out._version
+    add(x, y, out, x.numel())
+    assert torch.equal(out, x + y)
+    assert out._version > version
+    add(x, y, out, 0)  # another number is no other kernel
+    assert torch.equal(out, x + y)
+    assert len({kernel.key for s in add._function.specializations for kernel in s.kernels}) <= 1
+
+
+def test_an_argument_is_updated_by_one_kernel() -> None:
+    scale = jitgen.cpp_kernel(
+        "void scale(float* x, double f, long n) { for (long i = 0; i < n; ++i) x[i] *= f; }", "scale"
+    )
+
+    @jitgen.jit
+    def twice(x: Tensor, f: float) -> Tensor:
+        scale(x, f, x.numel())
+        return x + 1
+
+    x = torch.randn(4, 6)
+    right = x.double() * 0.3
+    result = twice(x, 0.3)
+    assert torch.allclose(x.double(), right, rtol=2**-22)
+    assert torch.equal(result, x + 1)
+    low = twice.lower(torch.randn(4, 6), 0.3)
+    assert sum("launch" in kernel.template for kernel in low.kernels) == 1
+    assert len(low.kernels) == 2
+
+
+def test_several_launches_keep_their_order() -> None:
+    @jitgen.jit
+    def chained(x: Tensor, y: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        before = total * 2
+        add(x, y, total, x.numel())
+        first = total.clone()
+        add(first, total, total, x.numel())
+        return before, first
+
+    x, y, total = torch.randn(3, 4, 5)
+    right, before = x + y, total * 2
+    with pytest.raises(UnsupportedError, match="shares memory"):
+        jitgen.jit(lambda x, y: add(x, y, x.view(-1), x.numel()))(x, y)
+    found = chained(x, y, total)
+    assert torch.equal(found[0], before)
+    assert torch.equal(found[1], right)
+    assert torch.equal(total, right * 2)
+
+
+def test_templates_types_and_defaults() -> None:
+    text = """
+#include "jitgen/storage.hpp"
+namespace own {
+template <typename T, int step = 2, class Sum = float>
+void every(T const *x, T y[], size_t n, bool negative) {
+  const Sum sign = negative ? -1 : 1;
+  for (size_t i = 0; i < n; i += step) y[i] = jitgen::store<T>(sign * jitgen::load(x[i]));
+}
+}
+"""
+    every = jitgen.cpp_kernel(text, "own::every<jitgen::bfloat16>")
+    x, y = torch.randn(7).bfloat16(), torch.zeros(7).bfloat16()
+    every(x, y, 7, True)
+    assert torch.equal(y[::2], -x[::2])
+    assert not y[1::2].any()
+    with pytest.raises(TraceError, match="convert it to bfloat16"):
+        every(x.half(), y, 7, True)
+
+
+def test_a_manifest_has_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = jitgen.jit(lambda x, y: own_c_kernels._add(x * 2, y) - 1)
+    x, y, out = torch.randn(3, 4, 5)
+    with jitgen.record(tmp_path / "specs.json"):
+        function(x, y)
+        add(x, y, out, 20)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    assert jitgen.prewarm(tmp_path / "specs.json", ["cpu"]).count("failed") == 0
+    fresh = jitgen.jit(lambda x, y: own_c_kernels._add(x * 2, y) - 1)
+    with jitgen.strict():
+        assert torch.allclose(fresh(x, y), x * 2 + y - 1)
+        jitgen.cpp_kernel(ADD, "add")(x, y, out, 20)
+    assert torch.equal(out, x + y)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "jitgen"])
+def test_torch_compile(backend: str) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        add(x * 2, y, out, x.numel())
+        return torch.relu(out + y)
+
+    x, y = torch.randn(3, 5), torch.randn(3, 5)  # of memories of their own, as torch asks of a region
+    right = torch.relu(x * 2 + y + y)
+    assert torch.allclose(torch.compile(function, backend=backend, fullgraph=True)(x, y), right)
+    decorated = jitgen.jit(function)
+    assert torch.allclose(
+        torch.compile(lambda x, y: decorated(x, y) + 1, backend=backend, fullgraph=True)(x, y), right + 1
+    )
+
+
+def test_a_write_outside_of_a_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", "5")
+    wrong = jitgen.cpp_kernel(
+        "void wrong(const float* x, float* out, int n) { for (int i = 0; i <= n; ++i) out[i] = x[0]; }", "wrong"
+    )
+
+    @jitgen.jit
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        wrong(x, out, x.numel())
+        return out
+
+    x, out = torch.randn(9), torch.zeros(9)
+    with pytest.raises(jitgen.JitgenError, match=r"wrong .* has written 0 bytes behind a tensor of 36 bytes"):
+        wrong(x, out, 9)
+    with pytest.raises(jitgen.JitgenError, match="has written 0 bytes behind a tensor of 36 bytes"):
+        function(x)
+    wrong(x, out, 8)
+    assert torch.equal(out, x[:1].expand(9))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (lambda x: (x, x, x.clone()), "takes 4 arguments .*, and 3 are given"),
+        (lambda x: (x, x.double(), x.clone(), 4), "y is const float. y in .*, and a tensor of float64"),
+        (lambda x: (x, 1.0, x.clone(), 4), "y is const float. y in .*, and a float is given"),
+        (lambda x: (x, x, x.clone(), 4.5), "n is the integer int n in .*, and a float"),
+        (lambda x: (x, x, x.clone(), x), "n is the number int n in .*, and a tensor"),
+        (lambda x: (x, x, x.clone(), None), "n is the number int n in .*, and a NoneType"),
+        (lambda x: (x, x, torch.zeros(2, 4).t()[:, :1], 4), "out, which it writes, is not contiguous"),
+        (lambda x: (x, x, x, 4), "shares memory"),
+        (lambda x: (x.to("meta"), x, x.clone(), 4), "const float. x is on meta"),
+    ],
+)
+def test_a_mistake_names_the_kernel_and_the_line(arguments: Any, words: str) -> None:
+    with pytest.raises(jitgen.JitgenError, match=words) as caught:
+        add(*arguments(torch.randn(4)))
+    assert str(caught.value).count("test_own_c_kernels.py:") >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "words"),
+    [
+        (ADD, "sub", "defines no function sub; it defines add"),
+        (ADD + ADD, "add", "defines add in lines 2 and 6"),
+        ("void k(float** x) {}", "k", "neither a pointer to elements nor a number"),
+        ("void k(float& x) {}", "k", "neither a pointer to elements nor a number"),
+        ("void k(float x = 3) {}", "k", "neither a pointer to elements nor a number"),
+        ("void k(const float* x, int n) {}", "k", "writes nothing"),
+        ("void k(float*, int n) {}", "k", "has no name"),
+        ("template <class T> void k(T* x) {}", "k", "is a template; name its arguments, as in 'k<T>'"),
+        ("void k(float* x) {}", "k<float>", "is no template"),
+    ],
+)
+def test_what_is_no_kernel(text: str, entry: str, words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        jitgen.cpp_kernel(text, entry)
+
+
+def test_a_file_and_an_option_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot read .*absent\.cpp"):
+        jitgen.cpp_kernel(str(tmp_path / "absent.cpp"), "k")
+    with pytest.raises(UnsupportedError, match=r"'-fplugin=x\.so' is not passed"):
+        jitgen.cpp_kernel(ADD, "add", options=["-O2", "-fplugin=x.so"])
+    with pytest.raises(UnsupportedError, match="no __global__ function add"):
+        jitgen.cuda_kernel(ADD, "add")
+
+
+def test_what_requires_grad_is_refused() -> None:
+    x, y = torch.randn(4, requires_grad=True), torch.randn(4)
+
+    @jitgen.jit
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(y)
+        add(x, y, out, 4)
+        return out
+
+    with pytest.raises(UnsupportedError, match=r"torch\.autograd\.Function"):
+        function(x, y)
+
+
+def test_a_kernel_of_another_language_is_refused() -> None:
+    kernel = jitgen.cuda_kernel('extern "C" __global__ void k(const float* x, float* y) { y[0] = x[0]; }', "k")
+
+    @jitgen.jit
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel[1, 1](x, out)
+        return out
+
+    with pytest.raises(UnsupportedError, match=r"is a kernel in CUDA C\+\+, .* in C\+\+; pass CUDA tensors"):
+        function(torch.randn(4))
+    with pytest.raises(TraceError, match="is launched as"):
+        kernel[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter", "why"),
+    [
+        ("out[i] = JITGEN_EPILOGUE(x[i], 0, i);", "out", ""),
+        (
+            "if (i) out[f(i, 2)] = JITGEN_EPILOGUE(g(x[i], 1), h(i, 0), i); else out[0] = JITGEN_EPILOGUE(1, 0, 0);",
+            "out",
+            "",
+        ),
+        ("// out is x\n out[i] = JITGEN_EPILOGUE(x[i], 0, i); s.out = p->out;", "out", ""),
+        ("out[i] = JITGEN_EPILOGUE(x[i], 0, i); out[i] += 1;", "out", "used outside of its hooks, in line 2: out"),
+        ("float* o = out; o[i] = JITGEN_EPILOGUE(x[i], 0, i);", "out", "no hook for it"),
+        ("out[i] = JITGEN_EPILOGUE(x[i], 0, i) + 1;", "out", "no hook for it"),
+        ("out[i] += JITGEN_EPILOGUE(x[i], 0, i);", "out", "no hook for it"),
+        ("out[i] = JITGEN_EPILOGUE(out[i - 1], 0, i);", "out", "used outside of its hooks"),
+        ("out[i] = JITGEN_EPILOGUE(x[i], i);", "out", "no hook for it"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i);", "x", ""),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + x[0];", "x", "used outside of its hooks"),
+        ("out[0] = JITGEN_PROLOGUE(2 * x[i], 0, i);", "x", "no hook for it"),
+        ("out[0] = x[i];", "x", "no hook for it"),
+        ("\n#define X x[i]\n out[0] = JITGEN_PROLOGUE(x[i], 0, i) + X;", "x", "used in a directive"),
+        ("v[i] = JITGEN_PROLOGUE(v[i], 0, i);", "v", "nobody can tell of which dtype float4 is"),
+    ],
+)
+def test_where_a_rule_may_stand(body: str, parameter: str, why: str) -> None:
+    text = f"void k(const float* x, float* out, float4* v, int i) {{\n{body}\n}}"
+    definition = c_text.definition_of(text, "k", language="cpp")
+    kind = c_text.EPILOGUE if parameter == "out" else c_text.PROLOGUE
+    said = c_text.refusal(definition, parameter, kind)
+    assert (why in said) if why else not said
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "is_refused"),
+    [
+        ('#include <cmath>\n#include "a/b.h"\nint x;', "cpp", False),
+        ('#include "/etc/passwd"', "cpp", True),
+        ('#include "../secret"', "cpp", True),
+        ('#inc\\\nlude "/etc/passwd"', "cpp", True),
+        ("#define F </etc/passwd>\n#include F", "cpp", True),
+        ('%:include "/etc/passwd"', "cpp", True),
+        ('#embed "/etc/passwd"', "cpp", True),
+        ('asm(".inc" "bin \\"/etc/passwd\\"");', "cpp", True),
+        ("#define J(a, b) a##b\nJ(as, m)(x);", "cpp", True),
+        ('asm volatile("bar.sync 0;");', "cuda", False),
+    ],
+)
+def test_a_manifest_compiles_no_other_file(text: str, language: str, is_refused: bool) -> None:
+    assert (c_refusal(text, language) is not None) == is_refused
