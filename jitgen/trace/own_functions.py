@@ -88,7 +88,7 @@ class OwnFunction:
             ) from error
 
     def used(self, trace: Trace, dtypes: Sequence[str]) -> None:
-        """Is told of each call that is traced."""
+        """Hears of each call that is traced."""
 
 
 def applied(function: OwnFunction, *arguments: Any) -> Any:
