@@ -1,0 +1,158 @@
+"""Kernels that users wrote in CUDA C++, and functions that they spelled, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import jitgen
+
+pytest.importorskip("triton")
+
+from tests import own_c_kernels
+from tests.own_kernel_programs import KERNELS, Kernel, check
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return own_c_kernels.cuda(tmp_path_factory.mktemp("kernels"))
+
+
+def _launches(kernels: dict[str, Any]) -> dict[str, Kernel]:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        out, n = torch.empty_like(x), x.numel()
+        kernels["add"][-(-n // 128), 128](x, y, out, n, x.shape[-1])
+        return out
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        c = torch.empty((m, n), device=a.device)
+        kernels["matmul"][(-(-n // 8), -(-m // 8)), (8, 8)](a, b, c, m, n, k)
+        return c
+
+    launches = (("add", add), ("matmul", matmul))
+    return {name: Kernel(launch, KERNELS[name].reference, KERNELS[name].shapes) for name, launch in launches}
+
+
+def test_random_rules(kernels: dict[str, Any]) -> None:
+    launches = _launches(kernels)
+    for number in range(8):
+        torch.manual_seed(number)
+        assert check(number, "cuda", launches) is None
+
+
+def test_dynamic_shared_memory_and_a_launch_by_itself(kernels: dict[str, Any]) -> None:
+    x, out = torch.randn(37, 1000, device="cuda"), torch.zeros(37, device="cuda")
+    kernels["sums"][37, 256, 256 * 4](x, out, 1000)
+    assert torch.allclose(out.double(), x.double().sum(1), atol=1e-4)
+    out.zero_()
+    kernels["sums"](grid=(37, 1, 1), block=(64, 1, 1), args=(x, out, 1000), shared_mem=64 * 4)
+    assert torch.allclose(out.double(), x.double().sum(1), atol=1e-4)
+
+    @jitgen.jit
+    def scaled(x: Tensor, factor: float) -> Tensor:
+        out = torch.empty(x.shape[0], device=x.device)
+        kernels["sums"][x.shape[0], 128, 128 * 4](x * x, out, x.shape[1])
+        return torch.sqrt(out) * factor
+
+    for rows in (1, 5, 300):
+        x = torch.randn(rows, 77, device="cuda")
+        assert torch.allclose(scaled(x, 0.5).double(), x.double().norm(dim=1) * 0.5, rtol=1e-5)
+
+
+def test_more_shared_memory_than_a_block_has_by_default(kernels: dict[str, Any]) -> None:
+    x, out = torch.randn(3, 50, device="cuda"), torch.zeros(3, device="cuda")
+    kernels["sums"][3, 32, 64 << 10](x, out, 50)
+    assert torch.allclose(out.double(), x.double().sum(1), atol=1e-5)
+
+
+def test_a_launch_on_another_stream(kernels: dict[str, Any]) -> None:
+    x, y, out = torch.randn(3, 4096, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    kernels["add"][16, 256](x, y, out, 4096, 4096, stream=stream)
+    stream.synchronize()
+    assert torch.equal(out, x + y)
+
+
+def test_several_grids_and_a_graph(kernels: dict[str, Any]) -> None:
+    x, y = torch.randn(2, 1000, device="cuda")
+    out = torch.zeros(1000, device="cuda")
+    for blocks in (4, 1, 2):  # a launcher of one grid serves no other
+        out.zero_()
+        kernels["add"][blocks, 256](x, y, out, 1000, 1000)
+        count = min(blocks * 256, 1000)
+        assert torch.equal(out[:count], (x + y)[:count])
+        assert not out[count:].any()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels["add"][4, 256](x, y, out, 1000, 1000)
+    x.fill_(3)
+    graph.replay()
+    assert torch.equal(out, x + y)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "jitgen"])
+def test_torch_compile(kernels: dict[str, Any], backend: str) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels["add"][-(-x.numel() // 64), 64](x * 2, y, out, x.numel(), x.shape[1])
+        return F.gelu(out)
+
+    x, y = torch.randn(9, 33, device="cuda"), torch.randn(9, 33, device="cuda")
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    assert torch.allclose(compiled(x, y), F.gelu(x * 2 + y), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["__half", "__nv_bfloat16"])
+def test_the_types_of_cudas_headers(tmp_path: Path, name: str) -> None:
+    text = f"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+extern "C" __global__ void half_sum(const {name}* x, {name}* out, int n) {{
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = JITGEN_EPILOGUE(JITGEN_PROLOGUE(x[i], 0, i) + {name}(1.0f), 0, i);
+}}
+"""
+    kernel = jitgen.cuda_kernel(text, "half_sum")
+
+    @jitgen.jit
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel[-(-x.numel() // 64), 64](x * 2, out, x.numel())
+        return torch.relu(out)
+
+    x = torch.randn(500, device="cuda").to(torch.float16 if name == "__half" else torch.bfloat16)
+    assert torch.allclose(function(x).double(), torch.relu(x.double() * 2 + 1), rtol=2**-7, atol=2**-7)
+    assert len(function.lower(x).kernels) == 1
+
+
+def test_arguments_on_another_device(kernels: dict[str, Any]) -> None:
+    x = torch.randn(8, device="cuda")
+    with pytest.raises(jitgen.UnsupportedError, match="y is on cpu"):
+        kernels["add"][1, 32](x, x.cpu(), x.clone(), 8, 8)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_a_function_spelled_in_the_dialects(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", "1")  # compares the spelling with the reference, too
+    softened = jitgen.device_function(
+        lambda x, a: x / (a + x.abs()), cuda="x / (a + abs(x))", triton="x / (a + tl.abs(x))"
+    )
+
+    @jitgen.jit(backend=backend)
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return softened(x @ w, 1.5), torch.softmax(softened(x, 0.5), -1)
+
+    x, w = torch.randn(20, 64, device="cuda"), torch.randn(64, 48, device="cuda")
+    product, rows = function(x, w)
+    exact = x.double() @ w.double()
+    assert torch.allclose(product.double(), exact / (1.5 + exact.abs()), atol=1e-5)
+    assert torch.allclose(rows.double(), torch.softmax(x.double() / (0.5 + x.double().abs()), -1), atol=1e-6)
