@@ -16,8 +16,8 @@ import jitgen
 
 TILED = r"""
 template <int tile>
-__global__ void __launch_bounds__(tile * tile) product(const float* __restrict__ a, const float* __restrict__ b, float* c,
-                                                       int m, int n, int k) {
+__global__ void __launch_bounds__(tile * tile)
+product(const float* __restrict__ a, const float* __restrict__ b, float* c, int m, int n, int k) {
   __shared__ float of_a[tile][tile + 1], of_b[tile][tile + 1];
   const int row = blockIdx.y * tile + threadIdx.y, column = blockIdx.x * tile + threadIdx.x;
   float sum = 0;
