@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -26,10 +29,10 @@ import jitgen
 from bench import suite
 from bench.attention import Case, error_of, function_of, operands, peers
 from bench.timing import Call, medians
-from jitgen.families.attention.forward import decode, schedule, split_keys, wgmma
+from jitgen.families.attention.forward import decode, split_keys, wgmma
 from jitgen.runtime import cuda
 
-CHOSEN, CLUSTER, RANGES, LOAD = wgmma.candidates, decode.DecodeSchedule.cluster, schedule.splits, cuda.load
+CHOSEN, LOAD = wgmma.candidates, cuda.load
 BUDGET = 0.2
 """Seconds of timing for each case."""
 
@@ -43,8 +46,9 @@ def load(*arguments: Any) -> Any:
     return function
 
 
-def use(variant: str) -> None:
-    """From here on schedules and launches are as ``variant`` says."""
+@contextmanager
+def using(variant: str) -> Iterator[None]:
+    """Within it, schedules and launches are as ``variant`` says."""
     words = (word.partition("=") for word in variant.split(",") if word)
     wanted = {name: ast.literal_eval(value) for name, _, value in words}
     cluster, ranges = wanted.pop("cluster", None), wanted.pop("ranges", None)
@@ -55,15 +59,15 @@ def use(variant: str) -> None:
             for chosen in CHOSEN(*arguments)
         ]
 
-    rules: tuple[Any, ...] = wgmma, cuda, decode.DecodeSchedule, split_keys
-    replacements = (
-        candidates,
-        LOAD if cluster is None or cluster <= 8 else load,
-        CLUSTER if cluster is None else lambda *_: cluster,
-        RANGES if ranges is None else lambda *_: ranges,
-    )
-    for module, name, function in zip(rules, ("candidates", "load", "cluster", "splits"), replacements, strict=True):
-        setattr(module, name, function)
+    with ExitStack() as replaced:
+        replaced.enter_context(mock.patch.object(wgmma, "candidates", new=candidates))
+        if cluster is not None:
+            replaced.enter_context(mock.patch.object(decode.DecodeSchedule, "cluster", return_value=cluster))
+            if cluster > 8:
+                replaced.enter_context(mock.patch.object(cuda, "load", new=load))
+        if ranges is not None:
+            replaced.enter_context(mock.patch.object(split_keys, "splits", return_value=ranges))
+        yield
 
 
 def main(case: Case, variants: list[str]) -> None:
@@ -72,11 +76,11 @@ def main(case: Case, variants: list[str]) -> None:
     calls: dict[str, list[Call]] = {}
     errors = []
     for variant in variants:
-        use(variant)
-        # A function of its own for each variant, so that a schedule is chosen anew.
-        plan = jitgen.jit(backend="cuda")(lambda q, k, v, slopes: function(q, k, v, slopes)).bind(*copies[0])
         out = torch.full_like(copies[0][0], torch.nan)
-        plan(*copies[0], out=out)
+        with using(variant):
+            # A function of its own for each variant, so that a schedule is chosen anew.
+            plan = jitgen.jit(backend="cuda")(lambda q, k, v, slopes: function(q, k, v, slopes)).bind(*copies[0])
+            plan(*copies[0], out=out)
         errors.append(error_of(function, copies[0], out))
         calls[variant or "chosen"] = [partial(plan, *operand) for operand in copies]
     for name, peer in peers(case, bench):

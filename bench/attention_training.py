@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import random
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
+from bench.measurement import made
 from bench.records import write
 from bench.sizes import log_uniform
 from bench.timing import event_seconds
-from tools import device_record
 
 PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -109,10 +108,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             rows.append(row)
     if options.json:
-        facts = device_record.facts(options.commit)
-        command = shlex.join(["python", "-m", "bench.attention_training", *options.cases])
-        command += f" --random {options.random} --seed {options.seed}"
-        write(options.json, facts | {"command": command, "rows": rows})
+        write(options.json, made("bench.attention_training", options.commit) | {"rows": rows})
 
 
 if __name__ == "__main__":

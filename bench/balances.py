@@ -22,7 +22,7 @@ import torch
 
 import jitgen
 from bench.layers import LAYERS
-from bench.measurement import versions
+from bench.measurement import made
 from bench.records import write
 from jitgen.balance import Balance
 from jitgen.compilers import routes
@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["JITGEN_CXX"] = "false"
     rows: list[dict[str, Any]] = []
-    record: dict[str, Any] = {"versions": versions(), "rows": rows, "layers": list(layers())}
+    record = made("bench.balances", device="cpu") | {"rows": rows, "layers": list(layers())}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.models:
             model = huggingface.made(name).to(torch.bfloat16)

@@ -25,7 +25,7 @@ import torch
 
 import jitgen
 from bench import records
-from bench.measurement import condensed
+from bench.measurement import condensed, made
 from bench.sizes import log_uniform
 from bench.timing import medians
 
@@ -204,9 +204,7 @@ def main() -> None:
         results.append(measured(*case))
         print(*case, results[-1]["microseconds"], results[-1]["error"], results[-1]["notes"], flush=True)
         torch.cuda.empty_cache()
-    card, versions = torch.cuda.get_device_name(), {"torch": torch.__version__, "cuda": torch.version.cuda}
-    about = f"python -m bench.byte_products --seed {options.seed} --shapes {options.shapes}"
-    records.write(options.output, {"about": about, "card": card, "versions": versions, "products": results})
+    records.write(options.output, made("bench.byte_products") | {"products": results})
     summarise(results)
 
 

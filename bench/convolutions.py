@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import versions
+from bench.measurement import made
 from bench.records import write
 
 Shape = tuple[int, ...]
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--note", help="what to say of the machine")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    record = {"commit": options.commit, "note": options.note, "what": __doc__.splitlines()[0]} | versions()
+    record = made("bench.convolutions", options.commit, "cpu") | {"note": options.note, "what": __doc__.splitlines()[0]}
     rows: list[dict[str, Any]] = []
     for threads in options.threads:
         torch.set_num_threads(threads)

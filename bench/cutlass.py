@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import relative_error
+from bench.measurement import made, relative_error
 from bench.products import linear
 from bench.sizes import side
 from bench.timing import graph_seconds
@@ -77,12 +77,12 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=4, help="columns and lengths, for each of the rows")
     parser.add_argument("--seconds", type=float, default=60, help="after which no further product is timed")
     options = parser.parse_args()
-    source, tiles, result = random.Random(options.seed), cutlass.TILES, dict[str, Any]()
+    source, tiles, result = random.Random(options.seed), cutlass.TILES, made("bench.cutlass")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         result["compiles"] = dict(zip(map(str, tiles), pool.map(compiled, tiles), strict=True))
     print(result, flush=True)
     started = time.time()
-    result |= {"device": torch.cuda.get_device_name(), "seed": options.seed, "tiles": tiles, "rows": []}
+    result |= {"tiles": tiles, "rows": []}
     with torch.no_grad():
         while len(result["rows"]) < options.shapes * len(ROWS):
             columns, length = side(source, 8), side(source, 128)

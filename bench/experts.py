@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
+from bench import measurement
 from bench.prebuild import compile_each
 from bench.timing import graph_seconds
 
@@ -168,8 +169,8 @@ def main() -> None:
             except Exception as error:
                 results.append({"job": job, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
             print(json.dumps(results[-1]), flush=True)
-            facts = {"device": torch.cuda.get_device_name(), "commit": jitgen.__version__, "layers": LAYERS}
-            options.output.write_text(json.dumps(facts | {"results": results}, indent=1))
+            record = measurement.made("bench.experts") | {"layers": LAYERS, "results": results}
+            options.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

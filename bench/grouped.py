@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import jitgen
+from bench.measurement import made
 from bench.prebuild import compile_each
 from bench.timing import graph_seconds
 
@@ -126,9 +127,7 @@ def main() -> None:
                 break
             results.append(measured(*job, source))
             print(json.dumps(results[-1]), flush=True)
-            options.output.write_text(
-                json.dumps({"device": torch.cuda.get_device_name(), "results": results}, indent=1)
-            )
+            options.output.write_text(json.dumps(made("bench.grouped") | {"results": results}, indent=1))
 
 
 if __name__ == "__main__":

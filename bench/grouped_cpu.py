@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import jitgen
+from bench.measurement import made
 from bench.timing import medians
 
 EXPERTS, CHOSEN, LENGTH, COLUMNS, GROUP = 32, 8, 2048, 768, 128
@@ -71,7 +72,7 @@ def main() -> None:
             results[-1]["torch / jitgen"] = seconds["torch"] / seconds["jitgen"]
             print(results[-1], flush=True)
     described = {"milliseconds": results, "threads": options.threads, "level": jitgen.spec.host_target().arch}
-    options.output.write_text(json.dumps(described, indent=1) + "\n")
+    options.output.write_text(json.dumps(made("bench.grouped_cpu", device="cpu") | described, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -143,12 +143,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("timings", type=Path, nargs="+")
     parser.add_argument("--write", type=Path, help="a record of the timings, which is smaller")
+    parser.add_argument("--command", help="which took the timings, for the record")
+    parser.add_argument("--commit", help="at which they were taken")
+    parser.add_argument("--gpu", help="which they are of")
     parser.add_argument("--worth", action="store_true", help="what kinds of candidates are worth, instead of choices")
-    parser.add_argument("--made", default="", help="the card, versions, commit and command, for the record")
     options = parser.parse_args()
     problems = [problem for path in options.timings for problem in read(path)]
     if options.write:
-        content = {"made": options.made, "problems": [dataclasses.asdict(problem) for problem in problems]}
+        facts = {name: getattr(options, name) for name in ("command", "commit", "gpu")}
+        content = facts | {"problems": [dataclasses.asdict(problem) for problem in problems]}
         options.write.write_text(json.dumps(content, indent=1) + "\n")
     for kinds in (("wgmma_dense",), ("wgmma_quantized", "wgmma_quantized g64", "wgmma_quantized g32")):
         own = [problem for problem in problems if problem.kind in kinds]

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from torch import Tensor
 
 import jitgen
 from bench.layers import LAYERS
-from bench.measurement import relative_error, versions
+from bench.measurement import made, relative_error
 from bench.records import write
 from bench.timing import event_seconds
 
@@ -96,9 +94,7 @@ def main() -> None:
                 rows.append(row)
                 print(row, flush=True)
                 if options.json:
-                    record = {"device": torch.cuda.get_device_name(), "commit": options.commit, **versions()}
-                    command = shlex.join(["python", "-m", "bench.layer_training", *sys.argv[1:]])
-                    write(options.json, record | {"command": command, "rows": rows})
+                    write(options.json, made("bench.layer_training", options.commit) | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jitgen
-from bench.measurement import relative_error, versions
+from bench.measurement import made, relative_error
 from bench.records import write
 from bench.timing import captured, wall_seconds
 from jitgen.dynamo import registration  # noqa: F401 (registers the backend where jitgen is not installed)
@@ -146,8 +146,7 @@ def main() -> None:
         ways["torch.compile, bf16"] = torch.compile(model), model
     if options.ways:
         ways = {way: found for way, found in ways.items() if way.startswith(options.ways)}
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    record: dict[str, Any] = {"device": name, "layers": options.layers} | versions() | asdict(sizes)
+    record = made("bench.llama_block", device=device) | {"layers": options.layers} | asdict(sizes)
     rows: list[dict[str, Any]] = []
     for way, (run, wanted_of) in ways.items():
         for tokens in options.tokens:

@@ -140,13 +140,19 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     return facts
 
 
-def made(script: str, commit: str | None = None) -> dict[str, Any]:
-    """What made a record of ``python -m script``: the command, the commit, versions, and the GPU or the processor."""
+def made(script: str, commit: str | None = None, device: str | None = None) -> dict[str, Any]:
+    """What made a record of ``python -m script``: the command, the commit, versions, and the GPU or the processor.
+
+    Args:
+        commit: where there is no checkout.
+        device: ``"cuda"`` or ``"cpu"``, what was measured; by default a GPU where there is one.
+    """
+    on_gpu = torch.cuda.is_available() if device is None else device == "cuda"
     return {
         "command": shlex.join(["python", "-m", script, *sys.argv[1:]]),
         "commit": commit or current_commit(),
         **versions(),
-        **(gpu_facts() if torch.cuda.is_available() else {"cpu": cpu_model()}),
+        **(gpu_facts() if on_gpu else {"cpu": cpu_model()}),
     }
 
 

@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 import jitgen
+from bench.measurement import made
 from tests import own_kernels as kernels
 
 REPEATS, CALLS = 15, 20
@@ -121,7 +122,7 @@ def timed(
 
 
 def main() -> None:
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": {}}
+    found: dict[str, Any] = made("bench.own_kernels") | {"cases": {}}
     for name, case in cases().items():
         times = found["cases"][name] = timed(*case)
         print(name, {key: round(value, 5) for key, value in times.items()}, flush=True)

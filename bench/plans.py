@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jitgen
-from bench.measurement import relative_error, versions
+from bench.measurement import made, relative_error
 from bench.records import write
 from bench.timing import medians
 
@@ -337,8 +337,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     sizes = Sizes(256, 4, 2, 64, 512) if options.small else Sizes()
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    record: dict[str, Any] = {"device": name, "commit": options.commit, "what": __doc__.splitlines()[0]} | versions()
+    record = made("bench.plans", options.commit, options.device) | {"what": __doc__.splitlines()[0]}
     rows: list[dict[str, Any]] = []
     for case in cases(options.device, sizes, options.rows):
         if not any(word in case.name for word in options.only):

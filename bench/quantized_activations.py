@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 import jitgen
 from bench import records
+from bench.measurement import made
 from bench.sizes import log_uniform
 from jitgen.spec import host_target
 
@@ -139,8 +140,7 @@ def main() -> None:
     if arguments.json:
         load = [round(number, 1) for number in os.getloadavg()]
         facts = {
-            "command": f"python -m bench.quantized_activations --seed {arguments.seed} --seconds {arguments.seconds:g}",
-            "torch": torch.__version__,
+            **made("bench.quantized_activations", device="cpu"),
             "target": str(host_target()),
             "cores": os.cpu_count(),
             "threads": 1,

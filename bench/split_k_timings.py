@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +29,18 @@ from bench.records import write_rows
 from bench.timing import graph_seconds
 from jitgen.families.gemm.schedules import cuda
 
-RULE = cuda.k_splits
 CACHED_BYTES = 2**28
 """Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
 
 
-def with_ranges(ranges: int | None) -> Any:
-    """The product with so many ranges of K; with None, with those that the rule chooses."""
-    cuda.k_splits = RULE if ranges is None else lambda problem: ranges
-    return jitgen.jit(backend="cuda")(linear)
+def with_ranges(ranges: int | None) -> AbstractContextManager[Any]:
+    """Within it, products have so many ranges of K; with None, those that the rule chooses."""
+    return nullcontext() if ranges is None else mock.patch.object(cuda, "k_splits", return_value=ranges)
+
+
+def lowered_with(ranges: int | None, x: torch.Tensor, w: Any) -> Any:
+    with with_ranges(ranges):
+        return jitgen.jit(backend="cuda")(linear).lower(x, w)
 
 
 def main() -> None:
@@ -55,13 +60,14 @@ def main() -> None:
             want = x.double() @ exact.t()
             copies = [w, *(copied(w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
             wanted = [None, *options.ranges]
-            lowered = [with_ranges(ranges).lower(x, w) for ranges in wanted]
+            lowered = [lowered_with(ranges, x, w) for ranges in wanted]
             with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
                 list(pool.map(lambda low: low.compile(), lowered))
             for ranges in wanted:
-                plan = with_ranges(ranges).bind(x, w)  # which asks for the ranges again when it is given a result
                 out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device="cuda")
-                time = graph_seconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]]) * 1e6
+                with with_ranges(ranges):  # a plan asks for the ranges again when it is given a result
+                    plan = jitgen.jit(backend="cuda")(linear).bind(x, w)
+                    time = graph_seconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]]) * 1e6
                 error = relative_error(out, want)
                 mark = "*" if ranges is None else ""
                 print(size, format, f"{ranges or ''}{mark} {time:.2f} us", "" if error < 0.004 else f"WRONG {error}")

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from bench.measurement import cpu_model, current_commit, gpu_facts, versions
+from bench.measurement import cpu_model, made
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 8}
@@ -316,8 +316,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            facts = {"commit": current_commit(), "cpu": cpu_model(), **versions()}
-            facts |= gpu_facts() if options.device == "cuda" else {}
+            facts = made("bench.whole_models", device=options.device) | {"cpu": cpu_model()}
             options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
     if options.what == "first":

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.measurement import made
 from bench.whole_models import SIZES, cache_of, graph_of, milliseconds, model_of, read_bandwidth
 
 
@@ -124,9 +125,7 @@ def main() -> None:
         rows.append(row)
         before = max(before, end)
     gaps = [row["gap us"] for row in rows[1:]]
-    summary = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+    summary = made("bench.whole_timeline") | {
         "sizes": options.sizes,
         "batch": options.batch,
         "weights": options.quantize or "bfloat16",

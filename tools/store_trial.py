@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 import jitgen
-from bench.measurement import versions
+from bench.measurement import cpu_model, current_commit, versions
 from jitgen import spec
 from jitgen.compilers import bounds, host
 from jitgen.compilers.workers import WorkerProcesses
@@ -434,6 +434,8 @@ def facts() -> dict[str, Any]:
     return {
         "jitgen": jitgen.__version__,
         "command": "python " + " ".join(sys.argv),
+        "commit": current_commit(),
+        "cpu": cpu_model(),
         **versions(),
         "processors": bounds.processors(),
         "load average": round(os.getloadavg()[0], 1),

@@ -471,3 +471,34 @@ def test_no_gpu_is_said_so() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.56e-6, "4.56 us")])
 def test_duration(seconds: float, text: str) -> None:
     assert measurement.duration(seconds) == text
+
+
+MEASURED = sorted((Path(__file__).parents[2] / "docs" / "measured").glob("*.json"))
+OLD = {
+    "commit": {"balances", "cpu-activations", "cpu-grouped", "h100-candidates", "h100-candidates-fitted"}
+    | {"h100-cutlass", "h200-byte-products", "h200-experts", "h200-grouped", "h200-own-kernels", "store"},
+    "command": {"cpu-whole-models"},
+    "device": {"balances", "cpu-activations", "cpu-grouped", "store"},
+}
+"""Records that were made before their script wrote these facts. What makes one anew takes it off this list."""
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_a_record_says_what_made_it(path: Path) -> None:
+    record = json.loads(path.read_text())
+    if path.stem == "store":  # each of its parts says what made it
+        record = next(iter(record.values()))
+    facts = record.get("environment", record)
+    missing = {name for name in ("command", "commit") if not facts.get(name)}
+    if all("commit" in row for row in record.get("rows", [{}])):
+        missing.discard("commit")
+    if not any(facts.get(name) for name in ("gpu", "card", "cpu")):
+        missing.add("device")
+    assert missing == {name for name, records in OLD.items() if path.stem in records}
+
+
+def test_what_made_a_record() -> None:
+    made = measurement.made("bench.products", "1a2b3c4", "cpu")
+    assert made["command"].startswith("python -m bench.products")
+    assert made["commit"] == "1a2b3c4"
+    assert made["cpu"] == measurement.cpu_model()
