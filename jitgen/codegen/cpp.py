@@ -15,6 +15,7 @@ CPP = Dialect(
     cast=c_like.cast,
     round=c_like.round_to,
     assign=c_like.assign,
+    scalar="scalar{0}",
     gather=c_like.gather,
     within="jitgen::within({0}, {1}, outside)",
     suffix=".cpp",

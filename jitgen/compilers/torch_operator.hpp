@@ -9,7 +9,7 @@
 // which calls (C++) or launches on the current stream (CUDA) the kernel `entry`. The kernel's parameter types say where
 // each argument comes from: a pointer to const is the next of `inputs`, any other pointer the next of `outputs`, both
 // moved by the byte offset at the same position; an integer is the next of `integers`, a floating-point value the next
-// of `scalars`. A struct, which an entry in CUDA C++ takes, is read member by member. `launch` is empty for C++ and (grid x,
+// of `scalars`. A struct, which an entry takes, is read member by member. `launch` is empty for C++ and (grid x,
 // y, z, block x, y, z, dynamic shared bytes) for CUDA.
 //
 // Only the C functions of torch's stable ABI (2.10 and later) are used: their one header costs 0.05 s to parse where
@@ -207,7 +207,7 @@ T members(Arguments& arguments) {
 
 // How many allocations of the kernel failed so far; one of C++ counts them (templates/common/include/jitgen/memory.hpp).
 inline int64_t failed_allocations() {
-#ifdef JITGEN_PACKED_ENTRY
+#ifdef JITGEN_ENTRY
   return jitgen::failed_allocations();
 #else
   return 0;

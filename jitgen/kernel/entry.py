@@ -2,7 +2,8 @@
 
 ``kernel/printed_entry.py`` prints the struct, and a launch writes each value to its place in it. Both follow from the
 members that ``KernelParameters.members`` lists, and a source asserts the offsets that a launch assumes, so that a
-compiler that lays the struct out otherwise refuses it. The other dialects take each value as a parameter.
+compiler that lays the struct out otherwise refuses it. On a CPU each value has a slot of eight bytes in the struct
+(``kernel/printed.py``); Triton takes each as a parameter.
 """
 
 from __future__ import annotations

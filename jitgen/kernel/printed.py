@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -161,11 +162,17 @@ class KernelContext:
         return tuple(operand for operand in self.operands if operand.pointer)
 
     @property
-    def host_parameters(self) -> list[str]:
-        """Returns the parameters of a CPU's entry, as the launcher passes them: those that may differ between two calls
-        of one shape come first, so that the others are packed once."""
-        numbers = [f"int64_t {name}" for name in self.integers]
-        return [*self._pointers, *self._scalars, "int32_t threads", *numbers, "int32_t streaming"]
+    def host_params(self) -> dict[str, Any]:
+        """Returns what ``params.cpp.j2`` prints: the struct that the entry on a CPU is a method of, in the order in
+        which the launcher packs it. Members that may differ between two calls of one shape come first, so that the
+        others are packed once."""
+        lines = [f"{operand.pointer_type} {operand.pointer};" for operand in self.memory]
+        lines += [f"alignas(8) {kind} {name};" for name, kind in self.scalars]
+        lines.append("alignas(8) int32_t threads;")
+        of_operands = itertools.groupby(self.integers, lambda name: name.rpartition("_")[0])
+        lines += [f"int64_t {', '.join(names)};" for _, names in of_operands]
+        lines.append("alignas(8) int32_t streaming;")
+        return {"members": lines, "bytes": 8 * (len(self.memory) + len(self.scalars) + len(self.integers) + 2)}
 
     @property
     def triton_parameters(self) -> list[str]:
@@ -197,14 +204,6 @@ class KernelContext:
         options = {"signature": signature, "multiples": multiples, "num_warps": warps}
         return {**options, **others, "enable_fp_fusion": False}
 
-    @property
-    def _pointers(self) -> list[str]:
-        return [f"{operand.pointer_type} {operand.pointer}" for operand in self.memory]
-
-    @property
-    def _scalars(self) -> list[str]:
-        return [f"{kind} {name}" for name, kind in self.scalars]
-
 
 def context_attributes(
     kernel: Kernel,
@@ -218,7 +217,9 @@ def context_attributes(
         "titles": tuple(titles),
         "operands": tuple(operands),
         "integers": parameters.names,
-        "scalars": tuple((f"a{index}", dialect.types[dtype]) for index, (_, dtype) in enumerate(kernel.scalars)),
+        "scalars": tuple(
+            (dialect.scalar.format(index), dialect.types[dtype]) for index, (_, dtype) in enumerate(kernel.scalars)
+        ),
         "scalar_dtypes": tuple(dtype for _, dtype in kernel.scalars),
         "name": parameters.name,
     }

@@ -1,4 +1,8 @@
-"""Prints the struct of an entry in CUDA C++ (``kernel/entry.py``): its members, and the expressions that read them."""
+"""Prints the struct of an entry in C++ (``kernel/entry.py``): its members, and the expressions that read them.
+
+In CUDA C++ a member is an operand, and the struct the parameter of the entry. On a CPU each value has a member, in the
+order in which a launch packs them, and the entry is a method.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +104,27 @@ def _wrapped(checks: Sequence[str]) -> Iterator[str]:
     return (line.replace("\0", " ") for line in wrap.wrap(text))
 
 
-def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) -> Params:
+@dataclass(frozen=True)
+class Spelling:
+    """Says how expressions name the values of a struct: format strings over a member's name, and a number.
+
+    Attributes:
+        pointer, first, stride, size: values of an operand.
+        loose: a value of the kernel.
+    """
+
+    pointer: str
+    first: str
+    stride: str
+    size: str
+    loose: str
+
+
+IN_CUDA = Spelling("params.{}.pointer", "params.{}.first", "params.{}.strides[{}]", "params.{}.sizes[{}]", "params.{}")
+ON_CPU = Spelling("{}_pointer", "{}_first", "{}_stride{}", "{}_size{}", "{}")
+
+
+def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect, spelling: Spelling = IN_CUDA) -> Params:
     """Makes the struct of ``kernel``, which has ``parameters``."""
     integers, members = parameters.integers, parameters.members
     taken = {integer.name for integer in integers if integer.operand < 0 and integer.field not in _LOOSE}
@@ -121,27 +145,27 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect) ->
             integer = integers[member.integers[0]]
             name = unique(_loose(integer, regions)) if integer.field in _LOOSE else integer.name
             declared.append(("Index", name))
-            spelled[integer.name] = f"params.{name}"
+            spelled[integer.name] = spelling.loose.format(name)
             continue
         region, index = member.operand
         own = parameters.regions[region].operands[index]
         name = unique(own.name or _ROLES.get(own.operand.kind, own.operand.kind))
         values = [integers[position] for position in member.integers]
         strides = [value for value in values if not value.is_size and value.name != own.offset]
-        spelled |= {value.name: f"params.{name}.strides[{number}]" for number, value in enumerate(strides)}
+        spelled |= {value.name: spelling.stride.format(name, number) for number, value in enumerate(strides)}
         sizes = [value for value in values if value.is_size]
-        spelled |= {value.name: f"params.{name}.sizes[{number}]" for number, value in enumerate(sizes)}
+        spelled |= {value.name: spelling.size.format(name, number) for number, value in enumerate(sizes)}
         if own.pointer is None:
-            spelled[own.offset] = f"params.{name}.first"
+            spelled[own.offset] = spelling.first.format(name)
             declared.append((f"jitgen::Ramp<Index, {len(strides)}>", name))
             continue
-        spelled[own.pointer] = f"params.{name}.pointer"
+        spelled[own.pointer] = spelling.pointer.format(name)
         element = f"{'' if own.operand.kind == 'store' else 'const '}{dialect.storage_types[own.operand.dtype]}"
         chosen = f", {len(sizes)}" if sizes else ""
         declared.append((f"jitgen::Operand<{element}, Index, {len(strides)}{chosen}>", name))
     scalars = [(dialect.types[dtype], _scalar(number)) for number, (_, dtype) in enumerate(kernel.scalars)]
     codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
-    spelled |= {f"a{number}": f"params.{name}" for number, (_, name) in enumerate(scalars)}
+    spelled |= {f"a{number}": spelling.loose.format(name) for number, (_, name) in enumerate(scalars)}
     return Params(members, tuple(declared), tuple(scalars), codes, spelled)
 
 

@@ -20,7 +20,7 @@ from jitgen.device import Device
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import KernelContext
-from jitgen.kernel.printed_entry import params_of
+from jitgen.kernel.printed_entry import IN_CUDA, ON_CPU, params_of
 from jitgen.spec import KernelSource, e4m3fn_saturates
 
 DIALECTS: dict[str, Dialect] = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
@@ -60,13 +60,15 @@ def renderer(
         dialect, layout = DIALECTS[device.dialect], layouts if several else layouts[0]
         kernel = rewritten(kernel, layout, schedule, device)
         declared, params = parameters(kernel, layouts, device), None
-        if dialect is CUDA:
-            params = params_of(kernel, declared, dialect)
+        if dialect is not TRITON:
+            params = params_of(kernel, declared, dialect, IN_CUDA if dialect is CUDA else ON_CPU)
             declared = declared.renamed(params.spelled)
         shared = context(kernel, layout, declared, schedule, dialect)
         of_dialect = build or importlib.import_module(f"{package}.{device.dialect}").build
         specific, options = of_dialect(kernel, layout, schedule, shared, dialect)
-        if params is not None:
+        if dialect is CPP:
+            specific = {**specific, "params": shared.host_params}
+        elif params is not None:
             specific = {**specific, "params": params.printed(declared.wide, specific.get("map_names", ()))}
         built = {name: shared, **specific} if name else specific, options
         overlapping = device.overlaps_launches and getattr(schedule, "dependent_launch", True)

@@ -11,7 +11,31 @@
 
 namespace {
 
-struct Attention {
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const jitgen::bfloat16* query_pointer;
+  const jitgen::bfloat16* key_pointer;
+  const jitgen::bfloat16* score_input_pointer;
+  const jitgen::bfloat16* value_pointer;
+  jitgen::bfloat16* result_pointer;
+  alignas(8) int32_t threads;
+  int64_t rows, keys, depth, width;
+  int64_t batch_size0, batch_size1;
+  int64_t key_index_first, key_index_stride0, key_index_stride1, key_index_stride2, key_index_stride3;
+  int64_t row_index_first, row_index_stride0, row_index_stride1, row_index_stride2, row_index_stride3;
+  int64_t query_stride0, query_stride1, query_stride2, query_stride3;
+  int64_t key_stride0, key_stride1, key_stride2, key_stride3;
+  int64_t score_input_stride0, score_input_stride1, score_input_stride2, score_input_stride3;
+  int64_t key_index_2_first, key_index_2_stride0, key_index_2_stride1, key_index_2_stride2, key_index_2_stride3;
+  int64_t row_index_2_first, row_index_2_stride0, row_index_2_stride1, row_index_2_stride2, row_index_2_stride3;
+  int64_t value_stride0, value_stride1, value_stride2, value_stride3;
+  int64_t result_stride0, result_stride1, result_stride2, result_stride3;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 424, "the launch packs it so");
+
+struct Attention : Params {
   using Compute = float;
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
@@ -20,59 +44,8 @@ struct Attention {
   static constexpr bool value_contiguous = true;
   static constexpr bool masked = true;
 
-  const jitgen::bfloat16* p2;
-  const jitgen::bfloat16* p3;
-  const jitgen::bfloat16* p4;
-  const jitgen::bfloat16* p7;
-  jitgen::bfloat16* p8;
-  int64_t rows;
-  int64_t keys;
-  int64_t depth;
-  int64_t width;
-  int64_t b0;
-  int64_t b1;
-  int64_t o0;
-  int64_t s0_0;
-  int64_t s0_1;
-  int64_t s0_2;
-  int64_t s0_3;
-  int64_t o1;
-  int64_t s1_0;
-  int64_t s1_1;
-  int64_t s1_2;
-  int64_t s1_3;
-  int64_t s2_0;
-  int64_t s2_1;
-  int64_t s2_2;
-  int64_t s2_3;
-  int64_t s3_0;
-  int64_t s3_1;
-  int64_t s3_2;
-  int64_t s3_3;
-  int64_t s4_0;
-  int64_t s4_1;
-  int64_t s4_2;
-  int64_t s4_3;
-  int64_t o5;
-  int64_t s5_0;
-  int64_t s5_1;
-  int64_t s5_2;
-  int64_t s5_3;
-  int64_t o6;
-  int64_t s6_0;
-  int64_t s6_1;
-  int64_t s6_2;
-  int64_t s6_3;
-  int64_t s7_0;
-  int64_t s7_1;
-  int64_t s7_2;
-  int64_t s7_3;
-  int64_t s8_0;
-  int64_t s8_1;
-  int64_t s8_2;
-  int64_t s8_3;
   // Of a task.
-  const int64_t key_stride = s3_2, key_step = s3_3, value_stride = s7_3, value_step = s7_2;
+  const int64_t key_stride = key_stride2, key_step = key_stride3, value_stride = value_stride3, value_step = value_stride2;
   int64_t at0 = 0;
   int64_t at1 = 0;
   int64_t at2 = 0;
@@ -83,22 +56,22 @@ struct Attention {
   int64_t at7 = 0;
   int64_t at8 = 0;
   float x4 = {};
-  int64_t tasks() const { return b0 * b1; }
+  int64_t tasks() const { return batch_size0 * batch_size1; }
   int64_t packed_rows() const { return rows; }
 
   void at(int64_t task) {
-    const int64_t z0 = task / (b1);
-    const int64_t z1 = task % b1;
-    at0 = o0 + z0 * s0_0 + z1 * s0_1;
-    at1 = o1 + z0 * s1_0 + z1 * s1_1;
-    at2 = z0 * s2_0 + z1 * s2_1;
-    at3 = z0 * s3_0 + z1 * s3_1;
-    at4 = z0 * s4_0 + z1 * s4_1;
-    at5 = o5 + z0 * s5_0 + z1 * s5_1;
-    at6 = o6 + z0 * s6_0 + z1 * s6_1;
-    at7 = z0 * s7_0 + z1 * s7_1;
-    at8 = z0 * s8_0 + z1 * s8_1;
-    x4 = jitgen::load(p4[at4]);
+    const int64_t z0 = task / (batch_size1);
+    const int64_t z1 = task % batch_size1;
+    at0 = key_index_first + z0 * key_index_stride0 + z1 * key_index_stride1;
+    at1 = row_index_first + z0 * row_index_stride0 + z1 * row_index_stride1;
+    at2 = z0 * query_stride0 + z1 * query_stride1;
+    at3 = z0 * key_stride0 + z1 * key_stride1;
+    at4 = z0 * score_input_stride0 + z1 * score_input_stride1;
+    at5 = key_index_2_first + z0 * key_index_2_stride0 + z1 * key_index_2_stride1;
+    at6 = row_index_2_first + z0 * row_index_2_stride0 + z1 * row_index_2_stride1;
+    at7 = z0 * value_stride0 + z1 * value_stride1;
+    at8 = z0 * result_stride0 + z1 * result_stride1;
+    x4 = jitgen::load(score_input_pointer[at4]);
   }
 
   // Of the rows of a chunk: operands with one value for a row, and where a row of the others begins.
@@ -109,8 +82,8 @@ struct Attention {
   };
   void place(Rows& to, int64_t lane, int64_t row) const {
     const int64_t m = row;
-    to.x1[lane] = at1 + m * s1_2;
-    to.x6[lane] = at6 + m * s6_2;
+    to.x1[lane] = at1 + m * row_index_stride2;
+    to.x6[lane] = at6 + m * row_index_2_stride2;
   }
   void settle(Rows& to) const {
     to.low1 = to.high1 = to.x1[0];
@@ -121,12 +94,12 @@ struct Attention {
     }
   }
 
-  const Key* key(int64_t n) const { return p3 + at3 + n * s3_2; }
-  const Value* value(int64_t n) const { return p7 + at7 + n * s7_3; }
+  const Key* key(int64_t n) const { return key_pointer + at3 + n * key_stride2; }
+  const Value* value(int64_t n) const { return value_pointer + at7 + n * value_stride3; }
 
   void query(int64_t row, Compute* to) const {
     const int64_t m = row;
-    const jitgen::bfloat16* const from2 = p2 + at2 + m * s2_2;
+    const jitgen::bfloat16* const from2 = query_pointer + at2 + m * query_stride2;
 #pragma omp simd
     for (int64_t d = 0; d < depth; ++d) {
       const float q0 = jitgen::load(from2[d]);
@@ -139,7 +112,7 @@ struct Attention {
     using jitgen::attention::min;
     using jitgen::attention::max;
     const int64_t low_of1 = chunk_rows.low1, high_of1 = chunk_rows.high1;
-    const int64_t end0[2] = {at0 + first * s0_3, at0 + last * s0_3};
+    const int64_t end0[2] = {at0 + first * key_index_stride3, at0 + last * key_index_stride3};
     const int64_t low_of0 = min(end0[0], end0[1]), high_of0 = max(end0[0], end0[1]);
     const int64_t low0 = low_of0;
     const int64_t high0 = high_of0;
@@ -156,7 +129,7 @@ struct Attention {
     const float s3 = x4;
     const float s1 = 0.125f;
     for (int64_t n = 0; n < count; ++n) {
-      const int32_t s4 = at5 + (first + n) * s5_3;
+      const int32_t s4 = at5 + (first + n) * key_index_2_stride3;
 #pragma omp simd
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const Compute acc0 = to[n * lanes + lane];
@@ -177,8 +150,8 @@ struct Attention {
     const float s3 = -__builtin_huge_valf();
     const float s5 = 0.125f;
     for (int64_t n = 0; n < count; ++n) {
-      const int32_t s0 = at0 + (first + n) * s0_3;
-      const int32_t s8 = at5 + (first + n) * s5_3;
+      const int32_t s0 = at0 + (first + n) * key_index_stride3;
+      const int32_t s8 = at5 + (first + n) * key_index_2_stride3;
 #pragma omp simd
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const Compute acc0 = to[n * lanes + lane];
@@ -207,7 +180,7 @@ struct Attention {
     const int64_t m = row;
     const Compute v1 = row_sum;
     const float v2 = jitgen::reciprocal(v1);
-    jitgen::bfloat16* const to8 = p8 + at8 + m * s8_2;
+    jitgen::bfloat16* const to8 = result_pointer + at8 + m * result_stride2;
 #pragma omp simd
     for (int64_t e = 0; e < width; ++e) {
       const Compute acc1 = sums[e];
@@ -217,11 +190,11 @@ struct Attention {
   }
 };
 
-void jitgen_attention_6078920f(const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, int32_t threads, int64_t rows, int64_t keys, int64_t depth, int64_t width, int64_t b0, int64_t b1, int64_t o0, int64_t s0_0, int64_t s0_1, int64_t s0_2, int64_t s0_3, int64_t o1, int64_t s1_0, int64_t s1_1, int64_t s1_2, int64_t s1_3, int64_t s2_0, int64_t s2_1, int64_t s2_2, int64_t s2_3, int64_t s3_0, int64_t s3_1, int64_t s3_2, int64_t s3_3, int64_t s4_0, int64_t s4_1, int64_t s4_2, int64_t s4_3, int64_t o5, int64_t s5_0, int64_t s5_1, int64_t s5_2, int64_t s5_3, int64_t o6, int64_t s6_0, int64_t s6_1, int64_t s6_2, int64_t s6_3, int64_t s7_0, int64_t s7_1, int64_t s7_2, int64_t s7_3, int64_t s8_0, int64_t s8_1, int64_t s8_2, int64_t s8_3, int32_t streaming) {
-  const Attention attention{p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3};
+void Params::run() const {
+  const Attention attention{*this};
   jitgen::attention::attend<jitgen::attention::Tiles<Attention>>(attention, threads);
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_attention_6078920f)
+JITGEN_ENTRY(jitgen_attention_4bb6815e)

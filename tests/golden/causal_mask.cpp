@@ -14,24 +14,39 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const float* input_pointer;
+  float* result_pointer;
+  alignas(8) int32_t threads;
+  int64_t size0, size1;
+  int64_t index_first, index_stride0, index_stride1;
+  int64_t index_2_first, index_2_stride0, index_2_stride1;
+  int64_t input_stride0;
+  int64_t result_stride0;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 112, "the launch packs it so");
+
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
 // (N0, N1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
-void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t o0_1, int64_t s0_0_0, int64_t s0_0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, bool streaming) {
+void region_0(int64_t thread, int64_t team, const float* input_pointer, float* result_pointer, int64_t size0, int64_t size1, int64_t index_first, int64_t index_2_first, int64_t index_stride0, int64_t index_stride1, int64_t index_2_stride0, int64_t index_2_stride1, int64_t input_stride0, int64_t result_stride0, bool streaming) {
   alignas(jitgen::cache_line) float buffer3[block];
   jitgen::Seam seam3;
-  const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-  const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
+  const int64_t sizes[] = {size0, (size1 + block - 1) / block};
+  const jitgen::Range mine = jitgen::share(size0 * ((size1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
-  auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
+  const bool longer = size1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
+  auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, size1));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
-    const int64_t count = n0_1 - start < block ? n0_1 - start : block;
-    const int64_t x0 = o0_0 + at.index[0] * s0_0_0 + start * s0_0_1;
-    const int64_t x1 = o0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
-    const float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-    float* const x3 = p0_3 + at.index[0] * s0_3_0 + start;
-    const float* const later2 = longer ? p0_2 + later.index[0] * s0_2_0 + later.index[1] * block : nullptr;
+    const int64_t count = size1 - start < block ? size1 - start : block;
+    const int64_t x0 = index_first + at.index[0] * index_stride0 + start * index_stride1;
+    const int64_t x1 = index_2_first + at.index[0] * index_2_stride0 + start * index_2_stride1;
+    const float* const x2 = input_pointer + at.index[0] * input_stride0 + start;
+    float* const x3 = result_pointer + at.index[0] * result_stride0 + start;
+    const float* const later2 = longer ? input_pointer + later.index[0] * input_stride0 + later.index[1] * block : nullptr;
     if (longer) later.next();
     const jitgen::Output<float> output3(x3, buffer3, count, streaming && longer, seam3);
     float* const target3 = output3.begin(0);
@@ -41,8 +56,8 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const int64_t v0 = x0 + i * s0_0_1;
-        const int64_t v1 = x1 + i * s0_1_1;
+        const int64_t v0 = x0 + i * index_stride1;
+        const int64_t v1 = x1 + i * index_2_stride1;
         const float v4 = jitgen::load(x2[i]);
         const bool v2 = v0 < v1;
         const float v3 = -__builtin_huge_valf();
@@ -55,16 +70,16 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
   }
   seam3.flush();
 }
-void jitgen_elementwise_a3261b34(const float* p0_2, float* p0_3, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t s0_0_0, int64_t s0_0_1, int64_t o0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, int32_t streaming) {
+void Params::run() const {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    region_0(thread, team, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, streaming);
+    region_0(thread, team, input_pointer, result_pointer, size0, size1, index_first, index_2_first, index_stride0, index_stride1, index_2_stride0, index_2_stride1, input_stride0, result_stride0, streaming);
     if (streaming) jitgen::stream_fence();
   }
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_elementwise_a3261b34)
+JITGEN_ENTRY(jitgen_elementwise_9b260f4f)

@@ -18,6 +18,21 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const float* input_pointer;
+  float* result_pointer;
+  int64_t* result_2_pointer;
+  alignas(8) int32_t threads;
+  int64_t length, size0;
+  int64_t input_stride0, input_stride1;
+  int64_t result_stride0, result_stride1;
+  int64_t result_2_stride0, result_2_stride1;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 104, "the launch packs it so");
+
 constexpr int64_t least = 128;  // elements for each thread from which on a row is shared
 constexpr int64_t width = 1024;  // rows of a tile: their states fit the first-level cache
 
@@ -40,14 +55,14 @@ struct Room {
 
 // Elements [begin, end) of neighbouring rows. Without `stores`, only what their states are.
 template <bool stores>
-void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& states, Room& room, bool streaming, const float* x0, float* x1, int64_t* x2, int64_t r0, int64_t r1, int64_t r2) {
+void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& states, Room& room, bool streaming, const float* x0, float* x1, int64_t* x2, int64_t input_stride1, int64_t result_stride1, int64_t result_2_stride1) {
   for (int64_t e = begin; e < end; ++e) {
-    jitgen::fetch(x0 + (e + 4) * r0, rows);
-    float* const target1 = streaming ? room.buffer1 : x1 + e * r1;
-    int64_t* const target2 = streaming ? room.buffer2 : x2 + e * r2;
+    jitgen::fetch(x0 + (e + 4) * input_stride1, rows);
+    float* const target1 = streaming ? room.buffer1 : x1 + e * result_stride1;
+    int64_t* const target2 = streaming ? room.buffer2 : x2 + e * result_2_stride1;
 #pragma omp simd
     for (int64_t j = 0; j < rows; ++j) {
-      const float v0 = jitgen::load(x0[e * r0 + j]);
+      const float v0 = jitgen::load(x0[e * input_stride1 + j]);
       states.scan0.take(j, e, v0);
       if (stores) {
         const float v1 = states.scan0.result(j);
@@ -57,13 +72,13 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& stat
       }
     }
     if (stores && streaming) {
-      jitgen::stream(x1 + e * r1, room.buffer1, rows * sizeof(float));
-      jitgen::stream(x2 + e * r2, room.buffer2, rows * sizeof(int64_t));
+      jitgen::stream(x1 + e * result_stride1, room.buffer1, rows * sizeof(float));
+      jitgen::stream(x2 + e * result_2_stride1, room.buffer2, rows * sizeof(int64_t));
     }
   }
 }
-void jitgen_scan_6ab19241(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
-  const int64_t inner = n0;
+void Params::run() const {
+  const int64_t inner = size0;
   const int64_t others = 1;
   int64_t across = width;  // rows of a tile, so many that every thread has one where there are so many rows
   while (across > jitgen::lanes && others * ((inner + across - 1) / across) < threads) across /= 2;
@@ -83,13 +98,13 @@ void jitgen_scan_6ab19241(const float* p0, float* p1, int64_t* p2, int32_t threa
     for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
       const int64_t first = at.index[0] * across;
       const int64_t together = inner - first < across ? inner - first : across;
-      const float* const x0 = p0 + first * s0_0;
-      float* const x1 = p1 + first * s1_0;
-      int64_t* const x2 = p2 + first * s2_0;
+      const float* const x0 = input_pointer + first * input_stride0;
+      float* const x1 = result_pointer + first * result_stride0;
+      int64_t* const x2 = result_2_pointer + first * result_2_stride0;
       States states;
       states.clear(together);
       if (!piece_states) {
-        walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+        walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2, input_stride1, result_stride1, result_2_stride1);
         continue;
       }
       // One piece more than there are threads: the first one's results need no other's state, the last one's state
@@ -100,15 +115,15 @@ void jitgen_scan_6ab19241(const float* p0, float* p1, int64_t* p2, int32_t threa
       const int64_t middle = begin + piece < length ? begin + piece : length;
       const int64_t end = middle + piece < length ? middle + piece : length;
       if (thread == 0) {
-        walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+        walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2, input_stride1, result_stride1, result_2_stride1);
       } else {
-        walk<false>(begin, middle, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+        walk<false>(begin, middle, length, together, states, room, streaming, x0, x1, x2, input_stride1, result_stride1, result_2_stride1);
       }
       of_row[thread] = states;
 #pragma omp barrier
       States before = of_row[0];
       for (int64_t other = 1; other <= thread; ++other) before.join(of_row[other], together);
-      walk<true>(middle, end, length, together, before, room, streaming, x0, x1, x2, r0, r1, r2);
+      walk<true>(middle, end, length, together, before, room, streaming, x0, x1, x2, input_stride1, result_stride1, result_2_stride1);
     }
     room.flush();
     if (streaming) jitgen::stream_fence();
@@ -118,4 +133,4 @@ void jitgen_scan_6ab19241(const float* p0, float* p1, int64_t* p2, int32_t threa
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scan_6ab19241)
+JITGEN_ENTRY(jitgen_scan_3cc44875)

@@ -18,6 +18,21 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const float* input_pointer;
+  const float* input_2_pointer;
+  float* result_pointer;
+  alignas(8) int32_t threads;
+  int64_t length, size0;
+  int64_t input_stride0;
+  int64_t input_2_stride0;
+  int64_t result_stride0;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 80, "the launch packs it so");
+
 constexpr int64_t least = 32768;  // elements for each thread from which on a row is shared
 constexpr int64_t block = 1024;  // elements of a row: with its operands and results they fit the first-level cache
 
@@ -80,9 +95,9 @@ void walk(int64_t begin, int64_t end, int64_t length, int64_t, States& states, R
     output2.end(start, count);
   }
 }
-void jitgen_scan_6b3c73ad(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
-  const int64_t sizes[] = {n0};
-  const int64_t tasks = n0;
+void Params::run() const {
+  const int64_t sizes[] = {size0};
+  const int64_t tasks = size0;
   const bool shared = threads > 1 && tasks < threads && length >= threads * least;
   // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
   States* const piece_states =
@@ -96,9 +111,9 @@ void jitgen_scan_6b3c73ad(const float* p0, const float* p1, float* p2, int32_t t
     Room room;
     for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
       constexpr int64_t together = 1;
-      const float* const x0 = p0 + at.index[0] * s0_0;
-      const float* const x1 = p1 + at.index[0] * s1_0;
-      float* const x2 = p2 + at.index[0] * s2_0;
+      const float* const x0 = input_pointer + at.index[0] * input_stride0;
+      const float* const x1 = input_2_pointer + at.index[0] * input_2_stride0;
+      float* const x2 = result_pointer + at.index[0] * result_stride0;
       States states;
       states.clear(together);
       if (!piece_states) {
@@ -137,4 +152,4 @@ void jitgen_scan_6b3c73ad(const float* p0, const float* p1, float* p2, int32_t t
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_scan_6b3c73ad)
+JITGEN_ENTRY(jitgen_scan_6380b1f8)

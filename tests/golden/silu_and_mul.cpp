@@ -14,24 +14,39 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const jitgen::bfloat16* input_pointer;
+  const jitgen::bfloat16* input_2_pointer;
+  jitgen::bfloat16* result_pointer;
+  alignas(8) int32_t threads;
+  int64_t size0, size1;
+  int64_t input_stride0;
+  int64_t input_2_stride0;
+  int64_t result_stride0;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 80, "the launch packs it so");
+
 constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
 // (N0, N1) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
-void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, bool streaming) {
+void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* input_pointer, const jitgen::bfloat16* input_2_pointer, jitgen::bfloat16* result_pointer, int64_t size0, int64_t size1, int64_t input_stride0, int64_t input_2_stride0, int64_t result_stride0, bool streaming) {
   alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
   jitgen::Seam seam2;
-  const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-  const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
+  const int64_t sizes[] = {size0, (size1 + block - 1) / block};
+  const jitgen::Range mine = jitgen::share(size0 * ((size1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
-  auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
+  const bool longer = size1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
+  auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, size1));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
-    const int64_t count = n0_1 - start < block ? n0_1 - start : block;
-    const jitgen::bfloat16* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
-    const jitgen::bfloat16* const x1 = p0_1 + at.index[0] * s0_1_0 + start;
-    jitgen::bfloat16* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-    const jitgen::bfloat16* const later0 = longer ? p0_0 + later.index[0] * s0_0_0 + later.index[1] * block : nullptr;
-    const jitgen::bfloat16* const later1 = longer ? p0_1 + later.index[0] * s0_1_0 + later.index[1] * block : nullptr;
+    const int64_t count = size1 - start < block ? size1 - start : block;
+    const jitgen::bfloat16* const x0 = input_pointer + at.index[0] * input_stride0 + start;
+    const jitgen::bfloat16* const x1 = input_2_pointer + at.index[0] * input_2_stride0 + start;
+    jitgen::bfloat16* const x2 = result_pointer + at.index[0] * result_stride0 + start;
+    const jitgen::bfloat16* const later0 = longer ? input_pointer + later.index[0] * input_stride0 + later.index[1] * block : nullptr;
+    const jitgen::bfloat16* const later1 = longer ? input_2_pointer + later.index[0] * input_2_stride0 + later.index[1] * block : nullptr;
     if (longer) later.next();
     const jitgen::Output<jitgen::bfloat16> output2(x2, buffer2, count, streaming && longer, seam2);
     jitgen::bfloat16* const target2 = output2.begin(0);
@@ -57,16 +72,16 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
   }
   seam2.flush();
 }
-void jitgen_elementwise_3231a815(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
+void Params::run() const {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    region_0(thread, team, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, streaming);
+    region_0(thread, team, input_pointer, input_2_pointer, result_pointer, size0, size1, input_stride0, input_2_stride0, result_stride0, streaming);
     if (streaming) jitgen::stream_fence();
   }
 }
 
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_elementwise_3231a815)
+JITGEN_ENTRY(jitgen_elementwise_cec64048)

@@ -11,6 +11,19 @@
 #include <jitgen/walk.hpp>
 
 namespace {
+
+// What a launch packs, a value in each slot of eight bytes; first what may differ between two calls of one shape.
+struct Params {
+  const jitgen::bfloat16* input_pointer;
+  jitgen::bfloat16* result_pointer;
+  alignas(8) int32_t threads;
+  int64_t length, size0;
+  int64_t input_stride0;
+  int64_t result_stride0;
+  alignas(8) int32_t streaming;
+  void run() const;
+};
+static_assert(sizeof(Params) == 64, "the launch packs it so");
 constexpr int64_t block = 4096;  // elements walked at once: they fit the first-level cache
 // The last pass of a row, which stores: what it needs to be done later.
 struct Last {
@@ -125,9 +138,9 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
   team.meet();
 }
 
-void jitgen_reduction_b93304f8(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int32_t streaming) {
-  const int64_t sizes[] = {n0};
-  const int64_t rows = n0;
+void Params::run() const {
+  const int64_t sizes[] = {size0};
+  const int64_t rows = size0;
   const bool fetches = length <= 524288;  // a later row, while this one is computed
   const int64_t ahead = jitgen::runs_ahead(1024, length);
   const int64_t blocks = (length + block - 1) / block;
@@ -148,7 +161,7 @@ void jitgen_reduction_b93304f8(const jitgen::bfloat16* p0, jitgen::bfloat16* p1,
     if (shared) {
       Last last = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, seam1, last, last, false);
+        row(team, input_pointer + at.index[0] * input_stride0, result_pointer + at.index[0] * result_stride0, length, streaming, scratch, fetches ? input_stride0 * ahead : 0, seam1, last, last, false);
         Way(last, seam1).finish(team.share(blocks));
         team.meet();
       }
@@ -157,7 +170,7 @@ void jitgen_reduction_b93304f8(const jitgen::bfloat16* p0, jitgen::bfloat16* p1,
       Last lasts[2] = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
         const bool odd = number & 1;
-        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, seam1, lasts[!odd], lasts[odd], number != mine.begin);
+        row(team, input_pointer + at.index[0] * input_stride0, result_pointer + at.index[0] * result_stride0, length, streaming, scratch + odd * kept_bytes, fetches ? input_stride0 * ahead : 0, seam1, lasts[!odd], lasts[odd], number != mine.begin);
       }
       if (mine.begin < mine.end) Way(lasts[(mine.end - 1) & 1], seam1).finish({0, blocks});
     }
@@ -170,4 +183,4 @@ void jitgen_reduction_b93304f8(const jitgen::bfloat16* p0, jitgen::bfloat16* p1,
 }
 }  // namespace
 
-JITGEN_PACKED_ENTRY(jitgen_reduction_b93304f8)
+JITGEN_ENTRY(jitgen_reduction_3b60975d)

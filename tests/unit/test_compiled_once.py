@@ -72,7 +72,7 @@ def test_flags_and_headers_are_distinguished(kept: Path, monkeypatch: pytest.Mon
 
 def test_a_kernel_that_does_not_compile_has_the_compilers_error_once(kept: Path) -> None:
     source = jitgen.jit(lambda x: x + 1).lower(torch.randn(5))._lowered.render(0)[0]
-    text = source.text.replace("JITGEN_PACKED_ENTRY", "unknown;\nJITGEN_PACKED_ENTRY")
+    text = source.text.replace("JITGEN_ENTRY", "unknown;\nJITGEN_ENTRY")
     with pytest.raises(CompileError) as caught:
         host.compile(KernelSource(source.name, "cpp", "host", source.target, text, source.headers))
     assert [line.text for line in caught.value.lines] == ["unknown;"]

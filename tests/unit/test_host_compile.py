@@ -42,6 +42,20 @@ extern "C" void scale(const jitgen::bfloat16* x, jitgen::bfloat16* out, int64_t 
   }
 }
 """
+ENTRY = """
+struct Params {
+  const jitgen::bfloat16* x;
+  jitgen::bfloat16* out;
+  int64_t size;
+  alignas(8) int32_t threads;
+  alignas(8) float factor;
+  double shift;
+
+  void run() const { scale(x, out, size, threads, factor, shift); }
+};
+
+JITGEN_ENTRY(scale_of_params)
+"""
 PARAMETERS = "PPqifd"
 TARGETS = [host_target(), Target("cpu", "generic")]
 
@@ -64,9 +78,9 @@ def save(directory: Path, text: str, target: Target) -> str:
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 12345])
 @pytest.mark.covering(2)
 def test_a_kernel_runs(tmp_path: Path, target: Target, packed: bool, size: int) -> None:
-    path = save(tmp_path, SCALE + "JITGEN_PACKED_ENTRY(scale)\n" * packed, target)
-    assert (cpu.load_packed(path, "scale") is not None) == packed
-    scale = cpu.load(path, "scale", PARAMETERS)
+    path, entry = save(tmp_path, SCALE + ENTRY * packed, target), "scale_of_params" if packed else "scale"
+    assert (cpu.load_packed(path, entry) is not None) == packed
+    scale = cpu.load(path, entry, PARAMETERS)
     x = torch.randn(size).bfloat16()
     for threads in (1, 2, 3):
         for offset in range(3):  # streaming stores meet every misalignment of head and tail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.codegen.cpp import CPP
 from jitgen.families import registry
 from jitgen.families.family import Question
 from jitgen.ir import symbols
@@ -22,7 +23,7 @@ from jitgen.ir.program import Kernel
 from jitgen.kernel.geometry import Geometry, touched_of
 from jitgen.kernel.launch import work
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
-from jitgen.kernel.printed_entry import map_names
+from jitgen.kernel.printed_entry import ON_CPU, map_names, params_of
 from jitgen.spec import KernelSource
 
 
@@ -105,15 +106,19 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_entry_on_a_cpu_has_these_parameters(name: str) -> None:
+def test_the_struct_of_a_cpu_has_these_members(name: str) -> None:
     function, arguments = CASES[name]
     families = set()
     for case in kernels(jitgen.jit(function).lower(*arguments, target="x86-64-v3")):
         families.add(case.family)
-        entry = re.search(rf"{case.source.name}\((.*)\) \{{$", case.source.text, re.M)
-        assert entry is not None
-        names = [parameter.rpartition(" ")[2] for parameter in entry[1].split(", ")]
-        assert names == [*case.pointers, *case.scalars, "threads", *case.integers, "streaming"]
+        struct = re.search(r"^struct Params \{\n(.*?)^  \w+ run\(\) const;\n\};", case.source.text, re.M | re.S)
+        assert struct is not None
+        names = [name for line in struct[1].split(";") for name in re.findall(r"\w+(?=,|$)", line.strip())]
+        packed = [*case.pointers, *case.scalars], case.integers
+        first, last = ([case.members[name] for name in part] for part in packed)
+        assert names == [*first, "threads", *last, "streaming"]
+        assert len(set(names)) == len(names)
+        assert f"sizeof(Params) == {8 * len(names)}," in case.source.text
     assert name in families
 
 
@@ -137,6 +142,7 @@ class Case:
     pointers: tuple[str, ...]
     integers: tuple[str, ...]
     scalars: tuple[str, ...]
+    members: Mapping[str, str]
 
 
 def kernels(lowered: Any) -> Iterator[Case]:
@@ -149,7 +155,8 @@ def kernels(lowered: Any) -> Iterator[Case]:
         pointers = tuple(operand.pointer for operand in parameters.operands if operand.pointer)
         assert (len(passed.pointers), len(passed.integers)) == (len(pointers), len(parameters.names))
         scalars = tuple(f"a{index}" for index in range(len(kernel.scalars)))
-        yield Case(family.name, program.render(number)[0], pointers, parameters.names, scalars)
+        members = params_of(kernel, parameters, CPP, ON_CPU).spelled
+        yield Case(family.name, program.render(number)[0], pointers, parameters.names, scalars, members)
 
 
 def test_memory_that_a_walk_meets_again_is_touched_once() -> None:

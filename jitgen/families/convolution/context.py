@@ -66,11 +66,12 @@ def build(
     stores = [operand for operand in convolution.operands if operand.role == "store"]
     loads = [operand for operand in convolution.operands if operand.role in ("load", "iota") and operand.value]
     fields, arguments = struct_members([*loads, *stores], _integers, convolution.text.scalars.items())
-    sizes = [*COUNTS, *("{" + ", ".join(f"{name}{dim}" for dim in range(DIMENSIONS)) + "}" for name in SIZES)]
+    name = convolution.name
+    sizes = [name(count) for count in COUNTS]
+    sizes += ["{" + ", ".join(name(f"{size}{dim}") for dim in range(DIMENSIONS)) + "}" for size in SIZES]
     assert contraction.window is not None
     context = {
         "title": convolution.titles[0],
-        "parameters": convolution.host_parameters,
         "sizes": sizes,
         "x": by_role["x"],
         "weight": by_role["weight"],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitgen.codegen.cpp import CPP
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
 from jitgen.families.elementwise.context import OperandContext, PointwiseContext, RegionContext, region_parameters
@@ -25,15 +26,16 @@ def build(
     for region in contexts:
         # Regions that differ only in their parameters, as those of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
-    context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": pointwise.host_parameters}
+    context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls)}
     context["checked"] = bool(kernel.checked)
     return {**context, "regions": contexts}, {"interleaved": True}
 
 
 def _anonymous(region: dict[str, Any]) -> str:
-    """Prints a region's context without the region's number, to compare regions by."""
+    """Prints a region's context without the region's number and the names of its parameters, to compare regions by."""
     texts = repr([(key, value) for key, value in region.items() if key not in ("index", "title")])
-    return re.sub(rf"\b([a-z]+){region['index']}_", r"\1_", texts)
+    numbers = {name: f"<{number}>" for number, name in enumerate(region["arguments"])}
+    return re.sub(r"\w+", lambda word: numbers.get(word.group(), word.group()), texts)
 
 
 def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def _name_of(position: int, region: RegionContext, body: Body) -> str:
     if instruction.op == "load":
         return region.operands[instruction.attr].value
     named = {line.position: line.value for line in region.lines}
-    return named.get(position, f"a{instruction.attr}")
+    return named.get(position, CPP.scalar.format(instruction.attr))
 
 
 def _loaded_row(row: _Row, halved: bool) -> dict[str, str]:

@@ -50,8 +50,6 @@ def build(
     return {
         "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
         "planes": planes,
-        "parameters": products.host_parameters,
-        "names": [parameter.rpartition(" ")[2] for parameter in products.host_parameters],
         "x": _activation(contractions[0], dialect),
         "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),

@@ -79,7 +79,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterCo
         **_stored(instruction, operands, text, dialect),
     }
     if dialect.name == "cpp":
-        return context | {"parameters": scatter.host_parameters}, {"interleaved": True}
+        return context, {"interleaved": True}
     if dialect.name == "cuda":
         return context, {}
     context["parameters"] = scatter.triton_parameters

@@ -19,13 +19,7 @@ FLAGS = ["-O2"]
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
     """Builds what both templates read: parameters, fields of the struct, and the rule with and without masks."""
-    fields = [
-        parameter for parameter in frame.host_parameters if parameter not in ("int32_t threads", "int32_t streaming")
-    ]
     return {
-        "parameters": frame.host_parameters,
-        "fields": fields,
-        "arguments": [field.rpartition(" ")[2] for field in fields],
         "accumulator": frame.accumulator,
         "tasks": frame.tasks,
         "indices": frame.task_indices("task"),

@@ -121,7 +121,6 @@ class _Builder:
             # Whether a short row has accumulators of its own, in registers, until they are combined with those of other
             # rows. Where elements come in halves their copy would wait for stores, unless there is one pass only.
             "local": len(rows.passes) == 1 or not self.halved,
-            "parameters": self.rows.host_parameters,
             "outer": list(rows.sizes),
             "function_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
             "function_names": [name for _, name in (*self._row_parameters(), *scalars)],

@@ -46,7 +46,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "width": schedule.rows,
         "least": SHARED_COLUMN if columns else SHARED_ROW,
         "ahead": AHEAD,
-        "parameters": rows.host_parameters,
         "bases": [(f"{o.address_type} const {_local(o)}", o.address(outer)) for o in rows.operands],
         "walk_parameters": [*(f"{o.address_type} {_local(o)}" for o in rows.operands)]
         + [f"int64_t {name}" for name in strides]

@@ -18,7 +18,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
     """Builds template context and source options; see ``kernel/render.py``."""
     outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
     context: dict[str, Any] = {
-        "parameters": rows.host_parameters,
         "place": "int64_t" if schedule.wide else "uint32_t",
         "bases": [(f"{o.address_type} const x{o.index}", o.address(outer)) for o in rows.operands],
         "row_loads": [_load(operand) for operand in rows.row_loads],
