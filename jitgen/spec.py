@@ -86,6 +86,14 @@ def e4m3fn_saturates() -> bool:
         return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
 
 
+@functools.cache
+def scales_by_integers() -> bool:
+    """Returns whether ``ldexp`` of this torch scales floats by integers in their own dtype (from 2.13 on)."""
+    with torch._C.DisableTorchFunction():
+        half, exponent = torch.ones(1, dtype=torch.float16), torch.ones(1, dtype=torch.int32)
+        return torch.ldexp(half, exponent).dtype == torch.float16
+
+
 # --------------------------------------------------------------------------------------------------------- targets
 
 

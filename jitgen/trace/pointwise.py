@@ -251,8 +251,12 @@ def rsub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
 @row("div", "divide", "true_divide")
 def div(trace: Trace, input: Value, other: Value, *, rounding_mode: str | None = None) -> Node:
     dtype = result_dtype(input, other)
-    if rounding_mode is None:
+    if rounding_mode is None and (isinstance(input, Node) or input in (1, -1)):
         return pointwise(trace, "div", input, other, dtype=float_dtype(dtype))
+    if rounding_mode is None:  # torch divides a number by a tensor so, in two roundings
+        inverse = pointwise(trace, "reciprocal", other, dtype=float_dtype(dtype))
+        inverse = trace.as_stored(inverse, ()) if trace.rounds_results else inverse
+        return pointwise(trace, "mul", inverse, input, dtype=float_dtype(dtype))
     other = divisor_of(trace, dtype, other)
     if rounding_mode == "floor":
         return pointwise(trace, "floor_divide", input, other)

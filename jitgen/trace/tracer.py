@@ -255,7 +255,7 @@ class Trace:
             if self.differentiable:
                 result = self._tracked(row, name, result, proxies, itself)
             if self.rounds_results and not row.python:
-                result = self._rounded(result, nodes)
+                result = self.as_stored(result, nodes)
             if row.inplace or kwargs.get("inplace"):
                 updated(self, first, result, name)
                 return args[0]
@@ -287,7 +287,7 @@ class Trace:
             result = self._result(row, name, positional, named, ())
             if self.rounds_results:
                 nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
-                result = self._rounded(result, nodes)
+                result = self.as_stored(result, nodes)
             return result if row.is_view or row.copied else self._unaliased(result)
 
     def _result(
@@ -454,7 +454,7 @@ class Trace:
         is_plain = isinstance(value, torch.Tensor) and not weights.is_quantized(value)
         return self.captured_proxy(value) if is_plain else self._enter(value)
 
-    def _rounded(self, result: Any, operands: Sequence[Node]) -> Any:
+    def as_stored(self, result: Any, operands: Sequence[Node]) -> Any:
         """Rounds computed values of 16 bits among ``result`` as eager torch stores them; views of ``operands`` are
         rounded already."""
         memories = set(map(memory_of, operands))

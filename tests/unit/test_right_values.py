@@ -129,3 +129,37 @@ def test_adaptive_pools_of_16_bits_are_rounded_once(sizes: tuple[int, ...]) -> N
     got = jitgen.jit(lambda x: pool(x, sizes))(x)
     assert got.dtype == torch.float16
     _agree(got, pool(x.double(), sizes), 2.0**-11 * 1.01)
+
+
+def _random_bits(dtype: torch.dtype, count: int) -> torch.Tensor:
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    limits = torch.iinfo(bits)
+    return torch.randint(limits.min, limits.max, (count,), dtype=bits).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_ldexp_by_integers_is_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.cat([_random_bits(dtype, 2000), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan]).to(dtype)])
+    near, far = torch.randint(-140, 140, (2005,)), torch.randint(-2300, 2300, (2005,))
+    far[:3] = torch.tensor([2**40, -(2**40), 2**31])
+    scaled = jitgen.jit(torch.ldexp)
+    for exponents in (near, far.int(), near.to(torch.int16)):
+        expected = torch.ldexp(x, exponents)
+        torch.testing.assert_close(scaled(x, exponents), expected, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(jitgen.TraceError, match="bools"):
+        scaled(x, near > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_number_divided_by_a_tensor_is_rounded_twice_as_in_torch(dtype: torch.dtype) -> None:
+    """Codes that a scale of ``448 / amax`` gives are eager torch's, ties included."""
+    torch.manual_seed(0)
+
+    def quantised(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = 448 / x.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+        return (x * scale).to(torch.float8_e4m3fn).float(), scale, 1 / x, 2.5 / x, 3 / x
+
+    x = torch.randn(64, 300, dtype=dtype)
+    for got, expected in zip(jitgen.jit(quantised)(x), quantised(x), strict=True):
+        assert torch.equal(got, expected)

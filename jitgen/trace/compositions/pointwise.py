@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.custom_gradients import with_gradient
-from jitgen.spec import dtype_name
+from jitgen.spec import dtype_name, scales_by_integers
 from jitgen.trace.compositions.checks import require_float
 from jitgen.trace.table import composition
 
@@ -56,7 +56,28 @@ def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-
 
 @composition("ldexp")
 def ldexp(input: Tensor, other: Tensor) -> Tensor:
-    return input * torch.pow(2.0, other)
+    """Computes input * 2**other. Of floats and integers it is rounded once, in the dtype of the floats, from torch 2.13
+    on; others, and all before, are a product with a power in float32, which may be infinite or 0."""
+    if other.is_floating_point() or not input.is_floating_point() or not scales_by_integers():
+        return input * torch.pow(2.0, other)
+    if other.dtype == torch.bool:
+        raise TypeError("an exponent of bools, which torch has not for floats; convert it to int32")
+    scaled, exponent = input.double(), other.to(torch.int32).clamp(-3000, 3000)
+    for _ in range(2 if input.dtype == torch.float64 else 0):
+        # A power of 2 may be beyond float64. Downwards 53 bits are left, so that what a step rounds is 0 in the end.
+        for bound, step in ((1023, 1023), (-1022, -969)):
+            is_beyond = exponent > bound if step > 0 else exponent < bound
+            scaled = torch.where(is_beyond, scaled * 2.0**step, scaled)
+            exponent = torch.where(is_beyond, exponent - step, exponent)
+    return (scaled * _power_of_two(exponent.clamp(-1022, 1023))).to(input.dtype)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Returns 2**exponent in float64, exactly; exponents of int32 are from -1022 to 1023."""
+    power, magnitude = torch.ones_like(exponent, dtype=torch.float64), exponent.abs()
+    for bit in range(9, -1, -1):
+        power = torch.where((magnitude >> bit) & 1 == 1, power * 2.0 ** (1 << bit), power)
+    return torch.where(exponent < 0, 1 / power, power)
 
 
 @composition("logaddexp2")
