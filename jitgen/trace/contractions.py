@@ -75,7 +75,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
     columns, cut = weight.shape[batch], None
     if weight.is_weight and batch == 0:
-        weight, cut = with_whole_tiles(trace, weight)
+        x, weight, cut = with_whole_tiles(trace, x, weight)
     x = stored_columns(trace, x, weight)
     product = trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
     product = by_codes(trace, product)
