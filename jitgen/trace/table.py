@@ -36,6 +36,7 @@ class Row:
         itself: whether torch returns an argument itself where there is nothing to do.
         copied: whether torch's result shares memory with the first argument although the row computes a copy of it.
         inplace: whether the first argument is updated with the result.
+        reshapes: whether the first argument becomes the view of it that the result is, as by ``t_``.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
         proxies: whether it gets tensors as proxies, which know their memory, in place of nodes.
         composed: whether it is a composition: a function of tensors, without the trace.
@@ -49,6 +50,7 @@ class Row:
     itself: bool = False
     copied: bool = False
     inplace: bool = False
+    reshapes: bool = False
     weights: bool = False
     proxies: bool = False
     composed: bool = False
@@ -63,6 +65,8 @@ VIEW_PROPERTIES = {"T", "mT", "H", "mH", "data", "real"}
 _OPERATORS = {"truediv": "true_divide", "floordiv": "floor_divide", "mod": "remainder", "and": "__and__"}
 _OPERATORS |= {"or": "__or__", "xor": "__xor__", "lshift": "__lshift__", "rshift": "__rshift__"}
 _OPERATORS |= {"matmul": "matmul", "invert": "bitwise_not", "not": "logical_not", "getitem": "getitem"}
+_RESHAPES = ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_")
+"""Functions that change the sizes and strides of a tensor, and no element."""
 _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 
 
@@ -220,6 +224,8 @@ def by_name(name: str) -> Row | None:
         return replace(row_, is_view=False, itself=False) if row_ and row_.is_view and not row_.composed else None
     if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
         row_ = by_name(name[:-1])
+        if row_ and name.rpartition(".")[2] in _RESHAPES:
+            return replace(row_, reshapes=True)
         return replace(row_, is_view=False, inplace=True) if row_ and not row_.is_view else None
     return None
 

@@ -46,7 +46,7 @@ from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.typing import is_float, rounded
-from jitgen.trace.updates import NewValues, is_selection, memory_of, note_copies, updated
+from jitgen.trace.updates import NewValues, is_selection, memory_of, note_copies, reshaped, updated
 
 
 class _Tracer(fx.Tracer):
@@ -263,7 +263,7 @@ class Trace:
                 left = self._leave(result, proxies, itself, copied, self._untracked_view(name))
                 if name.rpartition(".")[2] not in _VIEWS:
                     note_copies(proxies, pytree.tree_leaves(left))
-                return left
+                return reshaped(self, first, left, name) if row.reshapes else left
             made = self._leave(self._unaliased(result))
             if name.rpartition(".")[2] in _ROW_MAJOR:
                 made.memory.is_row_major = True

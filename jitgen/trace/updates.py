@@ -15,6 +15,7 @@ from jitgen.ir.graph import Node
 from jitgen.ir.nodes import GATHER, INPUT, VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace import own_facts
+from jitgen.trace.argument_strides import row_major, strides_of
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.proxy import Memory, TensorProxy
@@ -113,7 +114,7 @@ def _require_views(
         chains: the steps from that memory to each of ``sharing``.
     """
     for alias, chain in zip(sharing, chains, strict=True):
-        if chain is None or not (_is_surely_a_view(chain, alias.memory) or alias.is_view):
+        if chain is None or not (alias.is_view or _is_surely_a_view(trace, chain, alias.memory)):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
                 f"results of reshape, flatten and contiguous are{quote(user_location())}\n"
@@ -225,9 +226,19 @@ def note_copies(sources: Sequence[TensorProxy], results: Iterable[Any]) -> None:
                 result.is_view &= steps is not None and all(step.attrs[0] != "reshape" for step in steps)
 
 
-def _is_surely_a_view(steps: Sequence[Node], memory: Memory) -> bool:
-    """Returns whether ``steps`` lead to a view of the tensor, and to no copy, at any strides that ``memory`` allows."""
-    is_row_major = memory.is_row_major
+def _is_surely_a_view(trace: Trace, steps: Sequence[Node], memory: Memory) -> bool:
+    """Returns whether ``steps`` lead to a view of the tensor, and to no copy, at any strides that ``memory`` allows; an
+    argument's are guarded where they decide."""
+    if _is_view_of(steps, memory.is_row_major):
+        return True
+    if memory.input is None or not _is_view_of(steps, True):
+        return False
+    argument = _argument(trace, memory.input)
+    return strides_of(trace, argument) == row_major(argument.shape)
+
+
+def _is_view_of(steps: Sequence[Node], is_row_major: bool) -> bool:
+    """Returns whether ``steps`` lead to a view of a tensor at any strides, or of one that is row-major."""
     for step in steps:
         attrs: Any = step.attrs if step.kind is VIEW else (GATHER.name,)
         if attrs[0] == "reshape" and not is_row_major:
@@ -259,15 +270,39 @@ def _written(trace: Trace, base: Node, steps: Sequence[Node], value: Node) -> No
     return _written(trace, base, before, trace.make("view", (whole,), whole.dtype, source.shape, ("reshape",)))
 
 
+def reshaped(trace: Trace, proxy: TensorProxy | None, view: TensorProxy, name: str) -> TensorProxy:
+    """Makes ``proxy`` the ``view`` of it that the function ``name`` returns, and returns it.
+
+    Raises:
+        UnsupportedError: a caller would have to see it, or autograd would not know of it.
+    """
+    if proxy is None or proxy.input is not None:
+        raise UnsupportedError(
+            f"{trace.name}: {name} changes the sizes or strides of an argument itself{quote(user_location())}\n"
+            f"  use {name.removesuffix('_')}, which returns a view, or call it outside of the decorated function"
+        )
+    if trace.differentiable and not torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"{trace.name}: {name} where gradients are disabled, in a function that has some{quote(user_location())}\n"
+            f"  use {name.removesuffix('_')}, which returns a view"
+        )
+    proxy.value, proxy.is_view = view.value, view.is_view
+    proxy.memory.is_row_major &= name.endswith("squeeze_")  # the next update may make this view the whole tensor
+    return proxy
+
+
 def before_updates(trace: Trace, proxy: TensorProxy) -> Node:
     """Returns what the value of ``proxy`` was before the function updated the argument whose memory it has: a view of
     the argument; the value itself where there is none."""
     memory = proxy.memory
     if memory.input is None or not memory.updates:
         return proxy.value
-    spec = trace.inputs[memory.input]
-    argument = trace.builder.make("input", (), spec.dtype, spec.shape, (memory.input,))
-    return _moved(trace, argument, _steps_from(memory.base, proxy.value) or ())
+    return _moved(trace, _argument(trace, memory.input), _steps_from(memory.base, proxy.value) or ())
+
+
+def _argument(trace: Trace, number: int) -> Node:
+    spec = trace.inputs[number]
+    return trace.builder.make("input", (), spec.dtype, spec.shape, (number,))
 
 
 def memory_of(node: Node) -> Node:

@@ -76,7 +76,9 @@ def test_columns(name: str) -> None:
     check(COLUMNS[name], torch.randn(3, 64), jitgen.quantize(torch.randn(48, 128), "int4", 32))
 
 
-@pytest.mark.parametrize(("format", "activation"), [("uint4", "int8"), ("fp8_e4m3", "fp8_e4m3.block128"), ("nf4", None)])
+@pytest.mark.parametrize(
+    ("format", "activation"), [("uint4", "int8"), ("fp8_e4m3", "fp8_e4m3.block128"), ("nf4", None)]
+)
 def test_columns_in_other_formats(format: str, activation: str | None) -> None:
     """Zeros for the other columns change neither the scales of an activation nor what zero-points take off."""
     weight = jitgen.quantize(torch.randn(48, 512), format, 128, activation=activation)

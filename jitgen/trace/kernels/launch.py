@@ -18,9 +18,10 @@ from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.graph import Node
 from jitgen.ir.launches import results_of
 from jitgen.ir.nodes import LAUNCH, VIEW
+from jitgen.trace.argument_strides import row_major
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.strides import row_major, strides_of_tensor
+from jitgen.trace.strides import strides_of_tensor
 from jitgen.trace.updates import before_updates, updated
 
 if TYPE_CHECKING:
