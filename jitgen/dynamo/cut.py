@@ -98,6 +98,8 @@ def rejection(node: fx.Node, unreadable: Callable[[fx.Node], str | None]) -> str
         row, name = table.find(node.target)
         if row is None:
             return f"no row for {name}"
+        if row.copied and row.proxies:  # as_strided
+            return f"{name} reads elements where torch has them"
     reason = next(filter(None, map(unreadable, (node, *node.all_input_nodes))), None)
     return None if reason is None else f"{name} of {reason}"
 

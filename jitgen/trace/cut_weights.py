@@ -41,7 +41,8 @@ def with_whole_tiles(trace: Trace, x: Node, weight: Node) -> tuple[Node, Node, t
 
 
 def _padded(trace: Trace, x: Node, first: Any, length: Any) -> Node:
-    """Returns ``x`` with zeros around its last dimension, which has the elements from ``first`` on of ``length`` then."""
+    """Returns ``x`` with zeros around its last dimension, whose elements are those from ``first`` on of ``length``
+    then."""
     behind = symbols.sub(length, symbols.add(first, x.shape[-1]))
     if first == 0 == behind:
         return x

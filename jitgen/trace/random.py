@@ -21,6 +21,7 @@ from jitgen.spec import dtype_name
 from jitgen.trace.guards import default_dtype
 from jitgen.trace.movement import listed, new_shape, view
 from jitgen.trace.numbers import SymbolicNumber
+from jitgen.trace.sorting import sorted_
 from jitgen.trace.table import ROWS, Row, row
 from jitgen.trace.typing import broadcast_shapes, expand, is_float, operand, pointwise, require_float
 
@@ -157,6 +158,16 @@ def randint(
     elif bounds:
         (high,) = bounds
     return _integers(trace, low, high, _sizes(trace, size), dtype_name(dtype) if dtype else "int64")
+
+
+@row("randperm")
+def randperm(
+    trace: Trace, n: Any, *, dtype: Any = torch.int64, layout: Any = None, device: Any = None, generator: Any = None
+) -> Node:
+    """Orders the numbers below ``n`` by random bits. Of 64 bits two are equal with a probability of n^2 / 2^65."""
+    _plain(trace, generator, device)
+    order = sorted_(trace, bits(trace, _sizes(trace, (n,))), 0, False)[1]
+    return trace.cast(order, dtype_name(dtype or torch.int64))
 
 
 @row("randint_like")

@@ -117,7 +117,7 @@ def _require_views(
         if chain is None or not (alias.is_view or _is_surely_a_view(trace, chain, alias.memory)):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
-                f"results of reshape, flatten and contiguous are{quote(user_location())}\n"
+                f"results of reshape, flatten, contiguous and as_strided are{quote(user_location())}\n"
                 "  make it by view, which never copies, or clone it, or use the operation that returns a new tensor; "
                 f"it is made{quote(_made_at(alias.memory.base, alias.value))}"
             )
