@@ -242,6 +242,14 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTenso
     return tensor if not others or others[0] == _WHOLE else _pieces(func, (tensor, (_WHOLE, *others)), kwargs)[0]
 
 
+@handles(T.unbind, torch.unbind)
+def _unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
+    (tensor, *rest), experts = args, args[0].token.experts
+    if experts is None or (rest[0] if rest else kwargs.get("dim", 0)) not in (0, -3):
+        refuse(func, args)
+    return tuple(tensor.expert(number) for number in range(experts))
+
+
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
 def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
     return _pieces(func, args, kwargs)

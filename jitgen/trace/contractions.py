@@ -270,8 +270,9 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
 # ------------------------------------------------------------------------------------------------------------ einsum
 
 WEIGHT_IN_EINSUM = (
-    "a quantised weight in einsum has to be multiplied by an activation over one of its two dimensions, as in "
-    "'mk,nk->mn'; dequantise it outside the decorated function for anything else"
+    "a quantised weight in einsum has to be multiplied by an activation over one of its dimensions, as in 'mk,nk->mn', "
+    "or matrix by matrix, as in 'emk,enk->emn' and 'bk,bnk->bn' of w[ids]; dequantise it outside the decorated "
+    "function for anything else"
 )
 
 
@@ -298,7 +299,7 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     if nodes[0][1].is_weight:  # the activation comes first
         nodes.reverse()
     (left, x), (right, weight) = nodes
-    if weight.is_weight and (x.is_weight or len(set(left) & set(right)) != 1 or set(right) <= set(result)):
+    if weight.is_weight and not _is_product_of_weight(left, x, right, weight, result):
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     sizes = _sizes_of(trace, [(left, x), (right, weight)])
     batch = [name for name in result if name in left and name in right]
@@ -317,9 +318,19 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     weight = _reshaped(trace, weight, (*shared, symbols.product(sizes[name] for name in columns), length))
     if not rows:
         x = view(trace, x, ("unsqueeze", len(batch)), (*shared, 1, length))
-    product = contract(trace, x, weight, len(batch))
+    of_matrices = weight.is_weight and batch
+    product = _batched(trace, x, mT(trace, weight)) if of_matrices else contract(trace, x, weight, len(batch))
     final = (*shared, *(sizes[name] for name in (*rows, *columns)))
     return _ordered(trace, [*batch, *rows, *columns], _reshaped(trace, product, final), result)
+
+
+def _is_product_of_weight(left: list[str], x: Node, right: list[str], weight: Node, result: list[str]) -> bool:
+    """Returns whether a sum over one dimension is a product of ``x`` and a quantised weight: a matrix, or the matrix of
+    each element of a batch."""
+    shared = set(left) & set(right)
+    batch = shared & set(result)
+    is_batch = len(batch) == 1 and len(weight.shape) == 3 and right[0] in batch
+    return not x.is_weight and len(shared - batch) == 1 and (not batch or is_batch)
 
 
 def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]]:

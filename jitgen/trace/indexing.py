@@ -271,7 +271,10 @@ def narrow(trace: Trace, input: Node, dim: int, start: Any, length: Any) -> Node
 
 @row("select", view=True)
 def select(trace: Trace, input: Node, dim: int, index: Any) -> Node:
-    return selected(trace, input, dimension(input, dim), index)
+    dim = dimension(input, dim)
+    if input.is_weight and len(input.shape) == 3 and dim == 0 and type(index) is int:
+        return getitem(trace, input, index)
+    return selected(trace, input, dim, index)
 
 
 @row("unbind", view=True)
@@ -279,7 +282,7 @@ def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
     if not input.shape:
         raise TypeError("iteration over a 0-d tensor")
     dim = dimension(input, dim)
-    return tuple(selected(trace, input, dim, index) for index in range(trace.guards.value(input.shape[dim])))
+    return tuple(select(trace, input, dim, index) for index in range(trace.guards.value(input.shape[dim])))
 
 
 # ------------------------------------------------------------------------------------------------ splitting, joining

@@ -1,4 +1,4 @@
-"""Rows and columns of quantised weights that are cut within a decorated function are those that a copy of the values has."""
+"""Rows and columns of quantised weights that are cut within a decorated function are those of a copy of the values."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ MATRICES: dict[str, Function] = {
     "columns of one": lambda x, w: F.linear(x[:, :32], w[0][:, 32:]),
     "of some": lambda x, w: F.linear(x, w[1:4][1]),
     "of every other one": lambda x, w: F.linear(x, w[::2][1]),
+    "unbound": lambda x, w: sum(F.linear(x, matrix) for matrix in w) + F.linear(x, w.unbind(0)[1]),
+    "selected": lambda x, w: F.linear(x, w.select(0, -1)),
+    "einsum of chosen ones": lambda x, w: torch.einsum("bk,bnk->bn", x, w[IDS]),
+    "einsum of all": lambda x, w: torch.einsum("enk,emk->men", w, x.repeat(6, 1, 1)),
     "rows of one": lambda x, w: F.linear(x, w[2][3:20]),
     "rows of one, by a pair": lambda x, w: F.linear(x, w[2, 3:20]),
     "rows of all": lambda x, w: (x.unsqueeze(1) @ w[:, 16:32][IDS].mT).squeeze(1),

@@ -274,3 +274,20 @@ def test_a_strict_process_runs_what_was_recorded(tmp_path: Path) -> None:
     with patch.dict(os.environ, JITGEN_CACHE_DIR=str(tmp_path / "second")):
         jitgen.prewarm(str(manifest), targets=["cpu"])
     assert program("second", JITGEN_STRICT="1").rsplit(" ", 1) == [first, "0\n"]
+
+
+def test_permutations() -> None:
+    permuted = jitgen.jit(
+        lambda x: (torch.randperm(x.shape[0]), torch.randperm(5, dtype=torch.int32), torch.randperm(0))
+    )
+    for count in (1, 7, 300):
+        order, five, none = permuted(torch.ones(count))
+        assert (order.dtype, five.dtype, none.shape) == (torch.int64, torch.int32, (0,))
+        assert torch.equal(order.sort().values, torch.arange(count))
+        assert torch.equal(five.sort().values, torch.arange(5, dtype=torch.int32))
+    torch.manual_seed(0)
+    three = jitgen.jit(lambda x: torch.randperm(3) + x)
+    codes = torch.stack([three(torch.zeros(3, dtype=torch.int64)) for _ in range(1200)]) @ torch.tensor([9, 3, 1])
+    counts = torch.unique(codes, return_counts=True)[1]
+    assert len(counts) == 6
+    assert chi_square(counts, torch.full((6,), 1 / 6))

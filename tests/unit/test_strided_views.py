@@ -1,0 +1,148 @@
+"""Views of which the strides of an argument decide, and tensors whose sizes change in place, against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitgen
+from jitgen.errors import UnsupportedError
+
+
+def row_major() -> Tensor:
+    return torch.arange(24.0).reshape(4, 6)
+
+
+def transposed() -> Tensor:
+    return torch.arange(24.0).reshape(6, 4).t()
+
+
+def behind_others() -> Tensor:
+    return torch.arange(48.0).reshape(8, 6)[4:]
+
+
+def check(function: Callable[[Tensor], Any], make: Callable[[], Tensor]) -> None:
+    x, expected_x = make(), make()
+    found, expected = jitgen.jit(function)(x), function(expected_x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(x, expected_x, rtol=0, atol=0)
+
+
+def cleared(x: Tensor) -> Tensor:
+    y = torch.zeros(4, 6)
+    y.add_(x)
+    y.t_()
+    y.add_(1)
+    return y
+
+
+def row_before(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.clone()
+    row = y[0]
+    y.t_()
+    row.add_(1)
+    y[1].mul_(2)
+    return y, row
+
+
+def of_a_view(x: Tensor) -> Tensor:
+    y = x[1:]
+    y.transpose_(0, 1)
+    x.mul_(2)
+    y[0].add_(1)
+    return y
+
+
+def squeezed(x: Tensor) -> Tensor:
+    y = (x * 2).unsqueeze_(1)
+    y.squeeze_(1).swapaxes_(0, 1)[0] = 3
+    return y
+
+
+@pytest.mark.parametrize("function", [cleared, row_before, of_a_view, squeezed], ids=lambda f: f.__name__)
+def test_sizes_change_in_place(function: Callable[[Tensor], Any]) -> None:
+    check(function, row_major)
+
+
+def test_a_new_tensor_that_was_transposed_is_row_major_no_more() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = cleared(x)
+        y.flatten().add_(1)  # a copy in torch
+        return y
+
+    with pytest.raises(UnsupportedError, match="what may be a view of it or a copy"):
+        jitgen.jit(function)(row_major())
+
+
+@pytest.mark.parametrize("name", ["t_", "unsqueeze_", "squeeze_", "transpose_"])
+def test_arguments_keep_their_sizes(name: str) -> None:
+    arguments = {"unsqueeze_": (0,), "transpose_": (0, 1)}.get(name, ())
+    with pytest.raises(UnsupportedError, match=f"{name} changes the sizes or strides of an argument itself"):
+        jitgen.jit(lambda x: getattr(x, name)(*arguments) + 1)(row_major())
+
+
+def flattened(x: Tensor) -> Tensor:
+    x.flatten()[::3].neg_()
+    return x + 1
+
+
+def reshaped_before(x: Tensor) -> Tensor:
+    rows = x[1:].reshape(-1)
+    x.add_(1)
+    rows[2:5] = 0
+    return rows
+
+
+@pytest.mark.parametrize("function", [flattened, reshaped_before], ids=lambda f: f.__name__)
+def test_reshapes_of_row_major_arguments_are_views(function: Callable[[Tensor], Any]) -> None:
+    check(function, row_major)
+    check(function, behind_others)
+    with pytest.raises(UnsupportedError, match="what may be a view of it or a copy"):
+        jitgen.jit(function)(transposed())
+
+
+STRIDED: dict[str, Callable[[Tensor], Any]] = {
+    "windows": lambda x: x.as_strided((3, 3), (1, 1)),
+    "spread": lambda x: torch.as_strided(x, (2, 3), (6, 2)),
+    "a run": lambda x: x.as_strided((2, 4), (4, 1)) + 1,
+    "of a row": lambda x: x[1].as_strided((2,), (2,)),
+    "by sizes": lambda x: x.as_strided((x.shape[0], 2), (x.shape[1], 1)),
+    "one": lambda x: x.as_strided((), ()),
+    "none": lambda x: x.as_strided((0, 3), (6, 2)),
+    "after an update": lambda x: x.add_(1).as_strided((2, 3), (6, 2)),
+    "updated": lambda x: (x.as_strided((2, 4), (4, 1)).add_(1), x + 0)[1],
+    "of a new tensor": lambda x: torch.empty(24).copy_(x.reshape(-1)).as_strided((4, 3), (6, 2), 1),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided(name: str) -> None:
+    check(STRIDED[name], row_major)
+    check(STRIDED[name], behind_others)
+
+
+def test_an_offset_is_that_of_the_storage() -> None:
+    function = jitgen.jit(lambda x: x.as_strided((2, 3), (6, 2), 1))
+    assert torch.equal(function(row_major()), row_major().as_strided((2, 3), (6, 2), 1))
+    with pytest.raises(UnsupportedError, match="not among its own"):
+        function(behind_others())
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "words"),
+    [
+        (STRIDED["windows"], transposed, "not contiguous"),
+        (lambda x: x.as_strided((30,), (1,)), row_major, "not among its own"),
+        (lambda x: (x * 2).as_strided((3,), (1,)), row_major, "what the function computes"),
+        (lambda x: x.as_strided((2, 3), (1, 1)).add_(1), row_major, "as_strided are"),
+        (lambda x: x[1].as_strided((2,), (1,), 6), row_major, "leave it out"),
+    ],
+    ids=["transposed", "beyond", "computed", "updated", "offset of a view"],
+)
+def test_what_as_strided_has_not(function: Callable[[Tensor], Any], make: Callable[[], Tensor], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        jitgen.jit(function)(make())
