@@ -32,10 +32,10 @@ def with_whole_tiles(trace: Trace, x: Node, weight: Node) -> tuple[Node, Node, t
     Raises:
         UnsupportedError: ``weight`` is another view than rows and columns of a weight of two dimensions.
     """
-    part = _part(weight)
-    if part is None:
+    selection = _selection(weight)
+    if selection is None:
         return x, weight, None
-    base, start, step, first_column = part
+    base, start, step, first_column = selection
     tiles, cut = _of_rows(trace, base, start, step, weight.shape[0])
     return _padded(trace, x, first_column, base.shape[1]), tiles, cut
 
@@ -67,7 +67,7 @@ def _slice(trace: Trace, base: Node, start: Any, count: Any, length: Any) -> Nod
     return base if whole else view(trace, base, ("slice", 0, start, 1), (count, length))
 
 
-def _part(weight: Node) -> tuple[Node, Any, int, Any] | None:
+def _selection(weight: Node) -> tuple[Node, Any, int, Any] | None:
     """Returns the weight of which ``weight`` (N, K) has a part, its first row, the distance of its rows, and its first
     column; None for one that is no view of a weight of two dimensions, or the whole of one."""
     base = weight.under_views

@@ -57,7 +57,7 @@ def as_strided(trace: Trace, input: TensorProxy, size: Any, stride: Any, storage
     first = 0 if storage_offset is None else symbols.sub(unwrap(storage_offset), _storage_offset(trace, input))
     extent: Any = symbols.add(first, 1)
     for length, step in zip(shape, steps, strict=True):
-        extent = symbols.add(extent, symbols.mul(symbols.sub(length, 1), step))  # type: ignore[arg-type]
+        extent = symbols.add(extent, symbols.mul(symbols.sub(length, 1), step))
     within = (symbols.compare("ge", first, 0), symbols.compare("le", extent, symbols.product(input.value.shape)))
     if not all(map(trace.guards.decide, within)):
         raise UnsupportedError(
