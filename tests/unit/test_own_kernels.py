@@ -165,6 +165,37 @@ def test_pointers_that_a_rule_may_stand_at(kernel: Any, parameter: str, kind: st
     assert (why in said) if why else not said
 
 
+def _product(rule: Callable[..., Tensor], rows: int, columns: int, warps: int) -> Any:
+    def product(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+        sizes = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8}
+        strides = a.stride(0), a.stride(1), b.stride(0), b.stride(1), c.stride(0), c.stride(1)
+        grid = (triton.cdiv(m, rows) * triton.cdiv(n, columns),)
+        kernels.matmul[grid](a, b, c, m, n, k, *strides, **sizes, ACTIVATION="none", num_warps=warps)
+        return rule(c, *others)
+
+    return jitgen.jit(product)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tile", "size", "is_fused"),
+    [
+        (lambda c, r: torch.nn.functional.gelu(c) + r, (128, 256, 8), 4096, False),
+        (lambda c, r: torch.relu(c) + r, (128, 256, 8), 4096, True),
+        (lambda c, r: torch.nn.functional.gelu(c) + r, (64, 64, 4), 4096, True),
+        (lambda c, r: torch.nn.functional.gelu(c) + r, (128, 256, 8), 256, True),  # a launch takes longer
+    ],
+)
+def test_a_long_rule_behind_many_sums_is_a_kernel_of_its_own(
+    rule: Any, tile: tuple[int, int, int], size: int, is_fused: bool
+) -> None:
+    square = TensorSpec((size, size), torch.bfloat16)
+    low = _product(rule, *tile).lower(square, square, square, target="sm_90a")
+    assert (len(low.kernels) == 1) == is_fused
+    assert ("of which each thread holds 128 sums" in low.explain()) != is_fused
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 

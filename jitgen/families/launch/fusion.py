@@ -9,13 +9,13 @@ values before the launch stays as it is, since the kernel need not store all of 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.codegen import c_text
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
-from jitgen.families.launch import NAME, splices
+from jitgen.families.launch import NAME, accumulators, splices
 from jitgen.families.launch.layout import parameter_of
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST
@@ -25,6 +25,7 @@ from jitgen.ir.launches import TENSOR, TRITON, KernelText, kernel_of
 from jitgen.ir.nodes import IOTA, LAUNCH, VIEW
 from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Decision
+from jitgen.kernel.operands import item_size
 
 MOST_OPERATIONS = 64
 """Operations that a rule has at most, so that a kernel is compiled in seconds."""
@@ -49,12 +50,17 @@ class Spliced(Question):
         where: the parameter, and whether it is loaded or stored there.
         refusal: why not; empty where nothing is against it.
         elements: of the tensor.
+        sums: of a product that a thread of the kernel holds when it stores.
+        flops, moved: operations of an element, and bytes that a kernel of its own moves for it.
     """
 
     placements = ("in the kernel that you wrote", "a kernel of its own")
     where: str
     refusal: str
     elements: Any
+    sums: int = 0
+    flops: int = 0
+    moved: int = 0
 
     def __str__(self) -> str:
         return f"what is computed {self.where}"
@@ -65,11 +71,24 @@ class Spliced(Question):
             return Decision(False, self.refusal)
         if self.elements >= _NARROW_ELEMENTS:
             return Decision(False, "the tensor's offsets need 64 bits")
+        if self.sums >= accumulators.MANY:
+            within = self.elements * self.flops / (device.rates.vector * accumulators.SHARE_OF_VECTOR)
+            apart = self.elements * self.moved / device.rates.memory + device.rates.launch
+            if within > apart:
+                return Decision(
+                    False,
+                    f"its {self.flops} operations an element, behind a product of which each thread holds {self.sums} "
+                    f"sums, would take about {within * 1e6:.0f} us, and a kernel of its own {apart * 1e6:.0f} us",
+                )
         return Decision(True, "the kernel uses the pointer for nothing else")
 
 
-def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partition) -> bool:
-    """Returns whether a rule stands at the loads, or the stores, of an operand of the launch ``node``."""
+def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partition, rule: Sequence[Node] = ()) -> bool:
+    """Returns whether a rule stands at the loads, or the stores, of an operand of the launch ``node``.
+
+    Args:
+        rule: of one that is stored, its nodes.
+    """
     own = kernel_of(node.attrs)
     parameter = parameter_of(node.attrs, number)
     tensors = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
@@ -79,6 +98,12 @@ def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partitio
     where = "behind" if kind == splices.STORE else "before"
     elements = symbols.product(node.inputs[number].shape)
     question = Spliced(f"{where} {parameter} of {own.entry}", refusal, elements)
+    if rule and not refusal:
+        tensors = {leaf for other in rule for child in other.inputs if child not in rule for leaf in _tensors_of(child)}
+        of_size = [leaf for leaf in tensors if leaf.shape == rule[-1].shape]
+        moved = sum(item_size(one.dtype) for one in (rule[0], rule[-1], *of_size))
+        flops, sums = sum(flops_of(one.op) for one in rule), accumulators.sums_of_a_thread(node.attrs)
+        question = replace(question, sums=sums, flops=flops, moved=moved)
     return partition.decide(NAME, question).fused
 
 
@@ -111,7 +136,7 @@ def stored_values(result: Node, siblings: Sequence[Node], index: Index, partitio
         refusal = f"its elements are {result.dtype}"
     elif len(stored) > MOST_STORED:
         refusal = f"{len(stored)} of its values are read elsewhere"
-    if _asked(result, result.attrs.result, splices.STORE, refusal, partition):
+    if _asked(result, result.attrs.result, splices.STORE, refusal, partition, rule):
         return stored
     return [result]
 
@@ -213,7 +238,7 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
     ]
     computed = _operations_of(operand)
     flops = sum(flops_of(one.op) for one in computed)
-    has_products = ".dot(" in node.attrs.kernel[2] or ".dot_scaled(" in node.attrs.kernel[2]
+    has_products = accumulators.has_products(kernel_of(node.attrs).text)
     most = FLOPS_OF_A_TILE if has_products else FLOPS_OF_A_LOAD
     tensors = _tensors_of(operand)
     refusal = ""
