@@ -52,8 +52,9 @@ def _largest(text: str, entry: str, known: tuple[tuple[str, int], ...]) -> int:
     names |= {name: value for name, value in _constants(text).items() if name not in names}
     largest = 0
     for node in ast.walk(function_of(text, entry)):
-        is_tile = isinstance(node, ast.Call) and ast.unparse(node.func) in ("tl.zeros", "tl.full")
-        if not is_tile or not node.args or not isinstance(node.args[0], (ast.Tuple, ast.List)):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("tl.zeros", "tl.full"):
+            continue
+        if not node.args or not isinstance(node.args[0], (ast.Tuple, ast.List)):
             continue
         sizes = [_number(size, names) for size in node.args[0].elts]
         if None not in sizes:

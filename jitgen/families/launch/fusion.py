@@ -99,8 +99,8 @@ def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partitio
     elements = symbols.product(node.inputs[number].shape)
     question = Spliced(f"{where} {parameter} of {own.entry}", refusal, elements)
     if rule and not refusal:
-        tensors = {leaf for other in rule for child in other.inputs if child not in rule for leaf in _tensors_of(child)}
-        of_size = [leaf for leaf in tensors if leaf.shape == rule[-1].shape]
+        leaves = {leaf for other in rule for child in other.inputs if child not in rule for leaf in _tensors_of(child)}
+        of_size = [leaf for leaf in leaves if leaf.shape == rule[-1].shape]
         moved = sum(item_size(one.dtype) for one in (rule[0], rule[-1], *of_size))
         flops, sums = sum(flops_of(one.op) for one in rule), accumulators.sums_of_a_thread(node.attrs)
         question = replace(question, sums=sums, flops=flops, moved=moved)
