@@ -90,7 +90,22 @@ def test_a_processor_with_products_of_bytes_is_asked() -> None:
     product = jitgen.jit(lambda a, b: a @ b.T)
     for dtype, quads in ((torch.int8, True), (torch.uint8, False), (torch.int16, False)):
         specs = jitgen.TensorSpec(("M", 64), dtype), jitgen.TensorSpec((48, 64), dtype)
-        assert ("jitgen::has_byte_dot()" in product.lower(*specs, target="x86-64-v4").source) == quads
+        source = product.lower(*specs, target="x86-64-v4").source
+        assert ("jitgen::has_byte_dot()" in source) == quads
+        assert ("jitgen::has_byte_matrices()" in source) == quads
+
+
+@pytest.mark.parametrize("dtypes", [(torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.int8, torch.uint8)])
+def test_matrix_registers_have_the_sums_of_vectors(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """Many rows of bytes are multiplied by matrix registers where the processor has such, few rows never are."""
+    product = jitgen.jit(lambda a, b: a.int() @ b.int().T)
+    for m, k, n in ((16, 64, 16), (33, 1029, 17), (31, 3, 130), (241, 130, 33)):
+        a, b = (matrix(rows, k, dtype) for rows, dtype in zip((m, n), dtypes, strict=True))
+        assert torch.equal(product(a, b).long(), a.long() @ b.long().T), (m, k, n)
+    linear = jitgen.jit(torch.nn.functional.linear)
+    for m, k, n in ((17, 65, 40), (47, 2100, 31)):
+        x, weight = torch.randn(m, k), jitgen.quantize(torch.randn(n, k), "int8", activation="int8")
+        assert torch.equal(linear(x, weight), torch.cat([linear(rows, weight) for rows in x.split(7)])), (m, k, n)
 
 
 # ---------------------------------------------------------------------------- sums of four bytes, on any processor

@@ -29,6 +29,10 @@ GENERIC_TILE_ROWS = 12
 or bytes, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile
 time."""
 
+MATRIX_ROWS = 16
+"""Rows of x from which on products of bytes are by matrix registers (AMX), whose tiles have 32: fewer rows take as long
+by vectors, whose tiles have 24."""
+
 _COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": "WideWhole"}
 """By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
 _NARROW = ("uint8", "int8", "int16")
@@ -57,6 +61,7 @@ def build(
         "compute": _compute(contractions[0]),
         "pairs": pairs,
         "quads": quads,
+        "matrices_of_bytes": _matrices_of_bytes(contractions, quads, schedule),
         "tile_rows": schedule.block_m,
         "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if copies or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
@@ -119,6 +124,14 @@ def _quads(products: Sequence[ContractionContext]) -> str | None:
     if len(pairs) != 1 or not signed or not any(signed[0]):
         return None
     return f"Quads<{', '.join(str(operand).lower() for operand in signed[0])}>"
+
+
+def _matrices_of_bytes(products: Sequence[ContractionContext], quads: str | None, schedule: CppSchedule) -> int:
+    """Returns the rows of x from which on matrix registers multiply bytes, where the processor has such; 0 where none
+    do: they take 8-bit codes with a scale for each row, or dense bytes."""
+    first = products[0].contraction
+    of_rows = first.format is None or (formats.find(first.format).bits == 8 and first.group_size is None)
+    return MATRIX_ROWS if quads is not None and of_rows and schedule.block_m >= MATRIX_ROWS else 0
 
 
 def _in_planes(product: ContractionContext) -> bool:

@@ -7,9 +7,9 @@ namespace jitgen {
 
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
 // Support by the operating system (vector registers) is implied by that of the level.
-enum class Register { a, c };
+enum class Register { a, c, d };
 
-// Whether a bit of leaf 7 is set, in register A or C.
+// Whether a bit of leaf 7 is set, in register A, C or D.
 template <uint32_t subleaf, Register where, int bit>
 JITGEN_INLINE bool ask_feature() {
   uint32_t a = 0, b, c = 0, d;
@@ -22,7 +22,7 @@ JITGEN_INLINE bool ask_feature() {
     a = 7, c = subleaf;
     asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   }
-  return ((where == Register::a ? a : c) >> bit) & 1;
+  return ((where == Register::a ? a : where == Register::c ? c : d) >> bit) & 1;
 }
 // The same, executed once: CPUID costs an exit from a virtual machine.
 template <uint32_t subleaf, Register where, int bit>
@@ -49,6 +49,29 @@ static inline bool has_byte_dot() {
 #if defined(JITGEN_AVX512)
 // AVX512_BF16: sums of products of two bfloat16 (VDPBF16PS).
 static inline bool has_bfloat16_dot() { return has_feature<1, Register::a, 5>(); }
+
+// AMX_INT8: products of matrices of bytes. Linux lets a process use matrix registers once it has asked for them.
+static inline bool has_byte_matrices() {
+#if defined(__linux__) && defined(__x86_64__)
+  static int known = 0;
+  int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (state == 0) {
+    long answer = -1;
+    if (ask_feature<0, Register::d, 24>() && ask_feature<0, Register::d, 25>()) {
+      constexpr long arch_prctl = 158, request_permission = 0x1023, matrix_data = 18;
+      asm volatile("syscall"
+                   : "=a"(answer)
+                   : "a"(arch_prctl), "D"(request_permission), "S"(matrix_data)
+                   : "rcx", "r11", "memory");
+    }
+    state = answer == 0 ? 2 : 1;
+    __atomic_store_n(&known, state, __ATOMIC_RELAXED);
+  }
+  return state == 2;
+#else
+  return false;
+#endif
+}
 #endif
 
 }  // namespace jitgen

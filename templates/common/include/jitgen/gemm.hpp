@@ -156,7 +156,11 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
           to.totals[(e * per + i) / to.span * to.rows + m] = Compute::offset * total;
         }
       }
-      pack_row<Compute>(buffer, elements, to.data + rows.begin * to.depth + e * count + (m - rows.begin), count);
+      if constexpr (whole_rows<Compute>(0)) {
+        pack_row<Compute>(buffer, elements, to.data + m * to.depth + e, 1);
+      } else {
+        pack_row<Compute>(buffer, elements, to.data + rows.begin * to.depth + e * count + (m - rows.begin), count);
+      }
     }
   }
 }

@@ -94,6 +94,7 @@ struct Quads {
   static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
   static constexpr int tile_rows = most_rows;
   static constexpr int fewest_rows = 1;
+  static constexpr bool x_is_signed = x_signed;
   // What is added to weights to make them unsigned.
   static constexpr int offset = x_signed && w_signed ? 128 : 0;
   static constexpr uint32_t offsets = offset * 0x01010101u;

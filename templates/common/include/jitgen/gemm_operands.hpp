@@ -6,7 +6,7 @@
 #pragma once
 
 #include "jitgen/gemm_dense.hpp"
-#include "jitgen/gemm_code_tile.hpp"
+#include "jitgen/gemm_matrix_tile.hpp"
 #include "jitgen/gemm_tile.hpp"
 #include "jitgen/parallel.hpp"
 
@@ -108,9 +108,22 @@ struct QuantisedBlocks {
       for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
         const Range rows = task.x.tile(t);
         const int64_t count = rows.end - rows.begin;
+        const int32_t* const totals = task.x.totals + unit / span_units * task.x.rows + rows.begin;
+        if constexpr (detail::whole_rows<Compute>(0)) {
+          const detail::MatrixRegisters<Compute> registers(count);
+          const char* const x = reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + unit * elements);
+          for (int64_t b = 0; b < task.blocks; b += 2) {
+            const int64_t block = task.block + b;
+            detail::code_matrices<span_units>(
+                count, b + 1 < task.blocks, reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes,
+                units * unit_bytes, x, task.x.depth * int64_t(sizeof(*task.x.data)), here, scales + block * block_rows,
+                totals, task.x.rows, task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride,
+                unit == 0);
+          }
+          continue;
+        }
         const auto tile = Tiles::of(count);
         const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
-        const int32_t* const totals = task.x.totals + unit / span_units * task.x.rows + rows.begin;
         for (int64_t b = 0; b < task.blocks; ++b) {
           const int64_t block = task.block + b;
           const int64_t at = (block * groups + unit / (group != 0 ? per_group : units)) * block_rows;
@@ -197,7 +210,8 @@ struct Dense {
   }
   template <class Compute>
   int64_t depth() const {
-    return round_up(round_up(k, Compute::per_element) / Compute::per_element, ready_steps);
+    constexpr int64_t unit = detail::whole_rows<Compute>(0) ? detail::matrix_step : ready_steps;
+    return round_up(round_up(k, Compute::per_element) / Compute::per_element, unit);
   }
   template <class Compute>
   static constexpr int64_t span() {
@@ -226,7 +240,7 @@ struct Dense {
     const int64_t row = task.block * block_rows;
     const int64_t columns = n - row < task.blocks * block_rows ? n - row : task.blocks * block_rows;
     const Storage* const from = data + row * stride_n;
-    constexpr bool adds_freely = detail::summed_as<Compute, 0>(0) == 0;
+    constexpr bool adds_freely = detail::summed_as<Compute, 0>(0) == 0 && !detail::whole_rows<Compute>(0);
     if constexpr (along == Along::k) {
       if (adds_freely && task.x.rows == 1 && k > 0) {
         for (int64_t c = 0; c < columns; c += block_rows) {
@@ -247,7 +261,6 @@ struct Dense {
   // Computes the group of blocks from `start` on through panels.
   template <class Compute>
   void sum_packed(const Task<Compute>& task, int64_t start) const {
-    using Tiles = detail::Tiles<Compute, Panel<Compute>, Unscaled>;
     const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
     const int64_t elements = depth<Compute>();
     for (int64_t e = 0; e < elements; e += chunk_elements) {
@@ -269,11 +282,24 @@ struct Dense {
       for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
         const Range rows = task.x.tile(t);
         const int64_t count = rows.end - rows.begin;
-        const auto tile = Tiles::of(count);
-        for (int64_t b = 0; b < blocks; ++b) {
-          tile(reinterpret_cast<const char*>(task.panel + b * here * block_rows),
-               task.x.data + rows.begin * task.x.depth + e * count, here / ready_steps, here / ready_steps, nullptr,
-               nullptr, task.sums + rows.begin * task.row_stride + (start + b) * block_rows, task.row_stride, e == 0);
+        auto* const sums = task.sums + rows.begin * task.row_stride + start * block_rows;
+        if constexpr (detail::whole_rows<Compute>(0)) {
+          const detail::MatrixRegisters<Compute> registers(count);
+          constexpr int64_t bytes = sizeof(typename Compute::Element);
+          for (int64_t b = 0; b < blocks; b += 2) {
+            detail::matrix_sums<Compute::x_is_signed>(
+                count, b + 1 < blocks, reinterpret_cast<const char*>(task.panel + b * here * block_rows),
+                here * block_rows * bytes,
+                reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + e), task.x.depth * bytes,
+                here / detail::matrix_step, sums + b * block_rows, task.row_stride * bytes, e != 0);
+          }
+        } else {
+          const auto tile = detail::Tiles<Compute, Panel<Compute>, Unscaled>::of(count);
+          for (int64_t b = 0; b < blocks; ++b) {
+            tile(reinterpret_cast<const char*>(task.panel + b * here * block_rows),
+                 task.x.data + rows.begin * task.x.depth + e * count, here / ready_steps, here / ready_steps, nullptr,
+                 nullptr, sums + b * block_rows, task.row_stride, e == 0);
+          }
         }
       }
     }

@@ -1,0 +1,177 @@
+// Multiplies bytes by the matrix registers of a processor (AMX): 32 rows of x with two blocks of 16 rows of weights.
+//
+// Weights are packed as for VPDPBUSD, four neighbours in k of 16 rows together, which is how a matrix register has its
+// right operand. Rows of x are the left one: they lie one after another, in place of being interleaved. As there, one
+// operand is unsigned and the other one signed, and sums are exact.
+#pragma once
+
+#include "jitgen/gemm_code_tile.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+#if defined(JITGEN_AVX512)
+
+// The arithmetic `Compute`, of `Quads` or `CodeBytes`, by matrix registers.
+template <class Compute>
+struct Matrices : Compute {
+  static constexpr int tile_rows = 32;
+  static constexpr int fewest_rows = 1;
+  static constexpr bool rows_are_whole = true;
+};
+
+#endif
+
+namespace detail {
+
+// Whether packed rows of x lie one after another.
+template <class Compute>
+constexpr decltype(+Compute::rows_are_whole) whole_rows(int) {
+  return Compute::rows_are_whole;
+}
+template <class Compute>
+constexpr bool whole_rows(long) {
+  return false;
+}
+
+constexpr int64_t matrix_rows = 16;  // rows of a matrix register, of 64 bytes each
+constexpr int64_t matrix_step = 16;  // elements of four bytes along k in one of them
+
+// Processors without AVX-512 have declarations alone, and call nothing of this.
+template <class Compute>
+class MatrixRegisters;
+template <bool x_signed>
+void matrix_sums(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
+                 int64_t steps, int32_t* to, int64_t to_bytes, bool adds);
+template <int64_t span, class Scale>
+void code_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
+                   int64_t units, const Scale* scales, const int32_t* totals, int64_t totals_stride, float* c,
+                   int64_t row_stride, bool first);
+
+#if defined(JITGEN_AVX512)
+
+// Gives the matrix registers of this thread their shapes: 0 to 3 have sums, 4 and 5 `rows` (up to 32) rows of x, 6 and 7
+// weights. The destructor releases them.
+template <class Compute>
+class MatrixRegisters {
+ public:
+  inline explicit MatrixRegisters(int64_t rows) {
+    struct alignas(64) Shapes {
+      uint8_t palette, start, reserved[14];
+      uint16_t bytes[16];
+      uint8_t rows[16];
+    } shapes = {};
+    shapes.palette = 1;
+    const uint8_t first = uint8_t(rows < matrix_rows ? rows : matrix_rows);
+    const uint8_t second = uint8_t(rows - first);
+    const uint8_t heights[] = {first, first, second, second, first, second, matrix_rows, matrix_rows};
+    for (int i = 0; i < 8; ++i) {
+      shapes.bytes[i] = heights[i] != 0 ? 64 : 0;
+      shapes.rows[i] = heights[i];
+    }
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+  }
+  inline ~MatrixRegisters() { asm volatile("tilerelease"); }
+};
+
+// Adds the product of x in registers 4 or 5 and weights in 6 or 7 to sums.
+template <bool x_signed, int sums>
+JITGEN_INLINE void matrix_dot() {
+  if constexpr (x_signed) {
+    if constexpr (sums == 0) asm volatile("tdpbsud %%tmm6, %%tmm4, %%tmm0" : :);
+    if constexpr (sums == 1) asm volatile("tdpbsud %%tmm7, %%tmm4, %%tmm1" : :);
+    if constexpr (sums == 2) asm volatile("tdpbsud %%tmm6, %%tmm5, %%tmm2" : :);
+    if constexpr (sums == 3) asm volatile("tdpbsud %%tmm7, %%tmm5, %%tmm3" : :);
+  } else {
+    if constexpr (sums == 0) asm volatile("tdpbusd %%tmm6, %%tmm4, %%tmm0" : :);
+    if constexpr (sums == 1) asm volatile("tdpbusd %%tmm7, %%tmm4, %%tmm1" : :);
+    if constexpr (sums == 2) asm volatile("tdpbusd %%tmm6, %%tmm5, %%tmm2" : :);
+    if constexpr (sums == 3) asm volatile("tdpbusd %%tmm7, %%tmm5, %%tmm3" : :);
+  }
+}
+
+// Sums `steps` steps along k of rows of x, `x_bytes` apart, with one block of weights or two, and writes the sums to
+// `to`, or adds them to what is there. Rows of sums are `to_bytes` apart, and there are more than 16 if `tall`.
+template <bool x_signed, bool tall, bool pair>
+void matrix_tile(const char* w, int64_t block_bytes, const char* x, int64_t x_bytes, int64_t steps, int32_t* to,
+                 int64_t to_bytes, bool adds) {
+  char* const sums = reinterpret_cast<char*>(to);
+  char* const lower = sums + matrix_rows * to_bytes;
+  if (adds) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm0" : : "r"(sums), "r"(to_bytes) : "memory");
+    if constexpr (pair) asm volatile("tileloadd (%0,%1,1), %%tmm1" : : "r"(sums + 64), "r"(to_bytes) : "memory");
+    if constexpr (tall) asm volatile("tileloadd (%0,%1,1), %%tmm2" : : "r"(lower), "r"(to_bytes) : "memory");
+    if constexpr (tall && pair) {
+      asm volatile("tileloadd (%0,%1,1), %%tmm3" : : "r"(lower + 64), "r"(to_bytes) : "memory");
+    }
+  } else {
+    asm volatile("tilezero %%tmm0" : :);
+    if constexpr (pair) asm volatile("tilezero %%tmm1" : :);
+    if constexpr (tall) asm volatile("tilezero %%tmm2" : :);
+    if constexpr (tall && pair) asm volatile("tilezero %%tmm3" : :);
+  }
+  const int64_t w_bytes = 64;
+  for (int64_t step = 0; step < steps; ++step, w += matrix_step * w_bytes, x += 64) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(x), "r"(x_bytes) : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm6" : : "r"(w), "r"(w_bytes) : "memory");
+    matrix_dot<x_signed, 0>();
+    if constexpr (tall) {
+      asm volatile("tileloadd (%0,%1,1), %%tmm5" : : "r"(x + matrix_rows * x_bytes), "r"(x_bytes) : "memory");
+      matrix_dot<x_signed, 2>();
+    }
+    if constexpr (pair) {
+      asm volatile("tileloadd (%0,%1,1), %%tmm7" : : "r"(w + block_bytes), "r"(w_bytes) : "memory");
+      matrix_dot<x_signed, 1>();
+      if constexpr (tall) matrix_dot<x_signed, 3>();
+    }
+  }
+  asm volatile("tilestored %%tmm0, (%0,%1,1)" : : "r"(sums), "r"(to_bytes) : "memory");
+  if constexpr (pair) asm volatile("tilestored %%tmm1, (%0,%1,1)" : : "r"(sums + 64), "r"(to_bytes) : "memory");
+  if constexpr (tall) asm volatile("tilestored %%tmm2, (%0,%1,1)" : : "r"(lower), "r"(to_bytes) : "memory");
+  if constexpr (tall && pair) {
+    asm volatile("tilestored %%tmm3, (%0,%1,1)" : : "r"(lower + 64), "r"(to_bytes) : "memory");
+  }
+}
+
+// The same for any number of rows, up to 32, and one or two blocks.
+template <bool x_signed>
+void matrix_sums(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
+                 int64_t steps, int32_t* to, int64_t to_bytes, bool adds) {
+  const auto tile = rows > matrix_rows ? pair ? matrix_tile<x_signed, true, true> : matrix_tile<x_signed, true, false>
+                    : pair             ? matrix_tile<x_signed, false, true>
+                                       : matrix_tile<x_signed, false, false>;
+  tile(w, block_bytes, x, x_bytes, steps, to, to_bytes, adds);
+}
+
+// The products of one block of 8-bit codes or two, without zero-points and with a scale for each of their rows, and
+// `rows` rows of x, as `code_tile` has them: exact sums of a span, times the scales, are added up in order.
+template <int64_t span, class Scale>
+void code_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
+                   int64_t units, const Scale* scales, const int32_t* totals, int64_t totals_stride, float* c,
+                   int64_t row_stride, bool first) {
+  alignas(64) int32_t sums[2 * matrix_rows][2 * block_rows];
+  Floats scale[2];
+  for (int half = 0; half < (pair ? 2 : 1); ++half) widen(scales + half * block_rows, scale[half]);
+  for (int64_t done = 0; done < units; done += span, totals += totals_stride) {
+    const int64_t here = units - done < span ? units - done : span;
+    matrix_sums<true>(rows, pair, w + done * 64, block_bytes, x + done * 4, x_bytes, here / matrix_step, sums[0],
+                      sizeof(sums[0]), false);
+    for (int64_t m = 0; m < rows; ++m) {
+      const Ints total_of_x = splat(totals[m]);
+      for (int half = 0; half < (pair ? 2 : 1); ++half) {
+        float* const to = c + m * row_stride + half * block_rows;
+        Floats total = first && done == 0 ? Floats{} : load_vector<Floats>(to);
+        const Ints sum = load_vector<Ints>(&sums[m][half * block_rows]) - total_of_x;
+        accumulate(total, scale[half], __builtin_convertvector(sum, Floats));
+        store_vector(to, total);
+      }
+    }
+  }
+}
+
+#endif
+
+}  // namespace detail
+
+}  // namespace gemm
+}  // namespace jitgen
