@@ -2,6 +2,7 @@
 
     python -m bench.whole_models first  --sizes llama-3-8b --route jitgen.compile --json first.json
     python -m bench.whole_models decode --sizes llama-3-8b --batches 1 2 8 --routes jitgen.compile --json decode.json
+    python -m bench.whole_models decode --device cpu --sizes 60m --dtype float32 --routes eager inductor jitgen.compile
     python -m bench.whole_models prefill --sizes llama-3-8b --routes eager inductor jitgen.compile --json prefill.json
     python -m bench.whole_models checks --sizes llama-3-8b --json checks.json
 
@@ -10,7 +11,9 @@ of a prompt and until the second, and of both how many went into tracing, planni
 the store), launchers and, of torch.compile's backend, dividing Dynamo's graphs; the rest is Dynamo's and torch's own.
 ``decode`` has the routes in one process, on the same weights, with 512 random keys and values: milliseconds of a step
 in a CUDA graph, of its argmax too, the bytes of weights and cache that it has to read, that over the time, and the time
-in which a sum reads as many bytes (``floor ms``). Errors are those of logits against eager torch of the same dtype,
+in which a sum reads as many bytes (``floor ms``). On a CPU each route has a copy of the model, steps of the routes take
+turns, and the least of them counts: milliseconds, and those of the processor, which is what to compare on one thread
+(``OMP_NUM_THREADS=1``) where others use the machine. Errors are those of logits against eager torch of the same dtype,
 relative in norm. ``prefill`` has prompts of 2 x 512 and 1 x 4096 tokens, with the logits of the last one. ``checks``
 has the microseconds in which a unit compares its module with what it was, which each call does. Routes are ``eager``,
 ``inductor``, ``jitgen`` (torch.compile's backend) and ``jitgen.compile``, which comes last, as it changes the model.
@@ -22,8 +25,9 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +38,12 @@ from bench.measurement import cpu_model, made
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 8}
     | {"num_key_value_heads": 4, "vocab_size": 1000},
+    "60m": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16, "num_attention_heads": 8}
+    | {"num_key_value_heads": 4, "vocab_size": 10000},
     "llama-3-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
 }
-TOKENS = {"tiny": 16, "llama-3-8b": 512}
+TOKENS = {"tiny": 16, "60m": 16, "llama-3-8b": 512}
 """Tokens of a prompt."""
 PREFILLS = ((2, 512), (1, 4096))
 """Batches and tokens of the prompts of ``prefill``."""
@@ -172,7 +178,8 @@ def bytes_of(model: Any, batch: int, length: int) -> int:
     """Returns what a step has to read: all weights but the embedding, and the keys and values so far."""
     tensors = [tensor for name, tensor in model.named_parameters() if "embed_tokens" not in name]
     config = model.config
-    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * length * batch * 2
+    keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * length * batch
+    keys *= model.dtype.itemsize
     return sum(tensor.nbytes for tensor in tensors) + keys
 
 
@@ -205,6 +212,39 @@ def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, t
         "TB/s": round(size / taken / 1e9, 3),
         "floor ms": round(size / read_bandwidth() * 1e3, 4),
     } | ({} if reference is None else _difference(logits, reference))
+
+
+def decode_on_cpu(sizes: str, dtype: torch.dtype, routes: Sequence[str], quantize: str | None) -> list[dict[str, Any]]:
+    """Measures steps of batch 1 of all routes, in turns; ``quantize`` is for jitgen's routes alone."""
+    steps, rows = {}, {}
+    expected: torch.Tensor | None = None
+    for route in routes:
+        model = model_of(sizes, "cpu", dtype)
+        if quantize and "jitgen" in route:
+            import jitgen
+
+            jitgen.quantize_(model.model, quantize, group_size=128)
+        start = time.perf_counter()
+        step = functools.partial(
+            compiled(model, route),
+            torch.tensor([[5]]),
+            past_key_values=filled_cache(model, 1, 512, torch.Generator().manual_seed(1)),
+        )
+        logits = step().logits[:, -1]
+        rows[route] = {"route": route, "threads": torch.get_num_threads(), "GB": round(bytes_of(model, 1, 512) / 1e9, 3)}
+        rows[route] |= {"ready s": round(time.perf_counter() - start, 2), "ms": math.inf, "processor ms": math.inf}
+        rows[route] |= {} if expected is None else _difference(logits, expected)
+        expected = logits if expected is None else expected
+        steps[route] = step
+    for _ in range(60):
+        for route, step in steps.items():
+            step()  # the caches are those of this route
+            start, busy = time.perf_counter(), time.process_time()
+            step()
+            taken = {"ms": time.perf_counter() - start, "processor ms": time.process_time() - busy}
+            for name, seconds in taken.items():
+                rows[route][name] = min(rows[route][name], round(seconds * 1e3, 3))
+    return [*rows.values()]
 
 
 def _difference(logits: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:
@@ -326,6 +366,11 @@ def main() -> None:
         for row in checks(model_of(options.sizes, "meta", dtype)):
             say(row)
         return
+    if options.device == "cpu" and options.what == "decode":
+        with torch.no_grad():
+            for row in decode_on_cpu(options.sizes, dtype, options.routes, options.quantize):
+                say(row | {"weights": options.quantize if "jitgen" in row["route"] and options.quantize else options.dtype})
+        return
     model = model_of(options.sizes, "cuda", dtype)
     expected: dict[Any, torch.Tensor] = {}
     if options.quantize:
@@ -337,6 +382,7 @@ def main() -> None:
             for batch, length in PREFILLS:
                 say(prefill(model, options.sizes, route, batch, length, expected))
         return
+    for route in options.routes:
         for batch in options.batches:
             try:
                 say(

@@ -278,6 +278,23 @@ def test_what_is_not_one_kernel_says_why() -> None:
     check(few, *deep, kernels=3)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("of_key", [True, False])
+def test_keys_that_a_mask_in_memory_hides_from_all_rows_are_not_read(rows: int, of_key: bool) -> None:
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    q, k, v = operands((2, 3), rows, 200, 16, 24)
+    visible = sample((2, 1, 1, 200) if of_key else (2, 1, rows, 200)) > 0
+    visible[..., 70:] = False  # as of a cache that is not full
+    visible[0, ..., :33], visible[1, ..., 16:48] = False, True
+    visible[0, ..., 37] = True  # a row without keys would be 0
+    for mask in (visible, visible[..., ::2].repeat_interleave(2, -1), visible.expand(2, 3, rows, 200)):
+        check(attend, q, k, v, mask)
+    poisoned = (q, *(torch.where(torch.arange(200)[:, None] < 80, x, float("nan")) for x in (k, v)), visible)
+    assert torch.equal(jitgen.jit(attend)(*poisoned), jitgen.jit(attend)(q, k, v, visible))
+
+
 def test_what_is_skipped_is_said() -> None:
     def attend(q: Any, k: Any, v: Any, documents: Any) -> Any:
         i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])

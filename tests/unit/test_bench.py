@@ -36,6 +36,7 @@ from bench import (
     streaming,
     suite,
     timing,
+    whole_models,
 )
 from jitgen import settings
 from jitgen.cli import bench as cli
@@ -462,6 +463,30 @@ def test_buffers_are_larger_than_the_cache() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_decoding_is_measured_on_every_route_with_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)  # as the command sets it, until the test ends
+    monkeypatch.setattr(whole_models, "model_of", lambda *_: None)
+    monkeypatch.setattr(
+        whole_models, "decode", lambda model, sizes, route, batch, *_: measured.append((route, batch)) or {}
+    )
+    arguments = ["decode", "--device", "cuda", "--routes", "eager", "inductor", "--batches", "1", "8"]
+    monkeypatch.setattr("sys.argv", ["whole_models", *arguments])
+    whole_models.main()
+    assert measured == [("eager", 1), ("eager", 8), ("inductor", 1), ("inductor", 8)]
+
+
+def test_decoding_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    sizes = {**whole_models.SIZES["tiny"], "num_hidden_layers": 1}
+    monkeypatch.setitem(whole_models.SIZES, "tiny", sizes)
+    with torch.no_grad():
+        (row,) = whole_models.decode_on_cpu("tiny", torch.float32, ["eager"], None)
+    weights = 1000 * 256 + 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 3 * 256
+    assert row["GB"] == round(4 * (weights + 2 * 512 * 128) / 1e9, 3)
+    assert 0 < row["processor ms"] < math.inf and 0 < row["ms"] < math.inf
+
+
 def test_no_gpu_is_said_so() -> None:
     result = CliRunner().invoke(jitgen, ["bench", "--device", "cuda"])
     assert result.exit_code == 1

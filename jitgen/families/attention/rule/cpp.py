@@ -7,14 +7,22 @@ for each element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from jitgen.families.attention.rule.bounds import Bounds, Words
+from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, ends_of, known_ends
 from jitgen.families.attention.rule.context import LEVELS, Frame, Operand, Rule
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
 FLAGS = ["-O2"]
 """Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
+
+
+def host_ends(operands: Sequence[Operand]) -> dict[int, Ends]:
+    """Returns the ends of what a kernel on the host looks at before it reads the keys of a piece: integers, and masks
+    in memory, whose values are 0 and 1. A mask takes a byte a score and spares the products of those that it hides."""
+    masks = [o for o in operands if o.dtype == "bool" and o.pointer and o.kind in ("key", "both")]
+    return known_ends(operands) | {o.index: Ends(low=ends_of(o).high, high=ends_of(o).low) for o in masks}
 
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
@@ -28,6 +36,7 @@ def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:
         "of_task": frame.rule.reads("task"),
         "row_ends": frame.ends(bounds, "row"),
         "key_ends": frame.ends(bounds, "key"),
+        "both_ends": frame.ends(bounds, "both"),
         "rules": [_rule(frame.unmasked, True), *([_rule(frame.rule, False)] if frame.masked else [])],
         "masked": frame.masked,
         "bounds": bounds,
