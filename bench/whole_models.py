@@ -216,22 +216,25 @@ def decode(model: Any, sizes: str, route: str, batch: int, expected: dict[int, t
 
 def decode_on_cpu(sizes: str, dtype: torch.dtype, routes: Sequence[str], quantize: str | None) -> list[dict[str, Any]]:
     """Measures steps of batch 1 of all routes, in turns; ``quantize`` is for jitgen's routes alone."""
-    steps, rows = {}, {}
+    steps: dict[str, Callable[[], Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     expected: torch.Tensor | None = None
     for route in routes:
-        model = model_of(sizes, "cpu", dtype)
+        model, weights = model_of(sizes, "cpu", dtype), str(dtype).removeprefix("torch.")
         if quantize and "jitgen" in route:
             import jitgen
 
+            weights = quantize
             jitgen.quantize_(model.model, quantize, group_size=128)
         start = time.perf_counter()
-        step = functools.partial(
+        step: Callable[[], Any] = functools.partial(
             compiled(model, route),
             torch.tensor([[5]]),
             past_key_values=filled_cache(model, 1, 512, torch.Generator().manual_seed(1)),
         )
         logits = step().logits[:, -1]
-        rows[route] = {"route": route, "threads": torch.get_num_threads(), "GB": round(bytes_of(model, 1, 512) / 1e9, 3)}
+        rows[route] = {"route": route, "weights": weights, "threads": torch.get_num_threads()}
+        rows[route]["GB"] = round(bytes_of(model, 1, 512) / 1e9, 3)
         rows[route] |= {"ready s": round(time.perf_counter() - start, 2), "ms": math.inf, "processor ms": math.inf}
         rows[route] |= {} if expected is None else _difference(logits, expected)
         expected = logits if expected is None else expected
@@ -369,7 +372,7 @@ def main() -> None:
     if options.device == "cpu" and options.what == "decode":
         with torch.no_grad():
             for row in decode_on_cpu(options.sizes, dtype, options.routes, options.quantize):
-                say(row | {"weights": options.quantize if "jitgen" in row["route"] and options.quantize else options.dtype})
+                say(row)
         return
     model = model_of(options.sizes, "cuda", dtype)
     expected: dict[Any, torch.Tensor] = {}
