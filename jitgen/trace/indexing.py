@@ -354,7 +354,27 @@ def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
         expand(trace, trace.cast(node, dtype), (*shape[:joined], node.shape[joined], *shape[joined + 1 :]))
         for node in nodes
     ]
-    return operands[0] if len(operands) == 1 else trace.make("cat", operands, dtype, shape, (joined,))
+    whole = _rejoined(trace, operands, joined)
+    return whole if whole is not None else trace.make("cat", operands, dtype, shape, (joined,))
+
+
+def _rejoined(trace: Trace, pieces: list[Node], dim: int) -> Node | None:
+    """Returns the tensor that ``pieces`` are consecutive slices of, or the slice of it that they are together, such as
+    of ``torch.cat(x.chunk(4))``; None of other pieces."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not all(piece.kind is VIEW and piece.attrs[:2] == ("slice", dim) and piece.attrs[3] == 1 for piece in pieces):
+        return None
+    source, start = pieces[0].inputs[0], pieces[0].attrs[2]
+    end = start
+    for piece in pieces:
+        if piece.inputs[0] is not source or piece.attrs[2] != end:
+            return None
+        end = symbols.add(end, piece.shape[dim])
+    if start == 0 and trace.guards.decide(symbols.compare("eq", end, source.shape[dim])):
+        return source
+    shape = (*source.shape[:dim], symbols.sub(end, start), *source.shape[dim + 1 :])
+    return view(trace, source, ("slice", dim, start, 1), shape)
 
 
 def _is_legacy_empty(trace: Trace, node: Node) -> bool:

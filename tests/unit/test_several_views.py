@@ -185,3 +185,42 @@ def test_a_flip_of_nothing_starts_in_its_memory() -> None:
     offsets = [offset for number in range(len(low.program.kernels)) for _, offset in low.arguments(number).pointers]
     assert len(offsets) >= 2
     assert min(offsets) == 0
+
+
+JOINED: dict[str, tuple[Callable[..., Any], int]] = {
+    "all chunks": (lambda x: torch.cat(x.cumsum(-1).chunk(4, -1), -1) * 2, 1),
+    "pieces of several sizes": (lambda x: torch.cat(x.softmax(-1).split([1, 7, 4], -1), -1), 1),
+    "chunks in the middle": (lambda x: torch.cat(x.cumsum(-1).chunk(4, -1)[1:3], -1), 1),
+    "an argument": (lambda x: torch.cat([x[:, :5], x[:, 5:]], -1), 1),
+    "in another order": (lambda x: torch.cat(x.cumsum(-1).chunk(4, -1)[::-1], -1), 2),
+    "with a gap": (lambda x: torch.cat([x.exp()[:, :5], x.exp()[:, 6:]], -1), 1),
+    "with an overlap": (lambda x: torch.cat([x[:2], x[1:]], 0), 1),
+    "every second row": (lambda x: torch.cat([x[::2], x[1::2]], 0), 1),
+    "of another dimension": (lambda x: torch.cat([x[:3], x[3:]], 1), 1),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_consecutive_pieces_joined_again_are_what_they_are_of(case: str) -> None:
+    function, kernels = JOINED[case]
+    x = torch.randn(6, 12)
+    decorated = jitgen.jit(function)
+    assert len(decorated.lower(x).kernels) == kernels
+    found = decorated(x)
+    torch.testing.assert_close(found, function(x))
+    assert found.data_ptr() != x.data_ptr()
+
+
+def test_pieces_joined_again_are_a_tensor_of_their_own() -> None:
+    def updated(x: Tensor, y: Tensor) -> Any:
+        joined = torch.cat(x.chunk(2), 0)
+        before = torch.cat([y[:3], y[3:]])
+        joined.add_(1)
+        y.mul_(2)
+        return joined, before
+
+    x, y = torch.randn(6, 12), torch.randn(6, 12)
+    given = x.clone(), y.clone()
+    joined, before = jitgen.jit(updated)(x, y)
+    assert torch.equal(joined, given[0] + 1) and torch.equal(before, given[1])
+    assert torch.equal(x, given[0]) and torch.equal(y, given[1] * 2)
