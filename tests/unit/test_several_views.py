@@ -222,5 +222,4 @@ def test_pieces_joined_again_are_a_tensor_of_their_own() -> None:
     x, y = torch.randn(6, 12), torch.randn(6, 12)
     given = x.clone(), y.clone()
     joined, before = jitgen.jit(updated)(x, y)
-    assert torch.equal(joined, given[0] + 1) and torch.equal(before, given[1])
-    assert torch.equal(x, given[0]) and torch.equal(y, given[1] * 2)
+    torch.testing.assert_close((joined, before, x, y), (given[0] + 1, given[1], given[0], given[1] * 2), rtol=0, atol=0)
