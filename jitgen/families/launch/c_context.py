@@ -24,7 +24,7 @@ from jitgen.ir.body import Body, compute_dtype
 from jitgen.ir.launches import TENSOR, kernel_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
-from jitgen.kernel.printed_entry import params_of
+from jitgen.kernel.printed_entry import IN_CUDA, ON_CPU, params_of
 from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
 
@@ -40,7 +40,6 @@ _BUILT_IN = {
     )
 }
 """Headers that NVRTC does not have, and what of them is not there without."""
-_SCALARS = {"float32": "float", "float64": "double", "int64": "int64_t"}
 
 
 def render(
@@ -55,25 +54,21 @@ def render(
     declared = parameters(kernel, [layout], device)
     dialect = CUDA if is_cuda else CPP
     in_memory = [number for number, operand in enumerate(body.operands) if operand.buffer is not None]
-    scalars = [(f"a{number}", _SCALARS[dtype]) for number, (_, dtype) in enumerate(kernel.scalars)]
+    params = params_of(kernel, declared, dialect, IN_CUDA if is_cuda else ON_CPU)
     context: dict[str, Any]
     if is_cuda:
-        params = params_of(kernel, declared, dialect)
         spelled = dict(params.spelled)
         context = {"params": params.printed(declared.wide), "index": f"int{64 if declared.wide else 32}_t"}
         attributes = map(definition.written_out, definition.attributes)
         context["attributes"] = "".join(f"{attribute} " for attribute in attributes)
     else:
-        pointers = [(f"p{number}", f"{_storage(body, number, dialect)}*") for number in in_memory]
-        integers = [(name, "int64_t") for name in declared.names]
-        members = [*pointers, *integers, *scalars]
-        spelled = {name: f"params.{name}" for name, _ in members}
-        taken = [*pointers, *scalars, ("threads", "int32_t"), *integers, ("streaming", "int32_t")]
-        context = {
-            "members": [f"{kind} {name};" for name, kind in members],
-            "parameters": [f"{kind} {name}" for name, kind in taken],
-            "names": [name for name, _ in members],
-        }
+        names = params.spelled
+        pointers = [f"{_storage(body, number, dialect)}* {names[f'p{number}']};" for number in in_memory]
+        scalars = [f"alignas(8) {kind} {name};" for kind, name in params.scalars]
+        integers = [f"int64_t {names[name]};" for name in declared.names]
+        members = [*pointers, *scalars, "alignas(8) int32_t threads;", *integers, "alignas(8) int32_t streaming;"]
+        spelled = {name: f"params.{own_name}" for name, own_name in names.items()}
+        context = {"params": {"members": members, "bytes": 8 * len(members)}}
     listed = [*((False, rule) for rule in own.loads), *((True, rule) for rule in own.stores)]
     rules = [
         _rule(rule, is_store, rule_layout, body, dialect, spelled)
@@ -170,7 +165,7 @@ def _rule(
         else:
             expression = f"jitgen::load({pointer}[{index}])"
         loads.append({"type": kind, "value": text.values[number], "expression": expression})
-    locals_ = [(name, kind, spelled[name]) for name, kind in text.scalars.items() if name in spelled]
+    locals_ = [(name, kind, f"params.{name}") for name, kind in text.scalars.items() if "." not in name]
     return {
         "name": f"{'epilogue' if is_store else 'prologue'}{rule.number}",
         "is_store": is_store,
