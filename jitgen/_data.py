@@ -6,11 +6,13 @@ copies that were made when it was installed. In a wheel they lie under ``jitgen/
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from jitgen import settings
 
 
+@cache
 def checkout_directory() -> Path | None:
     """Returns the source checkout that this package is imported from, if it is one."""
     checkout = Path(__file__).resolve().parents[1]

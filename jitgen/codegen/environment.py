@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +217,11 @@ def _is_static_header(name: str, folder: Path) -> bool:
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
+@lru_cache(512)
+def _included(text: str) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(text))
+
+
 def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
     """Returns (include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order.
 
@@ -224,12 +229,12 @@ def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
     folder, under any name.
     """
     texts: dict[str, str] = {}
-    waiting = _INCLUDE.findall(text)
+    waiting = [*_included(text)]
     while waiting:
         name = waiting.pop(0)
         if name not in texts and (name.startswith("jitgen/") or _is_static_header(name, folder)):
             texts[name] = header(name, folder)
-            waiting += _INCLUDE.findall(texts[name])
+            waiting += _included(texts[name])
     return tuple(sorted(texts.items()))
 
 
@@ -237,7 +242,7 @@ def packages(text: str, headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Returns the packages of ``find_headers`` (``compilers/nvrtc.py``) that ``text`` or one of ``headers`` includes
     from."""
     ours = dict(headers)
-    included = [name for content in (text, *ours.values()) for name in _INCLUDE.findall(content) if name not in ours]
+    included = [name for content in (text, *ours.values()) for name in _included(content) if name not in ours]
     prefixes = {"nvidia-cutlass": ("cute/", "cutlass/"), "cuda": ("cuda/",)}
     return tuple(package for package, known in prefixes.items() if any(name.startswith(known) for name in included))
 

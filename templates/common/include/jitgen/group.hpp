@@ -27,6 +27,13 @@ struct Whole {
   constexpr operator int64_t() const { return count; }
 };
 constexpr int64_t fewest = 8;  // elements of a group: a vector of floats
+// How many times smaller the next groups are at a row's end. Each size is another copy of a kernel's body, and where
+// nothing is optimised (JITGEN_CXXFLAGS=-O0) compiling them takes longer than running them.
+#ifdef __OPTIMIZE__
+constexpr int64_t shrink = 2;
+#else
+constexpr int64_t shrink = 8;
+#endif
 
 namespace detail {
 
@@ -35,10 +42,12 @@ template <int64_t size, class Body>
 JITGEN_INLINE void rest(int64_t first, int64_t count, const Body& body) {
   if constexpr (size >= fewest) {
     if (first + size <= count) {
-      body(first, Whole<size>{});
-      first += size;
+      do {
+        body(first, Whole<size>{});
+        first += size;
+      } while (shrink > 2 && first + size <= count);
     }
-    rest<size / 2>(first, count, body);
+    rest<size / shrink>(first, count, body);
   } else {
     if (first < count) body(first, count - first);
   }
@@ -51,7 +60,7 @@ template <class Body>
 JITGEN_INLINE void groups(int64_t count, const Body& body) {
   int64_t first = 0;
   for (; first + lanes <= count; first += lanes) body(first, Whole<lanes>{});
-  detail::rest<lanes / 2>(first, count, body);
+  detail::rest<lanes / shrink>(first, count, body);
 }
 
 // Fetches neighbours into the second-level cache, for what comes later: any address will do.
