@@ -122,7 +122,7 @@ def test_gradients_of_values_that_are_written(function: Callable[..., Any]) -> N
         if function is not indexed:
             index = index[:rows]
         assert_same_gradients(compiled, function, x, y, index)
-        if rows:
+        if rows == 3:
             assert_same_second_derivatives(compiled, function, x, y, index)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import fresh
 from tests.watched import spread
 from tools import device_record, gpu_code, gpu_test
 
@@ -76,8 +75,8 @@ from tools import gpu_test
 found = gpu_test.run_all([], ["test_fake.py"], {workers}, gpu_test.{limits!r})
 open("found", "w").write(json.dumps(found))
 """
-    command = [sys.executable, "-c", code]
-    subprocess.run(command, cwd=tmp_path, env=_environment(), timeout=300, check=True, stdout=subprocess.DEVNULL)
+    done = fresh.run(code, cwd=tmp_path, env=_environment())
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((tmp_path / "found").read_text())
     return found
 

@@ -66,7 +66,7 @@ def _repeated(step: Callable[[Any], Any], times: int = 40) -> Callable[[torch.Te
 
 
 def _folded(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(30):
+    for _ in range(18):
         x = torch.cat([x[x.shape[0] // 2 :], x[: x.shape[0] // 3]])
     return x + 1
 
