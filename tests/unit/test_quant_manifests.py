@@ -78,6 +78,7 @@ def specs_of(format: str, group: int | None, activation: str, *shape: int) -> tu
 
 
 @pytest.mark.parametrize(("format", "group", "activation"), list(quantised()))
+@pytest.mark.covering(1)
 def test_a_manifest_has_what_every_backend_asks_for(
     format: str, group: int | None, activation: str, tmp_path: Path
 ) -> None:
