@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,20 +151,6 @@ class Specialization:
             Allocation(memory.view.sizes, memory.view.strides, DTYPES[buffer.dtype])
             for buffer, memory in zip(program.buffers, lowered.memories, strict=True)
         ]
-        returns: list[int | View] = []
-        arguments = len(program.inputs) - len(self.traced.captured)
-        for index, (output, strided) in enumerate(zip(program.outputs, lowered.laid_out.aliases, strict=True)):
-            if isinstance(output, int):
-                returns.append(first_result + output)
-                continue
-            untracked = self._untracked.get(index)
-            if untracked == "view" and output.input - arguments not in self.traced.under_no_grad:
-                untracked = None  # gradients are disabled at the call, or it requires none
-            if not output.movements:
-                returns.append(View(output.input, None, untracked=untracked))
-            else:
-                assert strided is not None
-                returns.append(View(output.input, strided.sizes, strided.strides, strided.offset, untracked))
         rebuild, computed = self._rebuild()
         inputs_used = self.traced.graph.inputs_used
         spec = LaunchSpec(
@@ -175,7 +161,7 @@ class Specialization:
             temporaries=tuple(allocations[len(program.inputs) : first_result]),
             results=tuple(updated.get(i, a) for i, a in enumerate(allocations[first_result:])),
             steps=tuple(self._steps(lowered, kernels, environment, device)),
-            returns=tuple(returns),
+            returns=tuple(self._returns(lowered)),
             rebuild=rebuild,
             values=tuple(_text(expr, environment) for expr in computed),
             drawn=offsets_drawn(scalar for kernel in program.kernels for scalar, _ in kernel.scalars),
@@ -187,6 +173,23 @@ class Specialization:
             lines=tuple((index, node.location) for index, node in self.traced.graph.mutated),
         )
         return make_launcher(spec)
+
+    def _returns(self, lowered: Lowered) -> Iterator[int | View]:
+        """Yields each output of a call: the number of its buffer, or what view of an input it is."""
+        program = lowered.program
+        arguments = len(program.inputs) - len(self.traced.captured)
+        for index, (output, strided) in enumerate(zip(program.outputs, lowered.laid_out.aliases, strict=True)):
+            if isinstance(output, int):
+                yield len(program.inputs) + len(program.temporaries) + output
+                continue
+            untracked = self._untracked.get(index)
+            if untracked == "view" and output.input - arguments not in self.traced.under_no_grad:
+                untracked = None  # gradients are disabled at the call, or it requires none
+            if not output.movements:
+                yield View(output.input, None, untracked=untracked)
+            else:
+                assert strided is not None
+                yield View(output.input, strided.sizes, strided.strides, strided.offset, untracked)
 
     @property
     def returns_one_tensor(self) -> bool:

@@ -77,11 +77,6 @@ class Config:
         return ", ".join(f"{name} {value}" for name, value in (*self.constants, *self.options)) or "as it is"
 
 
-def configs_of(node: Node) -> tuple[Config, ...]:
-    """Returns the ways in which the launch ``node`` may be launched."""
-    return tuple(Config(*config) for config in node.attrs.configs)
-
-
 def results_of(node: Node, inputs: Iterable[Node], builder: Builder) -> list[Node]:
     """Returns the nodes of all tensors that the launch ``node`` writes, over ``inputs``, in the order of its
     operands."""

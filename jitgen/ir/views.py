@@ -164,28 +164,33 @@ class Mover:
             if moved is not None:
                 return moved
         elif node.kind is VIEW:
-            if attrs[0] == "unsqueeze" and node.attrs == ("squeeze", attrs[1]):
-                return node.inputs[0]
-            if attrs[0] == "squeeze" and node.attrs == ("unsqueeze", attrs[1]):
-                return node.inputs[0]
-            if attrs[0] in ("squeeze", "unsqueeze") and node.attrs.kind == "reshape" and node.inputs[0].shape == shape:
-                return node.inputs[0]
-            if attrs[0] == node.attrs.kind == "permute":
-                order = tuple(node.attrs.order[dim] for dim in attrs[1])
-                return self.move(node.inputs[0], ("permute", order), shape)
-            of_reduction = node.attrs.kind == "expand" and node.inputs[0].kind is REDUCE
-            if of_reduction and attrs[0] in ("permute", "unsqueeze", "slice"):
-                return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
-            if attrs[0] == "squeeze" and node.attrs.kind == "reshape":
-                return self.move(node.inputs[0], ("reshape",), shape)
-            if attrs[0] == "reshape" and node.attrs.kind in ("reshape", "unsqueeze", "squeeze"):
-                return self.move(node.inputs[0], ("reshape",), shape)
+            moved = self._move_view(node, attrs, shape)
+            if moved is not None:
+                return moved
         elif node.inputs and node.kind.commutes:
             children = [c if c.kind.is_number else self.move(c, attrs, shape) for c in node.inputs]
             return self.builder.like(node, children, shape)
         if attrs[0] == "reshape" and REDUCE not in (base.kind, node.kind):
             attrs = _without_one(node.shape, shape) or attrs
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
+
+    def _move_view(self, view: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """Returns a view and the movement after it as one view, or none where they undo one another; None if they stay
+        two."""
+        (source,), before, after = view.inputs, view.attrs.kind, attrs[0]
+        if after in ("squeeze", "unsqueeze") and (
+            inverse(view.attrs) == attrs or (before == "reshape" and source.shape == shape)
+        ):
+            return source
+        if before == after == "permute":
+            return self.move(source, ("permute", tuple(view.attrs.order[dim] for dim in attrs[1])), shape)
+        if before == "expand" and source.kind is REDUCE and after in ("permute", "unsqueeze", "slice"):
+            return self._move_broadcast_reduction(source, attrs, shape)
+        if (before, after) == ("reshape", "squeeze") or (
+            after == "reshape" and before in ("reshape", "unsqueeze", "squeeze")
+        ):
+            return self.move(source, ("reshape",), shape)
+        return None
 
     def slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
         """Returns whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced

@@ -31,6 +31,7 @@ struct Params {
   int64_t value_stride0, value_stride1, value_stride2, value_stride3;
   int64_t result_stride0, result_stride1, result_stride2, result_stride3;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 424, "the launch packs it so");
@@ -44,18 +45,11 @@ struct Attention : Params {
   static constexpr bool value_contiguous = true;
   static constexpr bool masked = true;
 
-  // Of a task.
   const int64_t key_stride = key_stride2, key_step = key_stride3, value_stride = value_stride3, value_step = value_stride2;
-  int64_t at0 = 0;
-  int64_t at1 = 0;
-  int64_t at2 = 0;
-  int64_t at3 = 0;
-  int64_t at4 = 0;
-  int64_t at5 = 0;
-  int64_t at6 = 0;
-  int64_t at7 = 0;
-  int64_t at8 = 0;
+  // Where each operand of a task begins, and values that a task has one of.
+  int64_t at0 = 0, at1 = 0, at2 = 0, at3 = 0, at4 = 0, at5 = 0, at6 = 0, at7 = 0, at8 = 0;
   float x4 = {};
+
   int64_t tasks() const { return batch_size0 * batch_size1; }
   int64_t packed_rows() const { return rows; }
 
@@ -197,4 +191,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_attention_4bb6815e)
+JITGEN_ENTRY(jitgen_attention_7441d73e)

@@ -25,6 +25,7 @@ struct Params {
   int64_t input_stride0;
   int64_t result_stride0;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 112, "the launch packs it so");
@@ -82,4 +83,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_elementwise_9b260f4f)
+JITGEN_ENTRY(jitgen_elementwise_50f35e75)

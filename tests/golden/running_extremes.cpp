@@ -29,6 +29,7 @@ struct Params {
   int64_t result_stride0, result_stride1;
   int64_t result_2_stride0, result_2_stride1;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 104, "the launch packs it so");
@@ -133,4 +134,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_scan_3cc44875)
+JITGEN_ENTRY(jitgen_scan_e7a4fc2d)

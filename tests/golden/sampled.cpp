@@ -30,6 +30,7 @@ struct Params {
   int64_t result_stride0;
   int64_t result_2_stride0;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 104, "the launch packs it so");
@@ -82,4 +83,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_sort_f03a2ed8)
+JITGEN_ENTRY(jitgen_sort_8e29a80b)

@@ -26,6 +26,7 @@ struct Params {
   int64_t input_2_stride0, input_2_stride1;
   int64_t result_stride0;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 96, "the launch packs it so");
@@ -80,4 +81,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_elementwise_a0fc6b4a)
+JITGEN_ENTRY(jitgen_elementwise_d91083c2)

@@ -25,6 +25,7 @@ struct Params {
   int64_t input_2_stride0;
   int64_t result_stride0;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 80, "the launch packs it so");
@@ -84,4 +85,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_elementwise_cec64048)
+JITGEN_ENTRY(jitgen_elementwise_1de2bf60)

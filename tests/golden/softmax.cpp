@@ -21,9 +21,11 @@ struct Params {
   int64_t input_stride0;
   int64_t result_stride0;
   alignas(8) int32_t streaming;
+
   void run() const;
 };
 static_assert(sizeof(Params) == 64, "the launch packs it so");
+
 constexpr int64_t block = 4096;  // elements walked at once: they fit the first-level cache
 // The last pass of a row, which stores: what it needs to be done later.
 struct Last {
@@ -183,4 +185,4 @@ void Params::run() const {
 }
 }  // namespace
 
-JITGEN_ENTRY(jitgen_reduction_3b60975d)
+JITGEN_ENTRY(jitgen_reduction_121da4d0)
