@@ -31,7 +31,7 @@ WEIGHTS = (
     ),
     *(("fp8_e4m3", None, "fp8_e4m3"), ("fp8_e4m3.tensor", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3")),
     *(("int4", 64, "fp8_e4m3"), ("uint4", 32, "fp8_e4m3"), ("mxfp4", None, "fp8_e4m3"), ("mxfp8", None, "fp8_e4m3")),
-    *(("nvfp4", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128")),
+    *(("mxfp8", None, "mxfp8"), ("nvfp4", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128")),
     ("int8.rows128", 128, "int8.block128"),
 )
 TILES = {
@@ -67,11 +67,11 @@ def linear(x: torch.Tensor, weight: Any) -> torch.Tensor:
 def _weights(format: str, group: int | None, kind: str) -> Iterator[str | None]:
     function = jitgen.jit(linear, backend="triton")
     for m, k, n in SIZES:
-        columns = k if ".block" not in kind else 256
+        columns = k if ".block" not in kind else 256  # K of all sizes is a multiple of 32, the blocks of "mxfp8"
         weight = jitgen.quantize(torch.randn(n, columns), format, group, activation=kind)
         x = torch.randn(m, columns) * torch.logspace(-2, 2, m)[:, None]
         yield wrong(function(x, weight), exact(x, weight), 2e-6, m, k, n)
-        if ".block" not in kind:
+        if ACTIVATIONS[kind].block is None:
             static = weight.with_input_scale(float(x.abs().max()) / 100)
             yield wrong(function(x, static), exact(x, static), 2e-6, m, k, n, "static")
 

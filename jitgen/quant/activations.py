@@ -2,10 +2,10 @@
 
 An activation becomes codes, int8 from -127 to 127 or float8_e4m3fn, and float32 scales. By default each row (a token)
 has a scale of its own, its largest magnitude over the largest code. ``"fp8_e4m3.block128"`` has one for every 128
-columns of a row. With a weight of a format that is ``.static`` the scale is a tensor of the weight, found by
-calibration, and values beyond the largest code times the scale saturate. With one that is ``.smoothed`` an activation's
-columns are multiplied by a tensor of the weight first, whose columns were divided by it: SmoothQuant's factors, where
-whatever returns the activation cannot take them.
+columns of a row, and ``"mxfp8"`` one that is a power of two for every 32. With a weight of a format that is ``.static``
+the scale is a tensor of the weight, found by calibration, and values beyond the largest code times the scale saturate.
+With one that is ``.smoothed`` an activation's columns are multiplied by a tensor of the weight first, whose columns
+were divided by it: SmoothQuant's factors, where whatever returns the activation cannot take them.
 
 The sum of products of codes over a group of the weight, which for int8 is exact, is multiplied by the group's scale;
 groups are added up, and the total is multiplied by the row's scale, in float32. The formulas here are plain torch,
@@ -39,11 +39,13 @@ class Activation:
         name: what ``quantize`` takes.
         dtype: of the codes.
         block: the number of columns that share a scale; None for a whole row.
+        powers: whether scales are powers of two.
     """
 
     name: str
     dtype: torch.dtype
     block: int | None = None
+    powers: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -55,6 +57,8 @@ class Activation:
         return float(Code(self.dtype).largest)
 
 
+MX_BLOCK = 32
+"""Columns of a row that share a scale in the formats of OCP's Microscaling (MX) specification."""
 ACTIVATIONS = {
     kind.name: kind
     for kind in (
@@ -62,6 +66,7 @@ ACTIVATIONS = {
         Activation("fp8_e4m3", torch.float8_e4m3fn),
         Activation(f"int8.block{BLOCK}", torch.int8, BLOCK),
         Activation(f"fp8_e4m3.block{BLOCK}", torch.float8_e4m3fn, BLOCK),
+        Activation("mxfp8", torch.float8_e4m3fn, MX_BLOCK, powers=True),
     )
 }
 
@@ -95,9 +100,10 @@ def check_activation(
     if format.ordered and kind.block:
         raise FormatError(f"activation={activation!r} has blocks of columns, and {format.name} has columns in an order")
     if kind.block and columns is not None and columns % kind.block:
+        of_rows = next(one.name for one in ACTIVATIONS.values() if one.dtype == kind.dtype and one.block is None)
         raise FormatError(
             f"activation={activation!r} has blocks of {kind.block} columns, and the weight has {columns}, no multiple "
-            f"of it; take {activation.partition('.')[0]!r}, which has a scale for each row"
+            f"of it; take {of_rows!r}, which has a scale for each row"
         )
     return activation
 
@@ -138,7 +144,8 @@ def scales_of(x: torch.Tensor, kind: Activation, by_row: bool = True) -> torch.T
     if not by_row:
         largest = largest.amax(0, keepdim=True)
     # A product, since torch's quotients by a number are rounded otherwise on a GPU than on a CPU.
-    return (largest * (1 / kind.largest)).clamp(min=SMALLEST_SCALE)
+    scales = (largest * (1 / kind.largest)).clamp(min=SMALLEST_SCALE)
+    return scales.log2().ceil().exp2() if kind.powers else scales
 
 
 def codes_of(x: torch.Tensor, scales: torch.Tensor, kind: Activation, static: bool = False) -> torch.Tensor:

@@ -220,6 +220,11 @@ class _Calibration:
         observed, dense = self.observed[id(job.weight)], self.factors.scaled(job)
         if not observed.rows:
             return quantize(dense, job.row.name, job.group_size, activation=job.kind)
+        if not observed.is_finite and self.method != "percentile":
+            raise FormatError(
+                "what the weight has multiplied in calibration is infinite or NaN, or its squares are: calibrate on "
+                "batches whose activations are finite"
+            )
         if self.method == "gptq":
             return with_feedback(dense, sums[observed.sharing], job.row, job.group_size, job.kind)
         importance = observed.mean_squares if self.method == "awq" else None

@@ -53,7 +53,8 @@ def _activation_row(kind: Activation) -> Sequence[str]:
     codes = (
         f"int8, -{kind.largest:g} to {kind.largest:g}" if kind.is_integer else f"float8_e4m3fn, up to {kind.largest:g}"
     )
-    return f"`{kind.name}`", codes, f"one for every {kind.block} columns of a row" if kind.block else "one for each row"
+    scales = f"one for every {kind.block} columns of a row" if kind.block else "one for each row"
+    return f"`{kind.name}`", codes, f"{scales}, powers of two" if kind.powers else scales
 
 
 def _values(row: Format) -> str:

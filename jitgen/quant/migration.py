@@ -107,7 +107,7 @@ class Migration:
         result: Result,
     ) -> None:
         self.method, self.parameters, self.observed, self.result = method, parameters, observed, result
-        self.jobs = {id(job.weight): job for job in jobs}
+        self.jobs = {id(job.weight): job for job in jobs if observed[id(job.weight)].is_finite}
         self.factors = Factors()
 
     def find(self) -> Iterator[int]:

@@ -85,6 +85,11 @@ class Observed:
         self.magnitudes.append(flat[:: max(1, len(flat) // SAMPLES)].cpu())
 
     @property
+    def is_finite(self) -> bool:
+        """Returns whether no activation was infinite or NaN, nor are sums of their squares."""
+        return self.squares is None or bool(self.squares.isfinite().all())
+
+    @property
     def mean_squares(self) -> torch.Tensor:
         """Returns the mean square of each column, [K]."""
         assert self.squares is not None

@@ -247,7 +247,10 @@ class QTensor(torch.Tensor):
         token = self.token
         if token.activation is None:
             raise FormatError(f"{self!r} leaves activations as they are; take .with_activation('int8') first")
-        value = torch.as_tensor(scale, dtype=torch.float32, device=token.device)
+        try:
+            value = torch.as_tensor(scale, dtype=torch.float32, device=token.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise FormatError(f"a scale of activations is one number above 0, not {scale!r:.80}") from None
         if value.numel() != 1:
             raise FormatError(f"a scale of activations is one number, not a tensor of shape {tuple(value.shape)}")
         return self._with_extra("static", value.reshape(1, 1).clone())

@@ -126,6 +126,14 @@ def quantize(
     return made if input_scale is None else made.with_input_scale(input_scale)
 
 
+_EXTRAS = {
+    "ordered": "quantize stores columns as they are",
+    "smoothed": "the result's with_smoothing(...) takes factors of an activation's columns",
+    "static": "input_scale=... has a weight keep a scale of activations",
+}
+"""What a weight has such a tensor by, in place of the qualifier of its format's name."""
+
+
 def check_method(method: str) -> None:
     """Raises FormatError, with the list of known names, unless ``method`` is one."""
     if method not in METHODS:
@@ -169,8 +177,9 @@ def _check(weight: torch.Tensor, format: Format) -> None:
         raise FormatError(
             f"rows of a weight of {format.name} share scales, which matrices of three dimensions would too"
         )
-    if format.ordered:
-        raise FormatError(f"quantize stores columns as they are; use {format.stored.name}, without .ordered")
+    for qualifier, instead in _EXTRAS.items():
+        if getattr(format, qualifier):
+            raise FormatError(f"{instead}; use {format.stored.name}, without .{qualifier}")
 
 
 def _encode(

@@ -253,10 +253,13 @@ def test_feedback_in_other_formats(format: str, group: int | None) -> None:
     assert error(made, plain, data[0]) < error(direct, plain, data[0])
 
 
-def test_a_layer_of_infinite_activations_is_left_as_it_was() -> None:
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("method", ["gptq", "smoothquant", "awq", "absmax"])
+@pytest.mark.filterwarnings("ignore::jitgen.errors.FallbackWarning")
+def test_a_layer_of_infinite_activations_is_left_as_it_was(method: str, value: float) -> None:
     plain, data = nn.Sequential(nn.Linear(64, 40)).requires_grad_(False), [torch.randn(20, 64)]
-    data[0][3, 5] = torch.inf
-    report = jitgen.calibrate(plain, data, "gptq", format="int4", group_size=32)
+    data[0][3, 5] = value
+    report = jitgen.calibrate(plain, data, method, format="int4", group_size=32, activation="int8")
     assert type(plain[0].weight) is nn.Parameter
     assert "infinite or NaN" in report.skipped[0].reason
 

@@ -77,6 +77,7 @@ def test_products_are_those_of_the_codes(
 KINDS = [
     *(("int8", 32, "int8.block128"), ("int3", 32, "int8"), ("fp8_e4m3", None, "fp8_e4m3")),
     *(("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"), ("uint4", 64, "fp8_e4m3"), ("mxfp4", None, "fp8_e4m3")),
+    *(("mxfp8", None, "mxfp8"), ("int4", 64, "mxfp8")),
 ]
 
 
@@ -174,8 +175,9 @@ def test_bad_scales_of_activations_are_refused() -> None:
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(FormatError, match="scale"):
             jitgen.quantize(weight, "int8", activation="int8", input_scale=scale)
-    with pytest.raises(FormatError, match="one number"):
-        jitgen.quantize(weight, "int8", activation="int8", input_scale=torch.ones(2))
+    for several in (torch.ones(2), "1.0"):
+        with pytest.raises(FormatError, match="one number"):
+            jitgen.quantize(weight, "int8", activation="int8", input_scale=several)  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="leaves activations as they are"):
         jitgen.quantize(weight, "int8", input_scale=0.1)
     with pytest.raises(FormatError, match="no multiple of it"):

@@ -235,9 +235,12 @@ def test_equality_is_of_codes_and_scales() -> None:
         operator.eq(weight, weight)
 
 
-def test_an_order_of_columns_is_not_made() -> None:
-    with pytest.raises(FormatError, match=r"without \.ordered"):
-        jitgen.quantize(torch.randn(8, 64), "int4.ordered", 32)
+@pytest.mark.parametrize(
+    ("qualifier", "instead"), [("ordered", "as they are"), ("smoothed", "with_smoothing"), ("static", "input_scale")]
+)
+def test_what_a_weight_has_by_other_means_is_no_format_to_quantise_to(qualifier: str, instead: str) -> None:
+    with pytest.raises(FormatError, match=rf"{instead}.*without \.{qualifier}"):
+        jitgen.quantize(torch.randn(8, 64), f"int4.{qualifier}", 32, activation="int8")
 
 
 def test_an_error_names_the_line_that_calls_the_layer() -> None:

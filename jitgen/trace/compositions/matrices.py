@@ -62,6 +62,8 @@ def _scaled_mm(
     ``use_fast_accum`` their sums have the bits that tensor cores keep, as torch's do; sums of blocks never."""
     if not (is_float8(input.dtype) and is_float8(mat2.dtype)) or input.dim() != 2 or mat2.dim() != 2:
         raise TypeError("_scaled_mm takes two matrices of float8_e4m3fn or float8_e5m2")
+    if out_dtype is not None and not out_dtype.is_floating_point:
+        raise TypeError(f"the out_dtype of _scaled_mm is a floating-point one, not {out_dtype}")
     if _are_of_blocks(input, mat2, scale_a, scale_b):
         rows = (input.float().unflatten(-1, (-1, BLOCK)) * scale_a.unsqueeze(-1)).flatten(-2)
         weight = mat2.t().float().unflatten(0, (-1, BLOCK)).unflatten(-1, (-1, BLOCK))
