@@ -312,3 +312,53 @@ def too_far(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """Writes one element too many."""
     offsets = tl.arange(0, BLOCK)
     tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets <= n)
+
+
+@triton.jit
+def scaled(x_ptr, out_ptr, n, factor, BLOCK: tl.constexpr):
+    offs = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)
+    keep = offs < n
+    out_ptrs = out_ptr + offs
+    tl.store(out_ptrs, tl.load(x_ptr + offs, mask=keep, other=1.0).to(out_ptr.dtype.element_ty) * factor, mask=keep)
+
+
+@triton.jit
+def shifted(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + (offsets + 1) % n, mask=mask)
+    tl.store(out_ptr + offsets, x, mask=mask)
+
+
+@triton.jit
+def of_wider_mask(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n + 0)
+    tl.store(out_ptr + offsets, x, mask=offsets < n)
+
+
+@triton.jit
+def of_changed_number(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    n = n + 0
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@triton.jit
+def stored_in_a_branch(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    if n > 4:
+        tl.store(out_ptr + offsets, x * 2, mask=offsets < n)
+
+
+@triton.jit
+def read_twice(x_ptr, out_ptr, sums_ptr, n, BLOCK: tl.constexpr):
+    """Reads its tensor once in a loop, and writes two."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    total = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    for _ in range(3):
+        total += tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    tl.store(out_ptr + offsets, total, mask=mask)
+    tl.store(sums_ptr + tl.program_id(0), tl.sum(total, axis=0))

@@ -436,6 +436,75 @@ def zones() -> Iterator[str | None]:
             yield None if re.search(expected, str(error)) else f"another error: {error}"
 
 
+def _launched(kernel: Any, x: Tensor, *numbers: Any, BLOCK: int = 64) -> Tensor:
+    out = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), *numbers, BLOCK=BLOCK)
+    return out
+
+
+def _softmax(x: Tensor) -> Tensor:
+    out, block = torch.empty_like(x), triton.next_power_of_2(x.shape[1])
+    kernels.softmax[(x.shape[0],)](out, x, x.stride(0), out.stride(0), x.shape[1], BLOCK_SIZE=block)
+    return out
+
+
+@jitgen.jit
+def pair(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.relu(_launched(kernels.scaled, _add(x * 2, y, BLOCK=64), 3.0) + z)
+
+
+@jitgen.jit
+def three_of_rows(x: Tensor) -> Tensor:
+    return _softmax(_softmax(_softmax(x)))
+
+
+@jitgen.jit
+def pair_of_results(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    total, n = _add(x, y, BLOCK=16), x.numel()
+    out, sums = torch.empty_like(x), torch.empty(triton.cdiv(n, 16), device=x.device)
+    kernels.read_twice[(triton.cdiv(n, 16),)](total, out, sums, n, BLOCK=16)
+    return out, sums
+
+
+def _apart(kernel: Any, first: Any = None, **options: Any) -> Any:
+    def apart(x: Tensor, y: Tensor) -> Tensor:
+        between = _add(x, y, BLOCK=64) if first is None else _launched(first, x)
+        return _launched(kernel, between, **options)
+
+    return jitgen.jit(apart)
+
+
+shifted, of_wider_mask, of_changed_number = map(
+    _apart, (kernels.shifted, kernels.of_wider_mask, kernels.of_changed_number)
+)
+of_a_branch = _apart(kernels.shifted, kernels.stored_in_a_branch)
+of_another_grid = _apart(kernels.stored_in_a_branch, BLOCK=32)
+
+
+@jitgen.jit
+def read_elsewhere(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    between = _add(x, y, BLOCK=64)
+    return _launched(kernels.scaled, between, 2.0), between
+
+
+def pairs() -> Iterator[str | None]:
+    for shape in ((5, 77), (1, 1), (3, 64)):
+        x, y, z = torch.randn(3, *shape)
+        yield _wrong("a pair", pair(x, y, z), torch.relu((x.double() * 2 + y) * 3 + z))
+        yield _wrong("three of rows", three_of_rows(x), x.double().softmax(1).softmax(1).softmax(1))
+        out, sums = pair_of_results(x, y)
+        right = (x.double() + y) * 4
+        yield _wrong("two results", out, right)
+        padded = F.pad(right.flatten(), (0, -right.numel() % 16))
+        yield _wrong("sums", sums, padded.reshape(-1, 16).sum(1))
+        yield _wrong("shifted", shifted(x, y), (x.double() + y).flatten().roll(-1).reshape(shape))
+        for function in (of_wider_mask, of_changed_number):
+            yield _wrong("another mask", function(x, y), x.double() + y)
+        scaled, between = read_elsewhere(x, y)
+        yield _wrong("read elsewhere", scaled, 2 * (x.double() + y))
+        yield _wrong("what is read", between, x.double() + y)
+
+
 CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "pointwise": pointwise,
     "updates": updates,
@@ -443,6 +512,7 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "rows": rows,
     "attentions": attentions,
     "fused": fused,
+    "pairs": pairs,
     "zones": zones,
     "orders": orders,
     "views": views,

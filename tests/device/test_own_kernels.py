@@ -35,6 +35,15 @@ def test_between_operations_and_in_place() -> None:
         _close(argument, x.double() * 0.5)
 
 
+def test_a_kernel_that_reads_what_its_program_has_stored() -> None:
+    for shape in ((5, 77), (64, 1000)):
+        x, y, z = torch.randn(3, *shape, device="cuda")
+        _close(functions.pair(x, y, z), torch.relu((x.double() * 2 + y) * 3 + z))
+        _close(functions.three_of_rows(x), x.double().softmax(1).softmax(1).softmax(1))
+        _close(functions.pair_of_results(x, y)[0], (x.double() + y) * 4)
+        _close(functions.shifted(x, y), (x.double() + y).flatten().roll(-1).reshape(shape))
+
+
 def test_a_configuration_of_an_autotuner_is_launched() -> None:
     x, y = torch.randn(2, 1000, device="cuda")
     _close(functions.tuned(x, y), (x.double() + y) * 3)

@@ -165,6 +165,35 @@ def test_pointers_that_a_rule_may_stand_at(kernel: Any, parameter: str, kind: st
     assert (why in said) if why else not said
 
 
+@pytest.mark.parametrize("name", ["pair", "three_of_rows", "pair_of_results"])
+def test_a_kernel_that_reads_what_its_program_has_stored_is_one_with_that(name: str) -> None:
+    matrix = TensorSpec((40, 100))
+    count = {"pair": 3, "three_of_rows": 1, "pair_of_results": 2}[name]
+    low = getattr(triton_own_kernels, name).lower(*[matrix] * count, target="sm_90a")
+    assert len(low.kernels) == 1
+    assert "one kernel: each program reads only what the same program has stored" in low.explain()
+    assert low.compile().asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("shifted", "they use other offsets"),
+        ("of_wider_mask", "the second may read elements that the first has masked out"),
+        ("of_changed_number", "n is assigned several times, or outside of the kernel"),
+        ("of_a_branch", "stores it several times, or in a loop or a branch"),
+        ("of_another_grid", "their grids differ"),
+        ("read_elsewhere", ""),
+    ],
+)
+def test_two_kernels_stay_two(name: str, why: str) -> None:
+    low = getattr(triton_own_kernels, name).lower(MATRIX, MATRIX, target="sm_90a")
+    assert len(low.kernels) == 2
+    assert (
+        (f"two kernels: {why}" in low.explain() or why in low.explain()) if why else "which reads" not in low.explain()
+    )
+
+
 def _product(rule: Callable[..., Tensor], rows: int, columns: int, warps: int) -> Any:
     def product(a: Tensor, b: Tensor, *others: Tensor) -> Tensor:
         (m, k), n = a.shape, b.shape[1]

@@ -18,6 +18,7 @@ from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.launch import NAME
 from jitgen.families.launch.body import launch_of
 from jitgen.families.launch.fusion import is_computed_at_loads, is_fused, stored_values
+from jitgen.families.launch.joined import joined
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.index import Index
@@ -52,6 +53,8 @@ def plan(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     order = topological(values)
     if not any(node.kind is LAUNCH for node in order):
         return values
+    values = joined(values, partition)
+    order = topological(values)
     memo: dict[int, Node] = {}
     index, mover = Index(values), partition.mover
     for node in order:

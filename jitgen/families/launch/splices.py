@@ -238,7 +238,7 @@ def spliced(text: str, entry: str, splices: Sequence[Splice]) -> str:
     before = function.args.args[0]
     at = (before.lineno, before.col_offset)
     edits.append(Edit(at, at, "".join(f"{argument}, " for argument in added)))
-    return _edited(text, edits)
+    return edited(text, edits)
 
 
 class Edit(NamedTuple):
@@ -310,7 +310,7 @@ def _outermost(root: ast.AST, calls: Mapping[int, Any]) -> list[ast.Call]:
     return listed
 
 
-def _edited(text: str, edits: Sequence[Edit]) -> str:
+def edited(text: str, edits: Sequence[Edit]) -> str:
     """Returns ``text`` with ranges replaced, of which none is within another."""
     lines = [line.encode() for line in text.split("\n")]
     for (first, start), (last, end), spelled in sorted(edits, reverse=True):
