@@ -199,6 +199,9 @@ _ASSEMBLY = {
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(inverse\).*?\);': (
         "inverse = 1.0f / (1.0f + exp2_normal(2.88539008f * a));"
     ),
+    r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(result\) : "f"\(__fmaf.*?\);': (
+        "result = 1.0f / __fmaf_rn(0.125f, power, 0.125f);"
+    ),
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
     r'asm volatile\("" : .*?\);': ";",
     r"asm( volatile)?\((?:.|\n)*?\);": "abort();",

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from jitgen.quant import activations
+
 OFFSETS = {
     "ragged": (3, 3, 7, 30, 30),
     "one group": (0, 0, 30, 30, 30),
@@ -52,6 +54,26 @@ def of_lengths(x: Any, weight: Any, ends: Any) -> Any:
 def chosen(x: Any, weight: Any, ids: Any) -> Any:
     """A row of ``x`` for each id, times the matrix (N, K) that it chooses."""
     return torch.bmm(weight[ids], x.unsqueeze(-1)).squeeze(-1) * 2
+
+
+ACTIVATIONS = (
+    ("int8", None, "int8"),
+    ("int4", 32, "int8"),
+    ("int4", 32, "fp8_e4m3"),
+    ("fp8_e4m3", None, "fp8_e4m3"),
+    ("fp8_e4m3.rows128", 128, None),
+    ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"),
+)
+"""Formats, groups and activations of experts that are quantised on both sides, and with blocks of 128 x 128."""
+
+
+def rows_as_quantized(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """Rows in float64 as an activation's codes and scales have them."""
+    if activation is None:
+        return x.double()
+    kind = activations.ACTIVATIONS[activation]
+    scales = activations.scales_of(x, kind)
+    return activations.values_of(activations.codes_of(x, scales, kind, False), scales, kind).double()
 
 
 def failure(found: torch.Tensor, wanted: torch.Tensor, what: str) -> str | None:

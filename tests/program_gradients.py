@@ -70,6 +70,10 @@ PARTS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
 terms, as that of a row of one element is; rounded, the terms differ."""
 
 
+_ROUNDS_NOTHING = re.compile(r"[^_]_$|^(histc|float)$")
+"""Names of functions in place, and of those that count integers or convert them."""
+
+
 class _Rounded(TorchFunctionMode):
     """Every floating result of an operation that is not in place is wrong by up to ``size`` of itself."""
 
@@ -83,7 +87,7 @@ class _Rounded(TorchFunctionMode):
                 return PARTS[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if not isinstance(result, torch.Tensor) or not result.is_floating_point() or re.search(r"[^_]_$", name):
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point() or _ROUNDS_NOTHING.search(name):
             return result
         with torch._C.DisableTorchFunction():
             # A view stays one: what is updated through it later is the program's.

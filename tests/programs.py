@@ -412,6 +412,8 @@ def _shares(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 _ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join((*EXACT, *GATHERS)))) - {"arange"} | {
     "neg",
+    "histc",  # of integers
+    "float",  # likewise
     "__getitem__",
 }
 

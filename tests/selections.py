@@ -45,6 +45,46 @@ def later_ranks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.square() / (1 + values.square().sum(-1, keepdim=True)), indices[..., 2 : 2 + k]
 
 
+def limited(
+    logits: Tensor, bias: Tensor, groups: int = 8, kept: int = 4, k: int = 8, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V3's: sigmoids, groups of experts that are kept by the sum of their two greatest with a bias."""
+    experts = logits.shape[1]
+    scores = logits.to(dtype).sigmoid()
+    choice = scores + bias.to(dtype)
+    of_groups = choice.view(-1, groups, experts // groups).topk(2, dim=-1)[0].sum(dim=-1)
+    opened = _opened(of_groups, kept, experts)
+    indices = first(choice.masked_fill(~opened.bool(), float("-inf")), k)[1]
+    weights = scores.gather(1, indices)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * 2.5, indices
+
+
+def limited_greedy(
+    logits: Tensor, groups: int = 8, kept: int = 3, k: int = 6, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V2's: a softmax, groups that are kept by their greatest."""
+    experts = logits.shape[1]
+    scores = logits.softmax(dim=-1, dtype=dtype)
+    of_groups = scores.view(-1, groups, experts // groups).max(dim=-1).values
+    opened = _opened(of_groups, kept, experts)
+    values, indices = first(scores.masked_fill(~opened.bool(), 0.0), k)
+    return values * 16.0, indices
+
+
+def _opened(of_groups: Tensor, kept: int, experts: int) -> Tensor:
+    mask = torch.zeros_like(of_groups).scatter_(1, first(of_groups, kept)[1], 1)
+    groups = mask.shape[1]
+    return mask.unsqueeze(-1).expand(-1, groups, experts // groups).reshape(-1, experts)
+
+
+def biased(logits: Tensor, bias: Tensor, k: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Ranks of one row, and weights of another at their places."""
+    scores = logits.to(dtype).softmax(-1)
+    indices = first(logits.to(dtype) + bias.to(dtype), k)[1]
+    weights = scores.gather(1, indices)
+    return weights / weights.sum(-1, keepdim=True), indices
+
+
 FUNCTIONS = (of_softmax, softmax_behind, as_they_are, of_deviations, later_ranks)
 
 

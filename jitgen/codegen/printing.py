@@ -19,7 +19,9 @@ from jitgen.ir.body import Instruction
 Built = tuple[dict[str, Any], dict[str, Any]]
 """What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
-_AT_HAND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", "scalar", "contract", "launch")
+_AT_HAND = (
+    *("load", "iota", "reduce", "scan", "state", "sort", "merge", "limited", "taken", "scalar", "contract", "launch"),
+)
 """Operations whose value exists before the first line."""
 
 

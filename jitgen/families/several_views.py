@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Movement, Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
 from jitgen.kernel.operands import item_size
@@ -100,7 +100,7 @@ def _is_of_ranks(node: Node, index: Index) -> bool:
     if not all(user.kind is VIEW and user.attrs.kind == "reshape" for user in users):
         return False
     ranks = nearest(
-        node, (SORT,), lambda inner: inner.kind.is_pointwise or (inner.kind is VIEW and inner.shape == node.shape)
+        node, (SORT, TAKEN), lambda inner: inner.kind.is_pointwise or (inner.kind is VIEW and inner.shape == node.shape)
     )
     return any(True for _ in ranks)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from jitgen.ir.graph import Node, one_along, topological
-from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, STRUCTURED, VIEW, Kind
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape, one_along, topological
+from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, SORT, STRUCTURED, VIEW, Kind
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
@@ -57,6 +58,35 @@ def rewritten(
         same = all(a is b for a, b in zip(children, node.inputs, strict=True))
         memo[id(node)] = change(node, node if same else mover.builder.like(node, children))
     return memo[id(root)]
+
+
+def is_taken(node: Node, mover: Mover | None = None) -> bool:
+    """Returns whether ``node`` takes the elements of rows at the places of ranks of rows of the same shape; with a
+    ``mover``, of one that its guards say is equal."""
+    if node.kind is not GATHER or len(node.inputs) != 2:
+        return False
+    source, places = node.inputs
+    while places.kind is VIEW and places.attrs.kind == "slice":
+        places = places.inputs[0]
+    last = len(source.shape) - 1
+    is_of_ranks = places.kind is SORT and places.attrs.what == "indices" and places.attrs.dim == last
+    if not is_of_ranks or node.attrs != (*range(last), -1):
+        return False
+    return is_same_shape(source.shape, places.inputs[0].shape, mover)
+
+
+def is_same_shape(left: Shape, right: Shape, mover: Mover | None) -> bool:
+    """Returns whether two shapes are equal, or with a ``mover`` may be said to be by guards."""
+    if left == right or mover is None or len(left) != len(right):
+        return left == right
+    here = [tuple(symbols.evaluate(size, mover.environment) for size in shape) for shape in (left, right)]
+    pairs = zip(left, right, strict=True)
+    return here[0] == here[1] and all(mover.decide(symbols.compare("eq", *pair)) for pair in pairs)
+
+
+def in_shape(node: Node, shape: Shape, mover: Mover) -> Node:
+    """Returns ``node`` in a ``shape`` that guards say is its own."""
+    return node if node.shape == shape else mover.builder.make("view", (node,), node.dtype, shape, ("expand",))
 
 
 def unrounded(node: Node, dtype: str, mover: Mover) -> Node:

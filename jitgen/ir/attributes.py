@@ -69,6 +69,14 @@ class CountedAttrs(NamedTuple):
     """Elements are whole numbers below it."""
 
 
+class LimitedAttrs(NamedTuple):
+    groups: int
+    """How many groups of neighbouring elements a row has."""
+    kept: int
+    terms: int
+    """1 or 2: a group counts by its greatest element, or by the sum of its two greatest."""
+
+
 class ContractAttrs(NamedTuple):
     equation: str
     accumulator: str

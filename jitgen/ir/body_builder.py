@@ -39,6 +39,7 @@ from jitgen.ir.nodes import (
     GATHER,
     INPUT,
     IOTA,
+    LIMITED,
     OWN,
     PRODUCTS,
     REDUCE,
@@ -46,6 +47,7 @@ from jitgen.ir.nodes import (
     SCAN,
     SCATTER,
     SORT,
+    TAKEN,
     VIEW,
 )
 from jitgen.ir.ops import FLOATS, OPS
@@ -170,6 +172,8 @@ class BodyBuilder:
             (operand,) = node.inputs
             order = Order(False, 0, operand.shape[-1], operand.dtype, bound=bound)
             return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
+        if node.kind in (LIMITED, TAKEN):
+            return self._emit(Instruction(node.op, arguments, dtype, tuple(node.attrs) or None, node.location))
         if node.kind in (REDUCE, SCAN):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs.kind, node.location))
         if node.kind is CAST:

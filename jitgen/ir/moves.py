@@ -142,6 +142,11 @@ def move_sort(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) ->
     return mover.builder.like(node, [operand], shape, (what, moved, descending, start))
 
 
+def move_limited(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+    """Applies the movement to what computes the same from the elements of a row one by one."""
+    return mover.move(node.inputs[1], attrs, shape)
+
+
 def move_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """Applies the movement to each tensor that ``node`` joins; None if the result would not be joined of them."""
     dim, kind = node.attrs.dim, attrs[0]

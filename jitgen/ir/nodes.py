@@ -30,6 +30,7 @@ from jitgen.ir.attributes import (
     GroupedAttrs,
     InputAttrs,
     LaunchAttrs,
+    LimitedAttrs,
     NothingAttrs,
     NumberAttrs,
     OwnAttrs,
@@ -300,6 +301,22 @@ COUNTED = Kind(
     CountedAttrs,
     read_whole=True,
 )
+LIMITED = Kind(
+    "limited",
+    "at every element of a row whether it is of the groups that are kept (``ir/sorts.py``): 1 or 0; the second operand "
+    "is the same, computed by other nodes; only plans have such nodes",
+    (1, 2),
+    Reads.ROW,
+    LimitedAttrs,
+    moves.move_limited,
+)
+TAKEN = Kind(
+    "taken",
+    "the elements of a row, the first operand, at the places of ranks, which the second operand sorts; only plans have "
+    "such nodes",
+    TWO,
+    Reads.ROW,
+)
 DEQUANTIZE = Kind(
     "dequantize",
     "the weight (N, K) of codes, scales and, for some formats, zero-points; products read it, or views of it",
@@ -325,7 +342,7 @@ CUSTOM_GRADIENT = Kind(
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_ALONG = (SCAN, SORT, COUNTED)
+_ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN)
 _COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})
 """The kinds that the family of matrix products computes; an activation and a weight are their first operands."""

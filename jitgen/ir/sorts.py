@@ -17,6 +17,11 @@ COUNTS = (*SORTS, "ranks", "ends")
 int64; and for each number how many elements are at most that, int32."""
 
 
+MOST_GROUPS = 32
+"""Groups of a row at most, of which a ``limited`` node keeps some: those whose greatest element, or the sum of whose
+two greatest, is greatest. Of equal groups the first comes first, as of elements."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Says which ranks of a row a kernel gives, and in which order.

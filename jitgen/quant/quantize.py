@@ -173,9 +173,11 @@ def _check(weight: torch.Tensor, format: Format) -> None:
             f"the weight has {weight.dim()} dimensions, {tuple(weight.shape)}; quantize takes [N, K] as nn.Linear has "
             "it, or [experts, N, K]: reshape it"
         )
-    if weight.dim() == 3 and format.scale_rows != 1:
+    sharing = format.scale_rows or weight.shape[-2] + 1  # one scale for the whole weight is for no matrix of several
+    if weight.dim() == 3 and weight.shape[1] % sharing:
         raise FormatError(
-            f"rows of a weight of {format.name} share scales, which matrices of three dimensions would too"
+            f"rows of a weight of {format.name} share scales, and matrices of {weight.shape[1]} rows would too: "
+            "use a format with scales of each row"
         )
     for qualifier, instead in _EXTRAS.items():
         if getattr(format, qualifier):

@@ -7,6 +7,8 @@ For the duration of a launch this module replaces what the interpreter lacks or 
 - bfloat16: Triton's conversion truncates and mishandles NaN and infinity, and arithmetic and ``tl.dot`` take the bits
   for integers. Here torch converts, to nearest even, and arithmetic is done in float32 and rounded once.
 - float8: tensors are passed as bytes, as the dialect reads and writes them (``codegen/triton.py``).
+- conditions: one of a scalar that a block is combined with stays a bool; the interpreter would make it an integer, and
+  refuse it as a mask.
 - scalars: each has its type in the signature; the interpreter would guess a type from the value.
 
 Neighbours: ``compilers/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
@@ -161,12 +163,13 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _torch_conversions() -> Iterator[None]:
-    """Makes the interpreter convert float32 and bfloat16 as torch does, and compute bfloat16 in float32."""
+    """Makes the interpreter convert float32 and bfloat16 as torch does, compute bfloat16 in float32, and keep the
+    conditions of scalars bools."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-    cast_impl, binary_op, create_dot = (getattr(interpreter_builder, name) for name in _PATCHED)
+    cast_impl, binary_op, create_dot, create_splat = (getattr(interpreter_builder, name) for name in _PATCHED)
 
     def cast(source: Any, target: Any) -> Any:
         pair = (source.dtype.scalar, target.scalar)
@@ -189,7 +192,12 @@ def _torch_conversions() -> Iterator[None]:
             left, right = (TensorHandle(_float32(operand.data), tl.float32) for operand in (left, right))
         return create_dot(left, right, total, *options)
 
-    for name, function in zip(_PATCHED, (cast, binary, dot), strict=True):
+    def splat(type_: Any, value: Any) -> Any:
+        if value.data.dtype == numpy.bool_:
+            value = TensorHandle(value.data, tl.int1)
+        return create_splat(type_, value)
+
+    for name, function in zip(_PATCHED, (cast, binary, dot, splat), strict=True):
         setattr(interpreter_builder, name, function)
     try:
         yield
@@ -221,7 +229,7 @@ def _without_waste() -> Iterator[None]:
         builder.options, interpreter._patch_lang = options, patch
 
 
-_PATCHED = ("cast_impl", "binary_op", "create_dot")
+_PATCHED = ("cast_impl", "binary_op", "create_dot", "create_splat")
 
 
 def _float32(bits: Any) -> Any:

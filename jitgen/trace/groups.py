@@ -19,7 +19,7 @@ from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import view
-from jitgen.trace.typing import pointwise
+from jitgen.trace.typing import expand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -67,19 +67,34 @@ def is_chosen(trace: Trace, node: Node) -> bool:
 
 def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | None:
     """Computes the product of ``x`` (S, R, K) and the transpose of ``weight`` (S, N, K), of which one operand has the
-    matrices that ids chose and the other one row for each, without a copy of the matrices; None for other operands."""
+    matrices that ids chose and the other the rows for each, without a copy of the matrices; None for other operands.
+    Several rows for an id are rows of their own where the matrices are quantised; copies multiply them elsewhere."""
     for rows, matrices, dim in ((x, weight, 1), (weight, x, 2)):
         chosen, swapped = without_swaps(matrices)
-        if id(chosen) not in trace.chosen or rows.shape[1] != 1:
+        repeated = chosen.kind is VIEW and chosen.inputs[0].shape[0] == 1 and chosen.attrs.kind == "expand"
+        if repeated and matrices.is_weight:  # one matrix for every batch of rows
+            chosen, inner = without_swaps(chosen.inputs[0])
+            swapped = swapped != inner
+        if id(chosen) not in trace.chosen or (rows.shape[1] != 1 and not matrices.is_weight):
             continue
         _, whole, ids = trace.chosen[id(chosen)]
         if trace.differentiable and not whole.is_weight:
             continue  # the gradient of a matrix adds up those of its rows, as that of a gather does
         whole = mT(trace, whole) if swapped else whole
-        row_ = view(trace, rows, ("squeeze", 1), (rows.shape[0], rows.shape[2]))
-        product = grouped(trace, row_, whole, ids, dtype or rows.dtype, "ids")
-        shape = (*product.shape[:1], *((1, product.shape[1]) if dim == 1 else (product.shape[1], 1)))
-        return view(trace, product, ("unsqueeze", dim), shape)
+        if repeated:
+            ids = expand(trace, ids, rows.shape[:1])
+        if rows.shape[1] == 1:
+            row_ = view(trace, rows, ("squeeze", 1), (rows.shape[0], rows.shape[2]))
+            product = grouped(trace, row_, whole, ids, dtype or rows.dtype, "ids")
+            shape = (*product.shape[:1], *((1, product.shape[1]) if dim == 1 else (product.shape[1], 1)))
+            return view(trace, product, ("unsqueeze", dim), shape)
+        batch = rows.shape[:2]
+        flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[2]))
+        each = expand(trace, view(trace, ids, ("unsqueeze", 1), (batch[0], 1)), batch)
+        each = view(trace, each, ("reshape",), flat.shape[:1])
+        product = grouped(trace, flat, whole, each, dtype or rows.dtype, "ids")
+        product = view(trace, product, ("reshape",), (*batch, product.shape[1]))
+        return product if dim == 1 else mT(trace, product)
     return None
 
 

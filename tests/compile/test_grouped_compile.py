@@ -8,13 +8,21 @@ import pytest
 import torch
 
 import jitgen
-from tests.grouped import gated, product
+from tests.grouped import ACTIVATIONS, gated, product
 
 BF16 = torch.bfloat16
 
 
-def lowered(function: Any, rows: int, format: str | None, *others: Any, sizes: tuple[int, ...] = (8, 512, 1024)) -> Any:
-    weight = jitgen.TensorSpec(sizes, BF16, format=format)
+def lowered(
+    function: Any,
+    rows: int,
+    format: str | None,
+    *others: Any,
+    sizes: tuple[int, ...] = (8, 512, 1024),
+    group: int | None = None,
+    activation: str | None = None,
+) -> Any:
+    weight = jitgen.TensorSpec(sizes, BF16, format=format, group_size=group, activation=activation)
     ends = jitgen.TensorSpec(sizes[:1], torch.int32)
     x = jitgen.TensorSpec((rows, sizes[-1]), BF16)
     return jitgen.jit(backend="cuda")(function).lower(x, weight, ends, *others, target="sm_90a", backend="cuda")
@@ -33,6 +41,15 @@ def test_rows_of_groups_by_wgmma(format: str | None) -> None:
         built = low.compile()
         assert built.report[0]["spill_bytes"] <= 64
         assert "HGMMA" in built.asm["sass"]
+
+
+@pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)
+@pytest.mark.quick(where=lambda activation: activation == "fp8_e4m3.block128")
+def test_quantised_activations_and_blocks(format: str, group: int | None, activation: str | None) -> None:
+    for rows, paths in ((40, ("rows", "mma")), (3000, ("wgmma_quantized",))):
+        low = lowered(product, rows, format, group=group, activation=activation)
+        assert low._lowered.schedules[-1].path in paths
+        assert low.compile().report[-1]["spill_bytes"] <= 64
 
 
 @pytest.mark.parametrize("format", [None, "int4"])

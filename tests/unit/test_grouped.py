@@ -13,6 +13,7 @@ from jitgen.errors import TraceError
 from tests import triton_grouped
 from tests.cuda_on_host import run as run_cuda
 from tests.grouped import (
+    ACTIVATIONS,
     COLUMNS,
     GROUPS,
     LENGTH,
@@ -25,6 +26,7 @@ from tests.grouped import (
     of_lengths,
     offsets,
     product,
+    rows_as_quantized,
     rows_of_groups,
 )
 from tests.interpreter import Interpreter
@@ -144,6 +146,16 @@ def test_in_cuda(format: str | None) -> None:
         assert not failure(found, rows_of_groups(x, exact, ends.tolist()), name)
 
 
+@pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)
+def test_quantised_activations_and_blocks(format: str, group: int | None, activation: str | None) -> None:
+    x, dense = torch.randn(ROWS, 256, dtype=torch.bfloat16), torch.randn(GROUPS, 128, 256, dtype=torch.bfloat16)
+    weight = jitgen.quantize(dense, format, group_size=group, activation=activation)
+    exact, rows = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
+    for name in ("ragged", "rows of none"):
+        found = jitgen.jit(product)(x, weight, offsets(name))
+        assert not failure(found, rows_of_groups(rows, exact, OFFSETS[name]), name)
+
+
 def test_matrices_that_ids_choose() -> None:
     run, turned = jitgen.jit(chosen), jitgen.jit(lambda x, w, ids: torch.bmm(x.unsqueeze(1), w[ids]).squeeze(1))
     x, dense = torch.randn(7, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH)
@@ -166,6 +178,18 @@ def test_matrices_that_ids_choose() -> None:
     expected.index_add_(0, ids % GROUPS, 2 * x.double()[:, None].expand(-1, COLUMNS, -1))
     assert needs.grad is not None
     assert not failure(needs.grad, expected, "gradient of matrices")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_rows_of_an_id(count: int) -> None:
+    """A quantised matrix that an id chooses multiplies all of the id's rows, and one id may choose it for all."""
+    weight = jitgen.quantize(torch.randn(GROUPS, COLUMNS, LENGTH), "int4", group_size=32)
+    x, ids, exact = torch.randn(3, count, LENGTH), torch.tensor([4, 1, 4]), weight.dequantize(torch.float64)
+    for chosen_by in (ids, ids[:1]):
+        wanted = x.double() @ exact[chosen_by].mT
+        assert not failure(jitgen.jit(lambda x, w, ids: x @ w[ids].mT)(x, weight, chosen_by), wanted, "on the right")
+        on_the_left = jitgen.jit(lambda x, w, ids: torch.matmul(w[ids], x.mT))(x, weight, chosen_by)
+        assert not failure(on_the_left, wanted.mT, "on the left")
 
 
 def test_matrices_of_a_quantised_weight() -> None:

@@ -12,7 +12,17 @@ import torch
 import jitgen
 from tests.cuda_on_host import run
 from tests.numeric import mismatch
-from tests.selections import FUNCTIONS, distinct, first, of_deviations, of_softmax, softmax_behind
+from tests.selections import (
+    FUNCTIONS,
+    biased,
+    distinct,
+    first,
+    limited,
+    limited_greedy,
+    of_deviations,
+    of_softmax,
+    softmax_behind,
+)
 
 Tensor = torch.Tensor
 
@@ -34,6 +44,66 @@ def test_one_kernel_and_its_values(function: Callable[..., Any]) -> None:
         assert torch.equal(got[1], exact[1])
         assert got[0].dtype == eager[0].dtype
         assert mismatch(got[0], exact[0], eager[0], magnitude=4.0) is None, (shape, k, dtype)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_on_a_cpu(function: Callable[..., Any]) -> None:
+    """The same in C++, where a thread has the row."""
+    for shape, k in (((5, 128), 8), ((2, 3, 7), 2), ((1, 33), 4), ((3, 512), 16)):
+        logits = distinct(shape, torch.float32)
+        run = jitgen.jit(lambda x, k=k: function(x, k))
+        assert families(lambda x, k=k: function(x, k), logits, backend="cpp", target="cpu") == ["sort"]
+        got, exact, eager = run(logits), function(logits.double(), k), function(logits, k)
+        assert torch.equal(got[1], exact[1])
+        assert got[0].dtype == eager[0].dtype
+        assert mismatch(got[0], exact[0], eager[0], magnitude=4.0) is None, (shape, k)
+
+
+LIMITED: tuple[tuple[Callable[..., Any], dict[str, int]], ...] = (
+    (limited, {}),
+    (limited, {"groups": 4, "kept": 1, "k": 3}),
+    (limited_greedy, {}),
+    (biased, {}),
+)
+
+
+@pytest.mark.parametrize(("function", "sizes"), LIMITED)
+def test_groups_of_a_row_and_elements_at_the_places_of_ranks(
+    function: Callable[..., Any], sizes: dict[str, int]
+) -> None:
+    """Routers of DeepSeek are one kernel, in CUDA and in C++, and have eager torch's experts."""
+    for rows, length in ((5, 256), (1, 64), (7, 32), (2, 512)):
+        arguments = [distinct((rows, length), torch.float32)]
+        arguments += [distinct((1, length), torch.float32)[0] * 0.01] if function is not limited_greedy else []
+        wanted = function(*arguments, **sizes, dtype=torch.float64)
+
+        def run_of(*tensors: Any) -> Any:
+            return function(*tensors, **sizes)
+
+        if (rows, function) != (1, limited_greedy):  # a size that is 1 is another one's in a guard alone
+            assert families(run_of, *arguments) == families(run_of, *arguments, backend="cpp", target="cpu") == ["sort"]
+        for got in (run(run_of, *arguments), jitgen.jit(run_of)(*arguments)):
+            assert torch.equal(got[1], wanted[1])
+            assert mismatch(got[0], wanted[0], wanted[0].float(), magnitude=4.0) is None, (rows, length)
+
+
+def test_equal_groups_keep_their_order_and_one_with_nan_comes_first() -> None:
+    logits, bias = torch.zeros(3, 64), torch.zeros(64)
+    logits[1, 37] = float("nan")
+    logits[2, 20:22] = 1
+    for got in (run(limited, logits, bias), jitgen.jit(limited)(logits, bias)):
+        wanted = limited(logits, bias)
+        assert torch.equal(got[1], wanted[1])
+        assert torch.allclose(got[0], wanted[0], equal_nan=True)
+
+
+def test_groups_of_long_rows_and_of_other_dialects_are_computed_as_they_stand() -> None:
+    for length, groups, kept, k in ((1024, 8, 4, 8), (64, 8, 8, 40), (66, 33, 20, 4)):
+        logits, bias = distinct((3, length), torch.float32), torch.zeros(length)
+        wanted = limited(logits, bias, groups, kept, k, torch.float64)
+        got = jitgen.jit(lambda x, y, g=groups, n=kept, k=k: limited(x, y, g, n, k))(logits, bias)
+        assert torch.equal(got[1], wanted[1])
+    assert "scatter" in families(limited, logits[:, :64], bias[:64], backend="triton")
 
 
 def test_equal_elements_keep_their_order_and_nan_comes_first() -> None:
@@ -61,7 +131,6 @@ def test_others_are_kernels_of_their_own() -> None:
     assert set(families(lambda x: of_softmax(x, 40), torch.randn(4, 100))) == several  # many ranks
     assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100, dtype=torch.float64))) <= {"sort", "reduction"}
     assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100), backend="triton")) == several
-    assert set(families(lambda x: of_softmax(x, 8), torch.randn(4, 100), backend="cpp", target="x86-64-v3")) == several
 
     def of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
         values, indices = x.softmax(0).topk(2, 0)

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.ir.analysis import nearest, rewritten
+from jitgen.ir.analysis import is_taken, nearest, rewritten
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Graph, Node, kinds_of
 from jitgen.ir.nodes import COUNTED, GATHER, REDUCE, SORT, VIEW, Kind
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.views import Mover
 
+SELECTING = ("cuda", "cpp")
+"""Dialects in which what selects ranks of a row reduces them too."""
 MOST_TERMS = 16
 """Elements of a sum; a kernel's source has an addition for each."""
 NAME = "a sum of few chosen elements is additions"
@@ -29,11 +31,11 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     kinds = kinds_of(graph.results)
     if REDUCE not in kinds:
         return graph
-    # In CUDA a warp that selects ranks adds them up.
-    chosen = (GATHER, SORT) if COUNTED in kinds and device.dialect != "cuda" else (GATHER,)
+    # What selects ranks adds them up.
+    chosen = (GATHER, SORT) if COUNTED in kinds and device.dialect not in SELECTING else (GATHER,)
 
     def change(node: Node, rebuilt: Node) -> Node:
-        return _added(rebuilt, mover) if _is_short_sum(node, chosen) else rebuilt
+        return _added(rebuilt, mover) if _is_short_sum(node, chosen, mover) else rebuilt
 
     memo: dict[int, Node] = {}
     for root in graph.results:
@@ -45,7 +47,7 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
 
 
-def _is_short_sum(node: Node, chosen: Sequence[Kind]) -> bool:
+def _is_short_sum(node: Node, chosen: Sequence[Kind], mover: Mover) -> bool:
     """Returns whether ``node`` is a sum of few elements, along one dimension, which a kind of ``chosen`` gives."""
     if node.kind is not REDUCE or node.attrs.kind != "sum" or len(node.attrs.dims) != 1:
         return False
@@ -54,7 +56,8 @@ def _is_short_sum(node: Node, chosen: Sequence[Kind]) -> bool:
         return False
     if not 2 <= operand.shape[dim] <= MOST_TERMS:
         return False
-    return any(True for _ in nearest(operand, chosen, lambda node: node.kind.is_pointwise or node.kind is VIEW))
+    found = nearest(operand, chosen, lambda node: node.kind.is_pointwise or node.kind is VIEW)
+    return any(node.kind is SORT or not is_taken(node, mover) for node in found)
 
 
 def _added(node: Node, mover: Mover) -> Node:

@@ -17,7 +17,7 @@ NAME = "sort"
 FAMILY = row_family(
     __name__,
     NAME,
-    recognise=deferred(__name__, "counting.recognised"),
+    recognise=deferred(__name__, "claim.recognised"),
     merge=deferred(__name__, "claim.merge"),
     rewrite_kernel=deferred(__name__, "chunks.in_chunks"),
     layout=deferred(__name__, "layout.layout"),

@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from jitgen.device import Device
 from jitgen.families.family import Claim, Partition
-from jitgen.families.rows.sort import NAME
-from jitgen.families.rows.sort.selection import selected, sorted_by
-from jitgen.ir.graph import Movement, Node
+from jitgen.families.rows.sort import NAME, counting, limits
+from jitgen.families.rows.sort.selection import DIALECTS, selected, sorted_by, with_taken, without_taken
+from jitgen.ir.graph import Graph, Movement, Node
 from jitgen.ir.nodes import COUNTED, SORT
 from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.views import Mover
+
+
+def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
+    """Returns ``graph`` with numbers below a bound counted, and with ranks selected among groups of a row."""
+    graph = counting.recognised(graph, mover, device)
+    return with_taken(limits.recognised(graph, mover), mover) if device.dialect in DIALECTS else graph
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -32,6 +40,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             regions.append(selection)
             rest[position] = None
             continue
+        rest[position] = node = without_taken(limits.without_limits(node, partition.mover), partition)
         if node.kind in (SORT, COUNTED):
             regions.append(_region(node, position, partition))
             rest[position] = None

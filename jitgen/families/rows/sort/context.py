@@ -3,16 +3,26 @@ stores."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.row_passes import RowPass, lines_under, passes_of, row_lines, row_passes, row_reduction
+from jitgen.families.row_passes import (
+    RowPass,
+    RowReduction,
+    lines_under,
+    passes_of,
+    row_lines,
+    row_passes,
+    row_reduction,
+)
 from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.layout import is_counted, is_merge, order_of, parameters
-from jitgen.families.rows.sort.schedule import Schedule, SelectionSchedule
-from jitgen.ir.body import Body, compute_dtype
+from jitgen.families.rows.sort.schedule import Schedule
+from jitgen.families.rows.sort.selection import is_selection
+from jitgen.ir.body import Body, compute_dtype, elements_under
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
 from jitgen.kernel.parameters import KernelParameters
@@ -50,16 +60,54 @@ class Rows(RowContext):
 
 
 @dataclass(frozen=True)
+class Limit:
+    """Describes which ``groups`` of a row are kept: those that count most by ``value`` of their elements, which
+    ``lines`` compute. ``name`` is of the element's value that says so."""
+
+    name: str
+    value: str
+    lines: tuple[Line, ...]
+    groups: int
+    kept: int
+    terms: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Describes an element of the row at a rank's place: ``value``, which ``lines`` compute, becomes ``name``."""
+
+    name: str
+    type: str
+    value: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class RankPass:
+    """Describes one pass over the ranks: values that are known ``before`` it, what is computed of each rank, and what
+    is reduced from that."""
+
+    before: tuple[Line, ...]
+    each: tuple[tuple[str, Any], ...]
+    reductions: tuple[RowReduction, ...]
+
+
+@dataclass(frozen=True)
 class SelectedRows(Rows):
     """Describes a kernel that selects ranks.
 
     Attributes:
         passes: those over the elements of a row, before ranks are selected; ``row_lines`` follow them.
-        behind: what is computed of the ranks, in order: a line, a reduction of them, or (name, type, what) of a sort.
+        limits: the groups of the row that are found then.
+        behind: what is computed of the ranks, in order: a line, a reduction of them, (name, type, what) of a sort, or
+            an element at their places.
+        rank_passes: the same as passes over the ranks; the last one is of the results.
     """
 
     passes: tuple[RowPass, ...]
+    limits: tuple[Limit, ...]
     behind: tuple[tuple[str, Any], ...]
+    rank_passes: tuple[RankPass, ...]
 
 
 def context(
@@ -69,7 +117,7 @@ def context(
     (body,) = kernel.bodies
     instructions, order = body.instructions, order_of(body)
     lines_ = printed(instructions, dialect, coarse=body.coarse)
-    if isinstance(schedule, SelectionSchedule):
+    if is_selection(body):
         return _selected(kernel, layout, declared, lines_, dialect)
     stored = {i.attr: instructions[i.args[0]].attr[0] for i in instructions if i.op == "store"}
     merges = is_merge(body)
@@ -105,6 +153,7 @@ def _selected(
     (key,) = {i.args[0] for i in instructions if i.op == "sort"}
     shared = row_attributes(kernel, layout, declared, text.values, dialect)
     sources = tuple(operand for operand in shared["operands"] if operand.role != "store")
+    limits = _limits(body, text, dialect)
     after = row_lines(body, text, passes_of(body, behind), behind)
     return SelectedRows(
         **shared,
@@ -120,8 +169,58 @@ def _selected(
         merges=False,
         stores=tuple((o, "ranks") for o in shared["operands"] if o.role == "store"),
         passes=row_passes(body, text, dialect, behind),
+        limits=limits,
         behind=tuple(_behind(body, text, position, dialect) for position in sorted(behind)),
+        rank_passes=_rank_passes(body, text, dialect, behind),
     )
+
+
+_IS_OPEN = {"cuda": "open_{0} >> (column / size_{0}) & 1", "cpp": "open_{0}[i]"}
+"""Whether the element is of a group that is kept."""
+
+
+def _limits(body: Body, text: Printed, dialect: Dialect) -> tuple[Limit, ...]:
+    """Returns the limits of ``body``, and adds the lines of elements that read them to ``text``."""
+    limits = []
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op == "limited":
+            name, (groups, kept, terms) = text.names[position], instruction.attr
+            lines = lines_under(body, text, [position])
+            limits.append(Limit(name, text.names[instruction.args[0]], lines, groups, kept, terms))
+            type_name = dialect.types[instruction.dtype]
+            expression = f"{type_name}({_IS_OPEN[dialect.name].format(name)})"
+            assigned = dialect.assign(type_name, name, expression)
+            text.lines[position] = Line(assigned, "", name, type_name, instruction.dtype, expression, position)
+    return tuple(limits)
+
+
+def _rank_passes(body: Body, text: Printed, dialect: Dialect, behind: Collection[int]) -> tuple[RankPass, ...]:
+    instructions = body.instructions
+    others = [position for position in range(len(instructions)) if position not in behind]
+    first, last = passes_of(body, behind), passes_of(body, others)
+    passes = []
+    for number in range(first, last):
+        before = row_lines(body, text, number, others)
+        reduced = [p for p in behind if instructions[p].op == "reduce" and instructions[p].stage == number + 1]
+        if before or reduced:
+            each = _each_rank(body, text, dialect, reduced)
+            passes.append(RankPass(before, each, tuple(row_reduction(body, text, p, dialect) for p in reduced)))
+    stored = [position for position in behind if instructions[position].op == "store"]
+    results = row_lines(body, text, max(first, last), others)
+    return (*passes, RankPass(results, _each_rank(body, text, dialect, stored), ()))
+
+
+def _each_rank(body: Body, text: Printed, dialect: Dialect, roots: Sequence[int]) -> tuple[tuple[str, Any], ...]:
+    """Returns what is computed of each rank for the instructions at ``roots``."""
+    positions, stack = set[int](), list(roots)
+    while stack:
+        instruction = body.instructions[stack.pop()]
+        above = {"sort": (), "taken": instruction.args[1:]}.get(instruction.op, instruction.args)
+        for argument in above:
+            if not body.instructions[argument].row and argument not in positions:
+                positions.add(argument)
+                stack.append(argument)
+    return tuple(_behind(body, text, position, dialect) for position in sorted(positions))
 
 
 def _behind(body: Body, text: Printed, position: int, dialect: Dialect) -> tuple[str, Any]:
@@ -130,6 +229,10 @@ def _behind(body: Body, text: Printed, position: int, dialect: Dialect) -> tuple
         return "rank", (text.names[position], dialect.types[instruction.dtype], instruction.attr[0])
     if instruction.op == "reduce":
         return "reduce", row_reduction(body, text, position, dialect)
+    if instruction.op == "taken":
+        (source, _), (name, type_name) = instruction.args, (text.names[position], dialect.types[instruction.dtype])
+        lines = tuple(text.lines[p] for p in sorted({*elements_under(body, [position]), source}) if p in text.lines)
+        return "taken", Taken(name, type_name, text.names[source], tuple(x for x in lines if x.position <= source))
     return ("line", text.lines[position]) if position in text.lines else ("", None)
 
 

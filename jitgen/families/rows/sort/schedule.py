@@ -167,8 +167,12 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
         lines = [f"sort along a row: {kinds}, {down}, {ranks}"]
     if order.chunk and not is_merge(body):
         lines.append(f"a row is cut into chunks of {order.chunk} elements, each sorted by a block of its own")
+    if any(instruction.op == "limited" for instruction in body.instructions):
+        lines.append("ranks are selected among the elements of the groups that count most")
     if not device.is_gpu:
         lines.append("a thread sorts a row by itself: by digits, or where few ranks are asked for, those alone")
+        if is_selection(body):
+            lines.append("it reduces the row before, and the ranks behind")
     elif is_selection(body):
         lines.append("a warp selects the ranks one after another, and reduces the row before and the ranks behind")
     elif not is_merge(body):

@@ -14,15 +14,19 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.families.rows.sort import NAME
+from jitgen.families.rows.sort.limits import alone
 from jitgen.families.short_rows import REDUCED
 from jitgen.ir import symbols
-from jitgen.ir.analysis import walked
+from jitgen.ir.analysis import in_shape, is_taken, rewritten, walked
 from jitgen.ir.body import Body, compute_dtype
-from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import COUNTED, REDUCE, SORT, VIEW
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.nodes import COUNTED, GATHER, LIMITED, REDUCE, SORT, TAKEN, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.views import Mover
 
+DIALECTS = ("cuda", "cpp")
+"""Dialects that select."""
 MOST_SELECTED_FROM = 512
 """Elements of such a row: 16 for each lane."""
 MOST_SELECTED = 32
@@ -51,24 +55,80 @@ class Selection(Question):
         return Decision(False, f"a warp selects up to {MOST_SELECTED} of up to {MOST_SELECTED_FROM}")
 
 
+def with_taken(graph: Graph, mover: Mover) -> Graph:
+    """Returns ``graph`` with what is gathered at the places of ranks taken from rows that are computed: a kernel that
+    selects the ranks has the row at hand. Else the row would be stored first."""
+
+    def may_be_selected(node: Node) -> bool:
+        length, ranks = (symbols.evaluate(each.shape[-1], mover.environment) for each in node.inputs[:2])
+        return length <= MOST_SELECTED_FROM and ranks <= MOST_SELECTED and not node.inputs[0].is_in_memory
+
+    taken = {node for node in topological(graph.results) if is_taken(node, mover) and may_be_selected(node)}
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        if node not in taken:
+            return rebuilt
+        row, places = rebuilt.inputs
+        row = in_shape(row, (*places.shape[:-1], row.shape[-1]), mover)
+        return mover.builder.make("taken", (row, places), node.dtype, node.shape, (), node.location)
+
+    if not taken:
+        return graph
+    memo: dict[int, Node] = {}
+    for root in graph.results:
+        rewritten(root, mover, change, memo)
+    outputs = tuple(memo[id(node)] for node in graph.outputs)
+    mutated = tuple((number, memo[id(node)]) for number, node in graph.mutated)
+    return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
+
+
+def without_taken(node: Node, partition: Partition) -> Node:
+    """Returns ``node`` with what is taken at the places of ranks gathered from rows that are stored."""
+
+    def change(_: Node, rebuilt: Node) -> Node:
+        if rebuilt.kind is not TAKEN:
+            return rebuilt
+        row, places = rebuilt.inputs
+        row = row if row.is_in_memory else partition.temporaries.materialize(row)
+        attrs = (*range(len(row.shape) - 1), -1)
+        return partition.mover.builder.make("gather", (row, places), rebuilt.dtype, rebuilt.shape, attrs)
+
+    return rewritten(node, partition.mover, change) if TAKEN in node.kinds else node
+
+
 def selected(value: Node, position: int, partition: Partition) -> Region | None:
     """Returns the region of ``value``, which is computed of a sort alone, where a warp selects its ranks; None for a
     plain sort, and for other values."""
-    sorts = [node for node in topological([value]) if node.kind is SORT]
+    sorts = _sorts_of(value)
+    if not sorts:
+        return None
     last = len(value.shape) - 1
     first, operand = sorts[0], sorts[0].inputs[0]
-    if partition.device.dialect != "cuda" or first.attrs.dim != last or first.shape != value.shape:
+    if partition.device.dialect not in DIALECTS or first.attrs.dim != last or first.shape != value.shape:
         return None
     if any(_order(node) != _order(first) for node in sorts) or not _is_of_ranks(value, first):
         return None
-    before = [node for node in topological([operand]) if node.kind is REDUCE]
-    if (value.kind is SORT and not before) or not all(_is_over(node, operand) for node in before):
+    row = rewritten(operand, partition.mover, lambda _, node: alone(node, partition.mover))
+    sources = [node.inputs[0] for node in _above(value) if node.kind in (GATHER, TAKEN)]
+    before = [node for node in topological([row, *sources]) if node.kind in (REDUCE, SORT, LIMITED)]
+    if value.kind is SORT and not before:
+        return None
+    if not all(node.kind is LIMITED or _is_over(node, operand) for node in before):
+        return None
+    if any(LIMITED in node.kinds for node in before if node.kind is not LIMITED):
         return None
     asked = Selection(operand.shape[-1], symbols.add(first.attrs.start, first.shape[-1]))
     if not partition.decide("", asked).fused:
         return None
-    elements = partition.temporaries.pointwise(operand, kept={id(node) for node in before})
-    whole = partition.mover.substituted(value, {id(operand): elements})
+    kept = {id(node) for node in before}
+    memo = {id(operand): partition.temporaries.pointwise(row, kept)}
+    for node in _above(value):
+        if node.kind in (GATHER, TAKEN):
+            source, places = node.inputs
+            places = partition.mover.substituted(places, memo)
+            source = partition.temporaries.pointwise(source, kept)
+            memo[id(node)] = partition.mover.builder.make("taken", (source, places), node.dtype, node.shape)
+    whole = partition.mover.substituted(value, memo)
     return Region(NAME, row_axes(operand.shape, 1), (Store(position, whole),))
 
 
@@ -77,14 +137,14 @@ def sorted_by(region: Region) -> tuple[object, ...]:
     value = region.stores[0].value
     if value.kind is COUNTED:
         return value.kind, id(value.inputs[0]), value.attrs.bound
-    return _order(next(node for node in topological([region.stores[0].value]) if node.kind is SORT))
+    return _order(_sorts_of(value)[0])
 
 
 def is_selection(body: Body) -> bool:
     """Returns whether ``body`` does more than to sort elements and to store ranks."""
     instructions = body.instructions
     stored = (instructions[i.args[0]].op for i in instructions if i.op == "store")
-    return any(i.op == "reduce" for i in instructions) or any(op not in ("sort", "merge") for op in stored)
+    return any(i.op in ("reduce", "limited") for i in instructions) or any(op not in ("sort", "merge") for op in stored)
 
 
 def _order(sort: Node) -> tuple[object, ...]:
@@ -98,13 +158,20 @@ def _is_of_ranks(value: Node, sort: Node) -> bool:
         or node.kind.is_number
         or node.kind.is_pointwise
         or _is_over(node, sort)
+        or ((is_taken(node) or node.kind is TAKEN) and node.inputs[1].kind is SORT)
         or (node.kind is VIEW and (node.inputs[0].kind is REDUCE or node.inputs[0].kind.is_number))
         for node in _above(value)
     )
 
 
 def _above(value: Node) -> Iterator[Node]:
-    return walked([value], lambda node: () if node.kind is SORT else node.inputs)
+    return walked([value], lambda node: () if node.kind in (SORT, GATHER, TAKEN) else node.inputs)
+
+
+def _sorts_of(value: Node) -> list[Node]:
+    """Returns the sorts whose ranks ``value`` is computed of, or which say where a row is taken."""
+    taken = [node.inputs[1] if node.kind is TAKEN or is_taken(node) else node for node in _above(value)]
+    return [node for node in taken if node.kind is SORT]
 
 
 def _is_over(node: Node, rows: Node) -> bool:

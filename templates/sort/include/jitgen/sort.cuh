@@ -86,4 +86,60 @@ JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&place
   }
 }
 
+// The groups of a row that are kept, a bit for each: the `kept` of `groups` whose greatest element, or the sum of whose
+// two greatest (`terms`), is greatest. Lanes have elements j * 32 + lane of the row. Of equal groups the first comes first.
+template <int groups, int kept, int terms, int tile>
+JITGEN_DEVICE uint32_t open_groups(const float (&elements)[tile], int length, int lane) {
+  using Greatest = Order<float, true>;
+  const int size = length / groups;
+  float counts[groups];
+#pragma unroll
+  for (int group = 0; group < groups; ++group) {
+    float first = 0, second = 0;
+    int32_t place = nowhere, next = nowhere;  // of the greatest two
+#pragma unroll
+    for (int j = 0; j < tile; ++j) {
+      const int column = j * 32 + lane;
+      if (column < length && column / size == group) {
+        if (Greatest::precedes(elements[j], column, first, place)) {
+          second = first;
+          next = place;
+          first = elements[j];
+          place = column;
+        } else if (Greatest::precedes(elements[j], column, second, next)) {
+          second = elements[j];
+          next = column;
+        }
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = from_lane(first, distance), other_second = from_lane(second, distance);
+      const int32_t other_place = from_lane(place, distance), other_next = from_lane(next, distance);
+      if (Greatest::precedes(other, other_place, first, place)) {
+        const bool mine = Greatest::precedes(first, place, other_second, other_next);
+        second = mine ? first : other_second;
+        next = mine ? place : other_next;
+        first = other;
+        place = other_place;
+      } else if (Greatest::precedes(other, other_place, second, next)) {
+        second = other;
+        next = other_place;
+      }
+    }
+    counts[group] = terms == 1 ? first : first + second;
+  }
+  uint32_t open = 0;
+#pragma unroll
+  for (int group = 0; group < groups; ++group) {
+    int before = 0;
+#pragma unroll
+    for (int other = 0; other < groups; ++other) {
+      before += Greatest::precedes(counts[other], other, counts[group], group);
+    }
+    open |= uint32_t(before < kept) << group;
+  }
+  return open;
+}
+
 }  // namespace jitgen

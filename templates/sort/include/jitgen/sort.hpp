@@ -39,6 +39,43 @@ JITGEN_INLINE unsigned_t<Integer> key_of(Integer x) {
 
 }  // namespace detail
 
+// ------------------------------------------------------------------------------------------------------------- groups
+
+// Which elements of a row are of the groups that are kept: the `kept` of `groups` whose greatest element, or the sum of
+// whose two greatest (`terms`), is greatest. NaN is beyond every number; of equal groups the first comes first.
+template <int groups, int kept, int terms>
+inline void open_groups(const float* elements, int64_t length, uint8_t* open) {
+  const int64_t size = length / groups;
+  float counts[groups];
+  for (int group = 0; group < groups; ++group) {
+    const float* const own = elements + group * size;
+    uint32_t first = detail::key_of(own[0]), second = 0;
+    float greatest = own[0], next = 0;
+    for (int64_t i = 1; i < size; ++i) {
+      const uint32_t key = detail::key_of(own[i]);
+      if (key > first) {
+        second = first;
+        next = greatest;
+        first = key;
+        greatest = own[i];
+      } else if (i == 1 || key > second) {
+        second = key;
+        next = own[i];
+      }
+    }
+    counts[group] = terms == 1 ? greatest : greatest + next;
+  }
+  for (int group = 0; group < groups; ++group) {
+    const uint32_t own = detail::key_of(counts[group]);
+    int before = 0;
+    for (int other = 0; other < groups; ++other) {
+      const uint32_t key = detail::key_of(counts[other]);
+      before += key > own || (key == own && other < group);
+    }
+    for (int64_t i = 0; i < size; ++i) open[group * size + i] = before < kept;
+  }
+}
+
 // -------------------------------------------------------------------------------------------------------------- rows
 
 // Sorts rows of `length` elements, one after another: fill `elements`, then ask for the places `sorted()`.
