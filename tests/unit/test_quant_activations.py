@@ -412,3 +412,19 @@ def test_sums_of_four_bytes(format: str, group: int | None, tmp_path: Path) -> N
             k,
         )
         assert_near(found, x.double() @ weight.dequantize(torch.float64).T, 2e-6)
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("triton", "sm_90a"), ("cpp", "x86-64-v3")])
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+def test_products_store_codes_for_the_next(backend: str, target: str, kind: str) -> None:
+    """A norm with codes of its rows, SwiGLU with codes by a static scale, and the product of these: three kernels."""
+
+    def block(x: torch.Tensor, gain: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(F.rms_norm(x, (64,), gain), gate_up).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, down)
+
+    gate_up, down = (jitgen.quantize(torch.randn(n, k), kind, activation=kind) for n, k in ((192, 64), (64, 96)))
+    x, gain = (jitgen.TensorSpec(shape, torch.bfloat16) for shape in ((33, 64), (64,)))
+    for first in (gate_up, gate_up.with_input_scale(0.05)):
+        arguments = x, gain, first, down.with_input_scale(0.02)
+        assert len(jitgen.jit(block).lower(*arguments, backend=backend, target=target).kernels) == 3
