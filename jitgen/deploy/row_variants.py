@@ -236,9 +236,13 @@ def _reaching(
     if not free:
         yield from _reaching(others, environment, fixed)
         return
+    # What is recorded stands for its own bucket: guards may fix a size, such as heads by the rows of a weight.
+    recorded = {name: environment[name] for name in free}
+    for further in _reaching(others, environment, fixed | set(free)):
+        yield {**recorded, **further}
     for end in (*ends, 2 * ends[-1]):
         # The other row sizes are those recorded or, where their product exceeds the bucket, 2 each.
-        for rest in ({name: environment[name] for name in free}, dict.fromkeys(free, 2)):
+        for rest in (recorded, dict.fromkeys(free, 2)):
             factor = symbols.evaluate(first.size, {**environment, **rest, free[0]: 1})
             least = 2 if free[0].startswith("s") else 1  # a tensor's size of 1 is another trace, a number of 1 is not
             sizes = {**rest, free[0]: max(least, end // max(factor, 1))}

@@ -20,6 +20,7 @@ from jitgen.families.rows.reduction.schedule import (
     MANY_ROWS,
     occupancy,
 )
+from jitgen.inspect import Lowered
 from jitgen.schedule.chips import H200
 from jitgen.spec import Target
 
@@ -82,6 +83,31 @@ def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: 
             TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
         )
         assert low.key in keys
+
+
+def projected_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return F.linear(heads.transpose(1, 2).flatten(2), weight)
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "sm_90a"])
+@pytest.mark.parametrize("recorded", [2, 100])
+def test_every_length_of_a_prompt_whose_heads_share_keys(target: str, recorded: int, tmp_path: Path) -> None:
+    """The rows of such heads are packed, and the weight fixes how many heads there are."""
+
+    def lowered(rows: int) -> Lowered:
+        head = [TensorSpec((1, heads, rows, 16), torch.bfloat16) for heads in (8, 2, 2)]
+        weight = TensorSpec((64, 128), torch.bfloat16)
+        return jitgen.jit(projected_attention).lower(*head, weight, target=target)
+
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        lowered(recorded)
+    (entry, *_) = json.loads(path.read_text())["entries"]
+    route = prewarm._route(entry, Target.parse(target))
+    keys = {manifest.relower(variant, route).key for variant in row_variants.variants(entry, route.device)}
+    missed = [rows for rows in (2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 129, 600) if lowered(rows).key not in keys]
+    assert not missed
 
 
 @pytest.mark.parametrize("rows", [100, MANY_ROWS, MANY_ROWS + 1])

@@ -242,6 +242,34 @@ def test_generation(cache: str) -> None:
     assert {program.layers for program in programs} == {("model.layers.0", "model.layers.1")}
 
 
+def test_prompts_of_any_length_compile_nothing_after_a_few() -> None:
+    """Few rows, packed rows, a tile of rows and one row have kernels of their own; so has a chunk behind another one,
+    as transformers gives it a mask."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**{**SMALL, "max_position_embeddings": 256})
+    model = transformers.LlamaForCausalLM(config).eval()
+    eager = copy.deepcopy(model)
+    jitgen.compile(model)
+    compiled: list[Any] = []
+
+    def prompt(*chunks: int) -> None:
+        caches = [(each, transformers.StaticCache(config=config, max_cache_len=256)) for each in (model, eager)]
+        for length in chunks:
+            tokens = torch.randint(2, 50, (1, length))
+            found, expected = (each(tokens, past_key_values=cache).logits for each, cache in caches)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+    for chunks in ((33, 33), (20, 20), (2, 2), (6, 6), (1, 1)):
+        prompt(*chunks)
+    unsubscribe = jitgen.on_compile(compiled.append)
+    try:
+        for chunks in ((3,), (4,), (5,), (9, 16, 17), (31, 32, 8), (34, 1, 2, 64), (65, 66), (129, 3, 100), (255,)):
+            prompt(*chunks)
+    finally:
+        unsubscribe()
+    assert not compiled, compiled
+
+
 def test_a_cache_is_updated_once_where_the_rest_cannot_be_traced() -> None:
     """What Python alone updates is updated before that shows."""
     transformers = pytest.importorskip("transformers")
