@@ -3,6 +3,7 @@ results are the same bits."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 
 def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
-    """Elements of which many are equal, with NaN, infinities and both zeros among floats, the extremes among ints."""
+    """Elements of which many are equal, with NaN of both signs, infinities and both zeros among floats, the extremes
+    among ints."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64).mul(8).round().div(4)
     if dtype == torch.bool:
         return (x > 0).to(device)
     if dtype.is_floating_point:
-        special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0], dtype=torch.float64)
+        nan, inf = math.nan, math.inf
+        special = torch.tensor([nan, -nan, inf, -inf, 0.0, -0.0], dtype=torch.float64)
     else:
         x = x.abs() if dtype == torch.uint8 else x
         limits = torch.iinfo(dtype)
