@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir.custom_gradients import UNTRACKED_CONTIGUOUS, UNTRACKED_VIEW, differentiated, is_detached
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import INPUT
@@ -53,11 +53,26 @@ def read(trace: Trace, proxy: TensorProxy, name: str) -> Any:
             return None
     elif name in ("requires_grad", "is_leaf") and proxy.value.kind is not INPUT and requires_grad(trace, proxy.value):
         return name == "requires_grad"  # since the function updated it
-    elif name in ("requires_grad", "is_leaf"):
+    else:
+        return read_source(trace, source, name)
+    raise _unknown(trace, name)
+
+
+def read_source(trace: Trace, source: Captured, name: str) -> Any:
+    """Reads ``name``, which is one of ``NAMES``, of an argument or a captured tensor that the function has not updated.
+
+    Raises:
+        TraceError: it is a gradient, or a part of torch's graph, of which a trace knows nothing.
+    """
+    if name in ("requires_grad", "is_leaf"):
         return _guarded(trace, attribute(source, name))
-    elif _guarded(trace, derived(f"{source.path}.{name} is None", source, _IS_NONE[name])):
+    if _guarded(trace, derived(f"{source.path}.{name} is None", source, _IS_NONE[name])):
         return None
-    raise TraceError(
+    raise _unknown(trace, name)
+
+
+def _unknown(trace: Trace, name: str) -> TraceError:
+    return TraceError(
         f"{trace.name} reads {name} of a tensor, which a trace does not know{quote(user_location())}\n"
         "  pass it as an argument"
     )
@@ -128,10 +143,16 @@ def requires_grad(trace: Trace, node: Node, through: Collection[Any] = (UNTRACKE
         through: kinds of marks that do not end a history.
     """
     if not trace.differentiable:
-        if trace.enables_gradients and any(trace.sources[index].value.requires_grad for index in _inputs_of(node)):
+        is_required = any(trace.sources[index].value.requires_grad for index in _inputs_of(node))
+        if is_required and trace.enables_gradients:
             raise TraceError(
                 f"{trace.name} enables gradients in a call under torch.no_grad(), which has no effect there, and asks "
                 f"for requires_grad{quote(user_location())}\n  call it where gradients are enabled"
+            )
+        if is_required and torch.is_grad_enabled():
+            raise RequiresGrad(
+                f"{trace.name} asks for requires_grad of what is computed of a tensor that requires it, and neither a "
+                f"plan nor a call with out= computes gradients{quote(user_location())}\n  call the function itself"
             )
         return False
     requiring = [

@@ -228,6 +228,9 @@ class Trace:
                 return target(*args)
             row, name = table.find(target)
             if row is None:
+                fact = name.removeprefix("Tensor.")
+                if fact in own_facts.NAMES and isinstance(args[0], torch.Tensor):
+                    return self._fact(args[0], fact)
                 raise self._no_row(name)
             if kwargs.get("out") is not None:
                 raise UnsupportedError(
@@ -423,6 +426,13 @@ class Trace:
                 "  read it outside the decorated function"
             )
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
+
+    def _fact(self, tensor: torch.Tensor, name: str) -> Any:
+        """Reads what a tensor that the function closes over knows besides its elements."""
+        proxy = self._proxy_of(tensor)
+        if proxy is not None:
+            return own_facts.read(self, proxy, name)
+        return own_facts.read_source(self, self._find_captured(tensor), name)
 
     def _proxy_of(self, value: Any) -> TensorProxy | None:
         """Returns the proxy that ``value`` is, or that stands for a captured tensor which the trace has met; else

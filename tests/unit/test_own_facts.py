@@ -71,6 +71,32 @@ def test_of_a_captured_tensor() -> None:
         torch.testing.assert_close(jitted(X), X * scale)
 
 
+FACTS: dict[str, Callable[[Any, Any], Any]] = {
+    "requires_grad": lambda x, w: x * 2 if w.requires_grad else x * 3,
+    "is_leaf": lambda x, w: x * w.is_leaf,
+    "no gradient": lambda x, w: (x + w) * (2 if w.grad is None else 3),
+    "after its use": lambda x, w: (x + w) * (2 if w.requires_grad else 3),
+    "of a view": lambda x, w: _of_a_view(x, w),
+}
+
+
+def _of_a_view(x: Any, w: Any) -> Any:
+    with torch.no_grad():
+        view = w[1:]
+    return x * 2 if (view * 2).requires_grad and view.is_leaf else x * 3
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_a_captured_tensor(name: str) -> None:
+    weight = torch.ones_like(X, requires_grad=True)
+    jitted = jitgen.jit(lambda x: FACTS[name](x, weight))
+    for needs in (True, False, True):
+        weight.requires_grad_(needs)
+        wanted, found = FACTS[name](X, weight), jitted(X)
+        torch.testing.assert_close(found, wanted)
+        assert found.requires_grad == wanted.requires_grad
+
+
 @pytest.mark.parametrize("facts", [{"grad": X.clone()}, {"requires_grad": True, "history": True}])
 def test_what_a_trace_does_not_know_is_refused(facts: dict[str, Any]) -> None:
     name = "grad_fn" if "history" in facts else "grad"
