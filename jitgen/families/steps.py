@@ -186,7 +186,8 @@ class Steps:
             steps, regions = list(members), list(regions)
             for position in [position for position, read in needed.items() if read <= computed]:
                 result = results[position]
-                numbers = {store.result: len(steps) + n for n, store in enumerate(result.stores)}
+                written = dict.fromkeys(store.result for store in result.stores)  # a cat by several stores
+                numbers = {position: number for number, position in enumerate(written, len(steps))}
                 stores = tuple(replace(store, result=numbers[store.result]) for store in result.stores)
                 members = [*steps, *(Step(number, 0) for number in numbers)]
                 if self._merge_into(regions, replace(result, stores=stores), members):

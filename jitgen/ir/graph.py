@@ -368,7 +368,7 @@ def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[
 def reduced_dims(kind: str, dims: Sequence[int], shape: Shape) -> tuple[int, ...]:
     """Returns the dimensions over which a graph reduces if a program does so over ``dims``: size 1 has nothing to
     combine, unless it is the only one."""
-    if len(dims) < 2 or kind not in ("sum", "prod", "max", "min"):
+    if len(dims) < 2 or kind in ("argmax", "argmin"):
         return tuple(dims)
     return tuple(dim for dim in dims if shape[dim] != 1)
 

@@ -191,7 +191,7 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
     if DTYPES[dtype].is_floating_point:
         return divisor
     if is_number(divisor):
-        wrapped = rounded(divisor, dtype) if is_constant(divisor) else unwrap(divisor)
+        wrapped = rounded(divisor, dtype) if is_constant(divisor) else _wrapped(unwrap(divisor), dtype)
         if trace.guards.decide(symbols.compare("eq", wrapped, 0)):
             raise ZeroDivisionError(f"integer division by zero: {trace.guards.hint(unwrap(divisor))} as {dtype}")
         return divisor
@@ -203,6 +203,12 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
     line = f"{user_location() or ''}{DIVISION}"
     zero = trace.builder.make("gather", (table, is_zero), dtype, is_zero.shape, (-1,), line)
     return pointwise(trace, "add", divisor, zero, dtype=dtype)
+
+
+def _wrapped(divisor: Any, dtype: str) -> Any:
+    """Returns what decides whether a number that varies is 0 in ``dtype``, whose integers wrap around."""
+    bits = 8 * DTYPES[dtype].itemsize
+    return symbols.mod(divisor, 2**bits) if bits < 64 and symbols.kind_of(divisor) == "int" else divisor
 
 
 def _scaled(

@@ -117,6 +117,28 @@ def test_every_route_finds_kernels(function: Callable[..., Any], dtype: torch.dt
     assert lowered.backward.source
 
 
+BESIDE_A_CAT: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "a sum and a view of it": lambda x: (x.sum(1), x.sum(1)[None], torch.cat([x, x])),
+    "a norm and its transpose": lambda x: (
+        F.rms_norm(x, x.shape[1:]),
+        F.rms_norm(x, x.shape[1:]).t(),
+        F.pad(x, (1, 1)),
+    ),
+    "a view of a sum": lambda x: (x.sum(1).view(2, -1), torch.cat([x, x]), x + 1),
+}
+
+
+@pytest.mark.parametrize(("backend", "target"), ROUTES)
+@pytest.mark.parametrize("name", BESIDE_A_CAT)
+def test_results_of_rows_beside_a_cat(name: str, backend: str, target: str) -> None:
+    """A cat stores one result several times, also in the kernel of another region."""
+    low = jitgen.jit(BESIDE_A_CAT[name], backend=backend).lower(torch.randn(6, 6), target=target)
+    assert low.source
+    x = torch.randn(6, 6)
+    for found, wanted in zip(jitgen.jit(BESIDE_A_CAT[name])(x), BESIDE_A_CAT[name](x.double()), strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_a_temporary_that_reads_itself_is_computed_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     broken: list[Sequence[Step]] = []
     original = Steps._break

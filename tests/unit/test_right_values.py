@@ -163,3 +163,27 @@ def test_a_number_divided_by_a_tensor_is_rounded_twice_as_in_torch(dtype: torch.
     x = torch.randn(64, 300, dtype=dtype)
     for got, expected in zip(jitgen.jit(quantised)(x), quantised(x), strict=True):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32], ids=str)
+def test_a_divisor_that_wraps_around_to_0_is_refused(dtype: torch.dtype) -> None:
+    x = torch.tensor([100, 7], dtype=dtype)
+    for function in (lambda x, divisor: x // divisor, lambda x, divisor: x % divisor):
+        jitted = jitgen.jit(function)
+        for divisor in (3, 2**40, 259, -(2**31)):
+            if divisor % 2 ** (8 * dtype.itemsize) == 0:
+                with pytest.raises(jitgen.TraceError, match="division by zero"):
+                    jitted(x, divisor)
+            else:
+                assert torch.equal(jitted(x, divisor), function(x, divisor))
+
+
+@pytest.mark.parametrize("shape", [(1, 17, 1), (1, 1, 1), (3, 1, 1)], ids=str)
+def test_any_and_all_over_sizes_of_1(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).relu()
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, x.any(dim=(0, 2)), (x * 2).all(dim=(1, 2)), (x > 0).any(dim=(0, 1), keepdim=True)
+
+    for found, expected in zip(jitgen.jit(both)(x), both(x), strict=True):
+        assert torch.equal(found, expected)
