@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
+import torch
+
+import jitgen
 from jitgen.families.scatter import by_element as by_element_of_scatters
 from tests import gathers
 from tests.interpreter import Check, serve
@@ -22,6 +25,21 @@ def by_element() -> Iterator[str | None]:
             yield gathers.judged(name, kind, function, arguments, "triton", "cpu")
 
 
+COMPUTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "index_fill": lambda x: x.index_fill(0, torch.arange(3), 2),
+    "index_add": lambda x: x.index_add(0, torch.arange(3), x[:3]),
+    "scatter_add": lambda x: x.scatter_add(0, torch.arange(3) * 0, x[:3]),
+    "index_put": lambda x: x.index_put((torch.arange(3) - 3,), x[4:]),
+}
+
+
+def computed_indices() -> Iterator[str | None]:
+    x = torch.randn(7)
+    for name, function in COMPUTED.items():
+        found = jitgen.jit(function, backend="triton")(x)
+        yield None if torch.allclose(found, function(x)) else f"{name}: {found}, expected {function(x)}"
+
+
 CHECKS: dict[str, Check] = {
     "by element": by_element,
     "reads": lambda: gathers.read_failures("triton"),
@@ -29,6 +47,7 @@ CHECKS: dict[str, Check] = {
     "integers": lambda: gathers.integer_failures("triton"),
     "updates": lambda: gathers.update_failures("triton"),
     "writes": lambda: gathers.write_failures("triton"),
+    "computed indices": computed_indices,
     "assignments": lambda: gathers.assignment_failures("triton"),
 }
 
