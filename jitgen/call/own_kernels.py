@@ -225,6 +225,24 @@ def _changes_alone(*arguments: Any) -> None:
     """Computes nothing, as fake tensors need of an operator without results."""
 
 
+def _without_gradients(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], *others: Any) -> None:
+    """Calls the operator where no gradient would flow through it, since nobody knows its derivative.
+
+    Raises:
+        UnsupportedError: one would.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*written, *read)):
+        own = _kernel(others[-1])
+        raise UnsupportedError(
+            f"the launch of {own.name} ({own.where()}): an argument requires grad, and nobody knows the derivative of "
+            "a kernel that you wrote\n  put the launch into a torch.autograd.Function or a torch.library.custom_op with "
+            "a backward, or call it under torch.no_grad()"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.jitgen.launch.default(written, read, *others)
+
+
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("launch", _run, _key)
+_LIBRARY.impl("launch", _without_gradients, "Autograd")
 torch.library.register_fake("jitgen::launch", _changes_alone, lib=_LIBRARY)

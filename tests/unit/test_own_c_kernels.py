@@ -230,6 +230,10 @@ def test_what_requires_grad_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match=r"torch\.autograd\.Function"):
         function(x, y)
+    for backend in ("aot_eager", "jitgen"):
+        with pytest.raises(Exception, match="nobody knows the derivative"):
+            torch.compile(function.function, backend=backend, fullgraph=True)(x, y)
+    assert torch.equal(torch.compile(function.function, backend="aot_eager")(x.detach(), y), x + y)
 
 
 def test_a_kernel_of_another_language_is_refused() -> None:
