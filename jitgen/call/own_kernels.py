@@ -235,8 +235,8 @@ def _without_gradients(written: Sequence[torch.Tensor], read: Sequence[torch.Ten
         own = _kernel(others[-1])
         raise UnsupportedError(
             f"the launch of {own.name} ({own.where()}): an argument requires grad, and nobody knows the derivative of "
-            "a kernel that you wrote\n  put the launch into a torch.autograd.Function or a torch.library.custom_op with "
-            "a backward, or call it under torch.no_grad()"
+            "a kernel that you wrote\n  put the launch into a torch.autograd.Function or a torch.library.custom_op "
+            "with a backward, or call it under torch.no_grad()"
         )
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.jitgen.launch.default(written, read, *others)
