@@ -104,8 +104,9 @@ def quantize(
         a ``QTensor`` of the weight's shape, dtype and device. It does not refer to ``weight``.
 
     Raises:
-        FormatError: the weight is not a 2-D floating-point tensor or has values that are not finite, or there is no
-            such format, group size, method or activation. UnsupportedError: there is no such layout.
+        FormatError: the weight is no floating-point tensor of two or three dimensions, or has values that are not
+            finite, or there is no such format, group size, method or activation.
+        UnsupportedError: there is no such layout.
     """
     row = find(format)
     group_size = check_group_size(group_size, row)

@@ -208,7 +208,7 @@ def _torch_conversions() -> Iterator[None]:
 
 @contextmanager
 def _without_waste() -> Iterator[None]:
-    """Leaves out what takes the interpreter a third of its time and changes nothing: it checks 32-bit integers for
+    """Drops what takes the interpreter a third of its time and changes nothing: it checks 32-bit integers for
     overflow and asserts nothing unless it debugs, and it replaces Triton's language again at each call of a device
     function."""
     from triton.runtime import interpreter

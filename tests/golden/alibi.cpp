@@ -45,7 +45,7 @@ struct Attention : Params {
   static constexpr bool value_contiguous = true;
   static constexpr bool masked = true;
 
-  const int64_t key_stride = key_stride2, key_step = key_stride3, value_stride = value_stride3, value_step = value_stride2;
+  const int64_t next_key = key_stride2, key_step = key_stride3, next_value = value_stride3, value_step = value_stride2;
   // Where each operand of a task begins, and values that a task has one of.
   int64_t at0 = 0, at1 = 0, at2 = 0, at3 = 0, at4 = 0, at5 = 0, at6 = 0, at7 = 0, at8 = 0;
   float x4 = {};
@@ -191,4 +191,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_attention_7441d73e)
+JITGEN_ENTRY(jitgen_attention_a4c2f81c)

@@ -227,12 +227,12 @@ def _with_weight(product: ContractionContext, region: GemmRegion, form: Form, sc
 
 
 def _quantized(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
-    contraction, acc, w, lines = product.contraction, product.accumulator, f"w{product.index}", Lines()
+    """Writes the lines that load scales, zero-points and codes of a quantised weight, decode and multiply them."""
+    contraction, w, lines = product.contraction, f"w{product.index}", Lines()
     format, group = formats.find(contraction.format or ""), contraction.group_size
     if form.name == "tokens" or (group and group % schedule.slice_k):
         raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
     tensors = dict(zip(format.tensor_names, product.weight, strict=True))
-    codes, scales = tensors["codes"], tensors["scales"]
     per_word = WORD_BITS // format.bits
     padded = group or formats.ROW_MULTIPLE
     lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
@@ -262,13 +262,20 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
 
     many_warps = schedule.warps >= MANY_WARPS
     if group:
-        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= SCALED_SUM_ROWS or not many_warps)
-    zero = ""
+        parameter(f"{w}_scale", tensors["scales"].pointer, schedule.block_m <= SCALED_SUM_ROWS or not many_warps)
     if format.zero_point:
         parameter(f"{w}_zero", tensors["zeros"].pointer, schedule.block_m > SCALED_SUM_ROWS and not many_warps)
-        zero = f", {w}_zero"
-    if not format.tiled:
-        return _planes(product, region, form, schedule, lines)
+    return (_words if format.tiled else _planes)(product, region, form, schedule, lines)
+
+
+def _words(
+    product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule, lines: Lines
+) -> Lines:
+    """Adds the rest of a weight's lines if words have whole codes, of 4 or 8 bits."""
+    contraction, acc, w = product.contraction, product.accumulator, f"w{product.index}"
+    format, group = formats.find(contraction.format or ""), contraction.group_size
+    codes, scales, *_ = product.weight
+    per_word = WORD_BITS // format.bits
     at = f"start // {per_word} + {w}_row + {w}_k"
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
     chunk_begin = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
@@ -279,6 +286,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute
+    zero = f", {w}_zero" if format.zero_point else ""
     values = f"{format.row}_values{packed}({w}_codes{zero}, {decoded})"
     if contraction.dtype == format.row == "int8":
         values = f"int8_bytes({w}_codes)"

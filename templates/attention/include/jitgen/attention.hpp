@@ -12,8 +12,9 @@
 //   void at(int64_t task)                            goes to a task: everything below is of its rows and keys
 //   Rows, place(Rows&, lane, row), settle(Rows&, n)  what the rule of scores knows of the rows of a chunk
 //   void query(row, Compute* to)                     a row of the query
-//   const Key* key(n), key_step; const Value* value(n), value_step; or, where Key or Value is Computed,
-//   void key(n, Compute* to), value(n, Compute* to)  a row of keys or values
+//   const Key* key(n), const Value* value(n)         a row of keys or values; from it to the next one are next_key and
+//                                                    next_value elements, from element to element key_step, value_step
+//   void key(n, Compute* to), value(n, Compute* to)  the same in place of these, where Key or Value is Computed
 //   masked; int state(const Rows&, first, last)      whether keys first .. last are hidden, mixed or open
 //   scores<open>(...)                                the rule, of products in place
 //   row_results(row, row_max, row_sum); results(row, const Compute* sums, row_max, row_sum)

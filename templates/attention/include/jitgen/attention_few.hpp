@@ -64,11 +64,11 @@ struct Few {
       if (own.first == own.last) continue;
       const int64_t count = own.last - own.first;
       int64_t stride = shape_.deep;
-      const T* const from = in_place<A::key_contiguous>(a.key(own.first), a.key_stride, a.depth, keys, stride);
+      const T* const from = in_place<A::key_contiguous>(a.key(own.first), a.next_key, a.depth, keys, stride);
       if (from == keys) fill_keys(a, own.first, own.last, keys, shape_.deep);
       for (int64_t row = 0; row < shape_.rows; ++row) dots(queries + row * shape_.deep, from, stride, count, scores + row * shape_.keys);
       stride = shape_.wide;
-      const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.value_stride, a.width, values, stride);
+      const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.next_value, a.width, values, stride);
       if (with == values) fill_values(a, own.first, own.last, values, shape_.wide);
       for (int64_t row = 0; row < shape_.rows; ++row) {
         T* const row_scores = scores + row * shape_.keys;
