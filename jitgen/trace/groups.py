@@ -90,9 +90,9 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
             return view(trace, product, ("unsqueeze", dim), shape)
         batch = rows.shape[:2]
         flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[2]))
-        each = expand(trace, view(trace, ids, ("unsqueeze", 1), (batch[0], 1)), batch)
-        each = view(trace, each, ("reshape",), flat.shape[:1])
-        product = grouped(trace, flat, whole, each, dtype or rows.dtype, "ids")
+        of_rows = expand(trace, view(trace, ids, ("unsqueeze", 1), (batch[0], 1)), batch)
+        of_rows = view(trace, of_rows, ("reshape",), flat.shape[:1])
+        product = grouped(trace, flat, whole, of_rows, dtype or rows.dtype, "ids")
         product = view(trace, product, ("reshape",), (*batch, product.shape[1]))
         return product if dim == 1 else mT(trace, product)
     return None

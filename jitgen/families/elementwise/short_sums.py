@@ -56,8 +56,8 @@ def _is_short_sum(node: Node, chosen: Sequence[Kind], mover: Mover) -> bool:
         return False
     if not 2 <= operand.shape[dim] <= MOST_TERMS:
         return False
-    found = nearest(operand, chosen, lambda node: node.kind.is_pointwise or node.kind is VIEW)
-    return any(node.kind is SORT or not is_taken(node, mover) for node in found)
+    sources = nearest(operand, chosen, lambda node: node.kind.is_pointwise or node.kind is VIEW)
+    return any(node.kind is SORT or not is_taken(node, mover) for node in sources)
 
 
 def _added(node: Node, mover: Mover) -> Node:

@@ -88,7 +88,7 @@ class RankPass:
     is reduced from that."""
 
     before: tuple[Line, ...]
-    each: tuple[tuple[str, Any], ...]
+    of_ranks: tuple[tuple[str, Any], ...]
     reductions: tuple[RowReduction, ...]
 
 
@@ -203,8 +203,8 @@ def _rank_passes(body: Body, text: Printed, dialect: Dialect, behind: Collection
         before = row_lines(body, text, number, others)
         reduced = [p for p in behind if instructions[p].op == "reduce" and instructions[p].stage == number + 1]
         if before or reduced:
-            each = _each_rank(body, text, dialect, reduced)
-            passes.append(RankPass(before, each, tuple(row_reduction(body, text, p, dialect) for p in reduced)))
+            of_ranks = _each_rank(body, text, dialect, reduced)
+            passes.append(RankPass(before, of_ranks, tuple(row_reduction(body, text, p, dialect) for p in reduced)))
     stored = [position for position in behind if instructions[position].op == "store"]
     results = row_lines(body, text, max(first, last), others)
     return (*passes, RankPass(results, _each_rank(body, text, dialect, stored), ()))

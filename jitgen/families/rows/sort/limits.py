@@ -60,18 +60,18 @@ def _is_ranked(node: Node) -> bool:
 def _with_limits(operand: Node, mover: Mover) -> Node:
     """Returns ``operand``, what is sorted, with the masks of groups in it as ``limited`` nodes; itself without any.
     Pointwise nodes over these get the shape of ``operand``, which guards say theirs is equal to."""
-    found: dict[Node, Node] = {}
+    images: dict[Node, Node] = {}
     for node in topological([operand]):
         if node.kind.is_pointwise:
-            children = [found.get(child, child) for child in node.inputs]
+            children = [images.get(child, child) for child in node.inputs]
             if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
-                found[node] = mover.builder.like(node, children, operand.shape)
+                images[node] = mover.builder.like(node, children, operand.shape)
         elif node.kind is VIEW and node.attrs.kind == "expand" and len(node.inputs[0].shape) == len(node.shape):
-            if node.inputs[0] in found:
-                found[node] = found[node.inputs[0]]
+            if node.inputs[0] in images:
+                images[node] = images[node.inputs[0]]
         elif node.kind is VIEW and (mask := _limited(node, operand, mover)) is not None:
-            found[node] = mask
-    return found.get(operand, operand)
+            images[node] = mask
+    return images.get(operand, operand)
 
 
 def _limited(mask: Node, operand: Node, mover: Mover) -> Node | None:
@@ -112,7 +112,7 @@ def _limited(mask: Node, operand: Node, mover: Mover) -> Node | None:
         return None
     if operand.dtype != "float32" or elements.dtype != "float32":
         return None
-    same = [in_shape(each, operand.shape, mover) for each in (elements, mask)]
+    same = [in_shape(node, operand.shape, mover) for node in (elements, mask)]
     return mover.builder.make("limited", same, mask.dtype, operand.shape, (groups, kept, terms), mask.location)
 
 

@@ -60,7 +60,7 @@ def with_taken(graph: Graph, mover: Mover) -> Graph:
     selects the ranks has the row at hand. Else the row would be stored first."""
 
     def may_be_selected(node: Node) -> bool:
-        length, ranks = (symbols.evaluate(each.shape[-1], mover.environment) for each in node.inputs[:2])
+        length, ranks = (symbols.evaluate(operand.shape[-1], mover.environment) for operand in node.inputs[:2])
         return length <= MOST_SELECTED_FROM and ranks <= MOST_SELECTED and not node.inputs[0].is_in_memory
 
     taken = {node for node in topological(graph.results) if is_taken(node, mover) and may_be_selected(node)}
