@@ -102,9 +102,13 @@ def test_matrix_registers_have_the_sums_of_vectors(dtypes: tuple[torch.dtype, to
     for m, k, n in ((16, 64, 16), (33, 1029, 17), (31, 3, 130), (241, 130, 33)):
         a, b = (matrix(rows, k, dtype) for rows, dtype in zip((m, n), dtypes, strict=True))
         assert torch.equal(product(a, b).long(), a.long() @ b.long().T), (m, k, n)
+
+
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 64), ("uint4", 128), ("int4", None)])
+def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | None) -> None:
     linear = jitgen.jit(torch.nn.functional.linear)
-    for m, k, n in ((17, 65, 40), (47, 2100, 31)):
-        x, weight = torch.randn(m, k), jitgen.quantize(torch.randn(n, k), "int8", activation="int8")
+    for m, k, n in ((17, 65, 40), (49, 2100, 31)):
+        x, weight = torch.randn(m, k), jitgen.quantize(torch.randn(n, k), format, group, activation="int8")
         assert torch.equal(linear(x, weight), torch.cat([linear(rows, weight) for rows in x.split(7)])), (m, k, n)
 
 

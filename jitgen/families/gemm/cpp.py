@@ -32,6 +32,13 @@ time."""
 MATRIX_ROWS = 16
 """Rows of x from which on products of bytes are by matrix registers (AMX), whose tiles have 32: fewer rows take as long
 by vectors, whose tiles have 24."""
+NIBBLE_ROWS = 48
+"""The same of 4-bit codes, which become bytes first: 16 rows of 4096 took 1.5 times as long as by vectors, and 128 rows
+0.6 times (Xeon with AMX)."""
+MATRIX_GROUP = 64
+"""Neighbours in k that matrix registers multiply at once."""
+MOST_PACKED = 4096
+"""Neighbours in k of a row of x that are packed at a time, with their sums (``most_span`` of gemm_operands.hpp)."""
 
 _COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": "WideWhole"}
 """By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
@@ -128,10 +135,13 @@ def _quads(products: Sequence[ContractionContext]) -> str | None:
 
 def _matrices_of_bytes(products: Sequence[ContractionContext], quads: str | None, schedule: CppSchedule) -> int:
     """Returns the rows of x from which on matrix registers multiply bytes, where the processor has such; 0 where none
-    do: they take 8-bit codes with a scale for each row, or dense bytes."""
-    first = products[0].contraction
-    of_rows = first.format is None or (formats.find(first.format).bits == 8 and first.group_size is None)
-    return MATRIX_ROWS if quads is not None and of_rows and schedule.block_m >= MATRIX_ROWS else 0
+    do: groups of codes that share a scale are whole steps of them."""
+    contraction = products[0].contraction
+    group = contraction.group_size or MATRIX_GROUP
+    whole = group % MATRIX_GROUP == 0 and MOST_PACKED % group == 0
+    if quads is None or not whole or schedule.block_m < MATRIX_ROWS:
+        return 0
+    return MATRIX_ROWS if contraction.format is None or formats.find(contraction.format).bits == 8 else NIBBLE_ROWS
 
 
 def _in_planes(product: ContractionContext) -> bool:

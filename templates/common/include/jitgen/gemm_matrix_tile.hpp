@@ -43,10 +43,12 @@ class MatrixRegisters;
 template <bool x_signed>
 void matrix_sums(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
                  int64_t steps, int32_t* to, int64_t to_bytes, bool adds);
-template <int64_t span, class Scale>
+inline void nibbles_to_bytes(const uint8_t* codes, int64_t units, SignedByteQuad* to);
+template <int64_t span, bool zeroed, class Scale>
 void code_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
-                   int64_t units, const Scale* scales, const int32_t* totals, int64_t totals_stride, float* c,
-                   int64_t row_stride, bool first);
+                   int64_t elements, int64_t per_scale, const Scale* scales, const uint8_t* zeros,
+                   int64_t scales_stride, const int32_t* totals, int64_t totals_stride, float* c, int64_t row_stride,
+                   bool first);
 
 #if defined(JITGEN_AVX512)
 
@@ -143,29 +145,47 @@ void matrix_sums(int64_t rows, bool pair, const char* w, int64_t block_bytes, co
   tile(w, block_bytes, x, x_bytes, steps, to, to_bytes, adds);
 }
 
-// The products of one block of 8-bit codes or two, without zero-points and with a scale for each of their rows, and
-// `rows` rows of x, as `code_tile` has them: exact sums of a span, times the scales, are added up in order.
-template <int64_t span, class Scale>
+// Writes the nibbles of `units` units of 64 bytes as bytes: two elements of the 16 rows for each.
+inline void nibbles_to_bytes(const uint8_t* codes, int64_t units, SignedByteQuad* to) {
+  for (int64_t unit = 0; unit < units; ++unit) {
+    const Words raw = load_vector<Words>(codes + unit * 64);
+    store_vector(to + unit * 32, raw & 0x0f0f0f0fu);
+    store_vector(to + unit * 32 + 16, raw >> 4 & 0x0f0f0f0fu);
+  }
+}
+
+// The products of one block of codes or two and `rows` rows of x, as `code_tile` has them: exact sums of a span, times
+// the scales, are added up in order. Scales and zero-points are for `per_scale` elements, or for all (0), and those of
+// the second block are `scales_stride` on.
+template <int64_t span, bool zeroed, class Scale>
 void code_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
-                   int64_t units, const Scale* scales, const int32_t* totals, int64_t totals_stride, float* c,
-                   int64_t row_stride, bool first) {
+                   int64_t elements, int64_t per_scale, const Scale* scales, const uint8_t* zeros,
+                   int64_t scales_stride, const int32_t* totals, int64_t totals_stride, float* c, int64_t row_stride,
+                   bool first) {
+  const int halves = pair ? 2 : 1;
   alignas(64) int32_t sums[2 * matrix_rows][2 * block_rows];
-  Floats scale[2];
-  for (int half = 0; half < (pair ? 2 : 1); ++half) widen(scales + half * block_rows, scale[half]);
-  for (int64_t done = 0; done < units; done += span, totals += totals_stride) {
-    const int64_t here = units - done < span ? units - done : span;
+  for (int64_t done = 0; done < elements; done += span, totals += totals_stride) {
+    const int64_t here = elements - done < span ? elements - done : span;
     matrix_sums<true>(rows, pair, w + done * 64, block_bytes, x + done * 4, x_bytes, here / matrix_step, sums[0],
                       sizeof(sums[0]), false);
+    Floats scale[2];
+    Ints zero[2];
+    for (int half = 0; half < halves; ++half) {
+      widen(scales + half * scales_stride, scale[half]);
+      if constexpr (zeroed) zero[half] = (Ints)widen_bytes(zeros + half * scales_stride);
+    }
     for (int64_t m = 0; m < rows; ++m) {
       const Ints total_of_x = splat(totals[m]);
-      for (int half = 0; half < (pair ? 2 : 1); ++half) {
+      for (int half = 0; half < halves; ++half) {
         float* const to = c + m * row_stride + half * block_rows;
         Floats total = first && done == 0 ? Floats{} : load_vector<Floats>(to);
-        const Ints sum = load_vector<Ints>(&sums[m][half * block_rows]) - total_of_x;
-        accumulate(total, scale[half], __builtin_convertvector(sum, Floats));
+        const Ints sum = load_vector<Ints>(&sums[m][half * block_rows]);
+        const Ints offset = zeroed ? zero[half] * total_of_x : total_of_x;
+        accumulate(total, scale[half], __builtin_convertvector(sum - offset, Floats));
         store_vector(to, total);
       }
     }
+    if (per_scale != 0 && (done + span) % per_scale == 0) scales += block_rows, zeros += block_rows;
   }
 }
 

@@ -80,7 +80,8 @@ struct QuantisedBlocks {
 
   template <class Compute>
   static constexpr int64_t panel() {
-    return 0;
+    constexpr int64_t together = group > 4 * chunk_elements ? group : 4 * chunk_elements;  // neighbours in k
+    return detail::whole_rows<Compute>(0) ? group_blocks * together / 4 * block_rows : 0;
   }
   template <class Compute>
   int64_t depth() const {
@@ -97,6 +98,10 @@ struct QuantisedBlocks {
   // Sums products with quantised rows of x, whose tiles read the codes as they are.
   template <class Compute>
   void sum_codes(const Task<Compute>& task) const {
+    if constexpr (detail::whole_rows<Compute>(0)) {
+      for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_matrices(task, b);
+      return;
+    }
     constexpr int64_t span_units = span<Compute>() / per_unit, per_group = group / per_unit;
     using Tiles = detail::CodeTiles<Compute, span_units, Scale>;
     const int64_t elements = per_unit / Compute::per_element, units = depth<Compute>() / elements;
@@ -109,19 +114,6 @@ struct QuantisedBlocks {
         const Range rows = task.x.tile(t);
         const int64_t count = rows.end - rows.begin;
         const int32_t* const totals = task.x.totals + unit / span_units * task.x.rows + rows.begin;
-        if constexpr (detail::whole_rows<Compute>(0)) {
-          const detail::MatrixRegisters<Compute> registers(count);
-          const char* const x = reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + unit * elements);
-          for (int64_t b = 0; b < task.blocks; b += 2) {
-            const int64_t block = task.block + b;
-            detail::code_matrices<span_units>(
-                count, b + 1 < task.blocks, reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes,
-                units * unit_bytes, x, task.x.depth * int64_t(sizeof(*task.x.data)), here, scales + block * block_rows,
-                totals, task.x.rows, task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride,
-                unit == 0);
-          }
-          continue;
-        }
         const auto tile = Tiles::of(count);
         const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
         for (int64_t b = 0; b < task.blocks; ++b) {
@@ -130,6 +122,41 @@ struct QuantisedBlocks {
           tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes, x, here, per_group,
                scales + at, zeroed ? zeros + at : nullptr, totals, task.x.rows,
                task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0);
+        }
+      }
+    }
+  }
+
+  // The same by matrix registers, for a group of blocks from `start` on, whose nibbles become bytes first.
+  template <class Compute>
+  void sum_matrices(const Task<Compute>& task, int64_t start) const {
+    constexpr int64_t elements = per_unit / Compute::per_element, element_bytes = 4;
+    constexpr int64_t together = round_up(4 * chunk_elements, group != 0 ? group : span<Compute>()) / per_unit;
+    constexpr bool nibbles = Compute::code_bits == 4;
+    const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
+    const int64_t units = depth<Compute>() / elements, groups = group != 0 ? units * per_unit / group : 1;
+    for (int64_t unit = 0; unit < units; unit += together) {
+      const int64_t here = units - unit < together ? units - unit : together;
+      const int64_t panel_elements = here * elements * block_rows;
+      const auto codes_of = [&](int64_t b) { return codes + ((task.block + start + b) * units + unit) * unit_bytes; };
+      for (int64_t b = 0; nibbles && b < blocks; ++b) {
+        detail::nibbles_to_bytes(codes_of(b), here, task.panel + b * panel_elements);
+      }
+      for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+        const Range rows = task.x.tile(t);
+        const detail::MatrixRegisters<Compute> registers(rows.end - rows.begin);
+        for (int64_t b = 0; b < blocks; b += 2) {
+          const void* const w = nibbles ? static_cast<const void*>(task.panel + b * panel_elements) : codes_of(b);
+          const int64_t first_group = group != 0 ? unit * per_unit / group : 0;
+          const int64_t at = ((task.block + start + b) * groups + first_group) * block_rows;
+          detail::code_matrices<span<Compute>() / Compute::per_element, zeroed>(
+              rows.end - rows.begin, b + 1 < blocks, static_cast<const char*>(w),
+              nibbles ? panel_elements * element_bytes : units * unit_bytes,
+              reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + unit * elements),
+              task.x.depth * element_bytes, here * elements, group / Compute::per_element, scales + at,
+              zeroed ? zeros + at : nullptr, groups * block_rows,
+              task.x.totals + unit * per_unit / span<Compute>() * task.x.rows + rows.begin, task.x.rows,
+              task.sums + rows.begin * task.row_stride + (start + b) * block_rows, task.row_stride, unit == 0);
         }
       }
     }
