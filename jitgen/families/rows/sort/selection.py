@@ -1,8 +1,10 @@
 """Claims rows of which few ranks are selected, with reductions of the row before, or of the ranks behind.
 
-A warp takes a row of up to ``MOST_SELECTED_FROM`` elements: each lane has some of them in registers, the least or
-greatest of all lanes is found once for each rank, and lane r has rank r then. So what is reduced over the row, and over
-the ranks, is reduced by shuffles.
+On a GPU a warp takes a row of up to ``MOST_SELECTED_FROM`` elements: each lane has some of them in registers, the least
+or greatest of all lanes is found once for each rank, and lane r has rank r then. So what is reduced over the row, and
+over the ranks, is reduced by shuffles. On a CPU a thread walks the row and the ranks in turn. Groups of the row that
+are kept (``limits.py``) are found before, and elements of the row are taken at the ranks' places behind: computed again
+there, from operands that are in a cache.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MOST_SELECTED = 32
 
 @dataclass(frozen=True)
 class Selection(Question):
-    """Asks whether a warp selects ranks of a row.
+    """Asks whether a warp, or a thread of a CPU, selects ranks of a row.
 
     Attributes:
         length: elements of the row.
@@ -51,8 +53,9 @@ class Selection(Question):
 
     def decide(self, device: Device) -> Decision:
         if self.length <= MOST_SELECTED_FROM and self.ranks <= MOST_SELECTED:
-            return Decision(True, "a warp selects them, a lane for each")
-        return Decision(False, f"a warp selects up to {MOST_SELECTED} of up to {MOST_SELECTED_FROM}")
+            return Decision(True, "a warp selects them, a lane for each" if device.is_gpu else "a thread selects them")
+        who = "a warp" if device.is_gpu else "a thread"
+        return Decision(False, f"{who} selects up to {MOST_SELECTED} of up to {MOST_SELECTED_FROM}")
 
 
 def with_taken(graph: Graph, mover: Mover) -> Graph:
@@ -97,7 +100,7 @@ def without_taken(node: Node, partition: Partition) -> Node:
 
 
 def selected(value: Node, position: int, partition: Partition) -> Region | None:
-    """Returns the region of ``value``, which is computed of a sort alone, where a warp selects its ranks; None for a
+    """Returns the region of ``value``, which is computed of a sort alone, where its ranks are selected; None for a
     plain sort, and for other values."""
     sorts = _sorts_of(value)
     if not sorts:
