@@ -57,8 +57,8 @@ def test_every_function_of_a_family_exists(name: str) -> None:
         assert callable(getattr(import_module(function.__module__), function.__name__))
 
 
-ENDS = {"convolution": ("cpp",), "launch": ("py",)}
-"""The templates of families that lack dialects: others compute convolutions on a GPU; users write kernels in Triton."""
+ENDS = {"convolution": ("cpp",)}
+"""The templates of families that lack dialects: others compute convolutions on a GPU."""
 
 
 @cache
