@@ -131,6 +131,21 @@ def launched(x: torch.Tensor, factor: float) -> torch.Tensor:
     return out + 1
 
 
+twice = jitgen.device_function(lambda x: x * 2, cpp="x + x", cuda="x + x", triton="x + x")
+copied = jitgen.cpp_kernel(
+    "void copied(const float* x, float* out, int n) {\n"
+    "  for (int i = 0; i < n; ++i) out[i] = JITGEN_EPILOGUE(JITGEN_PROLOGUE(x[i], 0, i), 0, i);\n"
+    "}\n",
+    "copied",
+)
+
+
+def launched_in_c(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    copied(twice(x), out, x.shape[0])
+    return torch.relu(out)
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "gate": lambda: (gate, (torch.randn(6, 20), torch.randn(20))),
     "gate of one row": lambda: (gate, (torch.randn(1, 20), torch.randn(20))),
@@ -152,6 +167,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         (torch.randn(8, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16(), torch.tensor([2, 2, 8], dtype=torch.int32)),
     ),
     "launched": lambda: (launched, (torch.randn(5, 20), 0.5)),
+    "launched in C++": lambda: (launched_in_c, (torch.randn(20),)),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),
     "dense": lambda: (dense, (torch.randn(5, 32), torch.randn(16, 32), torch.randn(16))),

@@ -107,7 +107,7 @@ def _flat(sizes: Sequence[Any]) -> list[Any]:
     for size, what in ((grid, "grid"), (block, "block")):
         listed = tuple(size) if isinstance(size, (tuple, list)) else (size,)
         if not 1 <= len(listed) <= 3:
-            raise TraceError(f"a {what} has one to three sizes, and this one is {size!r}")
+            raise TraceError(f"the {what} is {size!r}; give it one to three sizes")
         flat += (*listed, 1, 1)[:3]
     return [*flat, shared]
 
@@ -140,7 +140,8 @@ class CudaKernel(_Kernel):
     def __getitem__(self, sizes: Any) -> ConfiguredKernel:
         if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:
             raise TraceError(
-                f"{self.name} is launched as kernel[grid, block](...) or kernel[grid, block, shared_bytes]"
+                f"{self.name} is launched as kernel[grid, block](...) or kernel[grid, block, shared_bytes](...); "
+                f"these sizes are {sizes!r}"
             )
         return ConfiguredKernel(self, (*sizes, 0)[:3])
 

@@ -53,7 +53,9 @@ class OwnFunction:
         parameters = tuple(inspect.signature(reference).parameters)
         spelled = {dialect: texts[dialect] for dialect in DIALECTS if texts.get(dialect) is not None}
         if not spelled or not parameters:
-            raise UnsupportedError(f"{name}: give its parameters, and its expression in {', '.join(DIALECTS)}")
+            raise UnsupportedError(
+                f"{name} has no parameters, or no expression; give it both, in one of {', '.join(DIALECTS)}"
+            )
         for dialect, text in spelled.items():
             self._check(name, dialect, str(text), parameters)
         self.attrs = OwnAttrs(name, parameters, tuple((dialect, str(text)) for dialect, text in spelled.items()))
@@ -64,7 +66,9 @@ class OwnFunction:
             try:
                 ast.parse(text.strip(), mode="eval")
             except SyntaxError as error:
-                raise UnsupportedError(f"{name}: {text!r} is no expression in Triton: {error.msg}") from None
+                raise UnsupportedError(
+                    f"{name}: {text!r} is no expression in Triton ({error.msg}); write one of {', '.join(parameters)}"
+                ) from None
             return
         tokens = c_text.tokens_of(text)
         if not tokens or any(token.text == ";" or token.kind == "directive" for token in tokens):
@@ -84,7 +88,7 @@ class OwnFunction:
             return dtype_name(result.dtype)
         except Exception as error:
             raise UnsupportedError(
-                f"the reference of {self.attrs.name} fails for arguments of {', '.join(dtypes)}: {error}"
+                f"the reference of {self.attrs.name} fails for arguments of {', '.join(dtypes)}; convert them: {error}"
             ) from error
 
     def used(self, trace: Trace, dtypes: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ CASES = [
     (sums_and_scan, 2),
     (softmax_and_scan, 2),
     (ranks_and_scan, 2),
-    (best_eight, 2),
+    (best_eight, 1),
     (norm_of_columns, 2),
     (beams, 4),
     (entropy, 2),

@@ -161,10 +161,15 @@ def meshed(points: Sequence[float], dtype: torch.dtype) -> list[torch.Tensor]:
     return list(torch.tensor(list(grid), dtype=torch.float64).to(dtype).unbind(1))
 
 
+def of_unary(name: str, dtype: torch.dtype) -> list[float]:
+    """The points of a function. Torch's derivative of logit at -0.0 has the sign of a processor's instructions."""
+    return [point for point in overflowing(dtype) if name != "logit" or str(point) != "-0.0"]
+
+
 @pytest.mark.parametrize(("name", "dtype"), UNARY_CASES, ids=str)
 @pytest.mark.quick(where=lambda name, dtype: name in ("elu", "mish", "logit") and dtype == torch.float32)
 def test_a_function_of_one_number(name: str, dtype: torch.dtype) -> None:
-    points = torch.tensor(overflowing(dtype), dtype=torch.float64).to(dtype)
+    points = torch.tensor(of_unary(name, dtype), dtype=torch.float64).to(dtype)
     check(UNARY[name], [points], 1, "jit")
 
 
@@ -179,7 +184,7 @@ def test_second_derivatives(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["elu", "softplus", "mish", "logit", "xlogy of 0"])
 def test_a_compiled_function_of_one_number(name: str) -> None:
-    check(UNARY[name], [torch.tensor(overflowing(torch.float32))], 1, "compile")
+    check(UNARY[name], [torch.tensor(of_unary(name, torch.float32))], 1, "compile")
 
 
 @pytest.mark.parametrize("name", BINARY)

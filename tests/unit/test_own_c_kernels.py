@@ -199,7 +199,7 @@ def test_a_mistake_names_the_kernel_and_the_line(arguments: Any, words: str) -> 
         ("void k(float** x) {}", "k", "neither a pointer to elements nor a number"),
         ("void k(float& x) {}", "k", "neither a pointer to elements nor a number"),
         ("void k(float x = 3) {}", "k", "neither a pointer to elements nor a number"),
-        ("void k(const float* x, int n) {}", "k", "writes nothing"),
+        ("void k(const float* x, int n) {}", "k", "writes nothing, as none of its pointers"),
         ("void k(float*, int n) {}", "k", "has no name"),
         ("template <class T> void k(T* x) {}", "k", "is a template; name its arguments, as in 'k<T>'"),
         ("void k(float* x) {}", "k<float>", "is no template"),

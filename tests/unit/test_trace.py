@@ -512,7 +512,6 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[JitgenError], str, str]] = {
     "nonzero": (lambda x: x.nonzero(), UnsupportedError, "nonzero", "outside"),
     "where of one argument": (lambda x: torch.where(x > 0), UnsupportedError, "where", "depends on data"),
     "assignment": (lambda x: x.__setitem__(x > 0, x.flatten()), UnsupportedError, "assignment", "torch.where"),
-    "a random permutation": (lambda x: x + torch.randperm(3), UnsupportedError, "randperm", "outside"),
     "a table of numbers": (lambda x: x + torch.tensor([1.0] * 100), UnsupportedError, "tensor", "outside"),
     "out=": (lambda x: torch.add(x, x, out=x), UnsupportedError, "out=", "return the value"),
     "another device": (lambda x: x.to("meta"), UnsupportedError, "meta", ""),

@@ -62,7 +62,9 @@ class CKernel:
             try:
                 text = path.read_text()
             except (OSError, UnicodeDecodeError) as error:
-                raise UnsupportedError(f"the kernel {entry}: cannot read {path}: {error}") from None
+                raise UnsupportedError(
+                    f"the kernel {entry}: cannot read {path}: {error}; give a file that can be read, or the text"
+                ) from None
             self.file, self.line = str(path), 1
         else:
             text = str(source)
@@ -84,7 +86,8 @@ class CKernel:
         c_text.note_file(text, self.file, self.line)
         if not any(parameter.is_pointer and not parameter.is_const for parameter in self.definition.parameters):
             raise UnsupportedError(
-                f"{self.where()}: {self.name} writes nothing: each of its pointers is to const, or it has none"
+                f"{self.where()}: {self.name} writes nothing, as none of its pointers is to what is not const; give it "
+                "one for its result"
             )
 
     @classmethod
@@ -155,8 +158,8 @@ class CKernel:
         expected = self.definition.parameters
         if len(arguments) != len(expected):
             raise UnsupportedError(
-                f"{self.name} ({self.where()}) takes {len(expected)} arguments, and {len(arguments)} are given: "
-                f"{', '.join(map(str, expected))}"
+                f"{self.name} ({self.where()}) takes {len(expected)} arguments, and {len(arguments)} are given; launch "
+                f"it with {', '.join(map(str, expected))}"
             )
 
 
