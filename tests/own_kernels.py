@@ -331,6 +331,14 @@ def shifted(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def of_other_rows(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    x_ptr += (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK
+    out_ptr += tl.program_id(0) * BLOCK
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets) + 1)
+
+
+@triton.jit
 def of_wider_mask(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offsets, mask=offsets < n + 0)

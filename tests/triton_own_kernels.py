@@ -478,6 +478,7 @@ shifted, of_wider_mask, of_changed_number = map(
     _apart, (kernels.shifted, kernels.of_wider_mask, kernels.of_changed_number)
 )
 of_a_branch = _apart(kernels.shifted, kernels.stored_in_a_branch)
+of_other_rows = _apart(kernels.of_other_rows, kernels.of_other_rows)
 of_another_grid = _apart(kernels.stored_in_a_branch, BLOCK=32)
 
 
@@ -500,6 +501,8 @@ def pairs() -> Iterator[str | None]:
         yield _wrong("shifted", shifted(x, y), (x.double() + y).flatten().roll(-1).reshape(shape))
         for function in (of_wider_mask, of_changed_number):
             yield _wrong("another mask", function(x, y), x.double() + y)
+        if x.numel() % 64 == 0:
+            yield _wrong("other rows", of_other_rows(x, y), x.double() + 2)
         scaled, between = read_elsewhere(x, y)
         yield _wrong("read elsewhere", scaled, 2 * (x.double() + y))
         yield _wrong("what is read", between, x.double() + y)

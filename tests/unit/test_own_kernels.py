@@ -183,6 +183,7 @@ def test_a_kernel_that_reads_what_its_program_has_stored_is_one_with_that(name: 
         ("of_changed_number", "n is assigned several times, or outside of the kernel"),
         ("of_a_branch", "stores it several times, or in a loop or a branch"),
         ("of_another_grid", "their grids differ"),
+        ("of_other_rows", "itself is advanced"),
         ("read_elsewhere", ""),
     ],
 )

@@ -393,6 +393,8 @@ class _Forms:
                 *self._summands(node.right, parameter, expands),
             ]
         if isinstance(node, ast.Name) and node.id == parameter:
+            if parameter in self.stored:
+                raise _Apart(f"{parameter} itself is advanced")
             return []
         if isinstance(node, ast.Name) and node.id in self.assigned and node.id not in self.passed:
             value = self.assigned[node.id]
