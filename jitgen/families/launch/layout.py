@@ -26,7 +26,7 @@ from jitgen.ir.views import Strided, contiguous_strides
 from jitgen.kernel import launch
 from jitgen.kernel.geometry import Geometry
 from jitgen.kernel.launch import Work
-from jitgen.kernel.layout import views_of
+from jitgen.kernel.layout import reaches_wide, views_of
 from jitgen.kernel.operands import Call, item_size, merged_dimensions, pointwise_flops
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
@@ -63,7 +63,7 @@ class Layout:
     Attributes:
         alignments: what the address of each operand in memory is a multiple of, in bytes: 16, or 1.
         known: for each size or stride that is passed, 1 where it is 1, 16 where it is a multiple of that, else 0.
-        wide: whether one of them needs 64 bits.
+        wide: whether one of them, or an index of a rule's operand, needs 64 bits.
         rules: of the rules before operands, and then of those behind results.
         multiples: for each integer of the rules, whether it is a multiple of 16.
     """
@@ -144,6 +144,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
         elements=sum(sizes[number] for number in body.stores),
     )
     wide = any(not -NARROW <= number < NARROW for number in (*numbers, *ruled))
+    wide |= any(_reaches_wide(rule, body, views, environment) for rule in (*own.loads, *own.stores))
     multiples = tuple(is_triton and number % MULTIPLE == 0 for number in ruled)
     return (Layout(tuple(alignments), known, wide, rules, multiples),), (geometry,)
 
@@ -157,10 +158,8 @@ def _rule_layout(
     is_triton: bool,
 ) -> RuleLayout:
     """Lays out the operands of ``rule``; the integers that it takes are added to ``ruled``."""
-    sizes = tuple(int(symbols.evaluate(size, environment)) for size in rule.shape)
-    own = contiguous_strides(sizes)
     operands = rule.operands
-    strides = [own if body.operands[o].kind == "store" else views[o].strides for o in operands]
+    sizes, own, strides = _walked(rule, body, views, environment)
     merged = merged_dimensions(sizes, [own, *strides], range(len(sizes))) or [(1, (1, *(0 for _ in operands)))]
 
     def integer(number: int) -> int:
@@ -182,6 +181,25 @@ def _rule_layout(
     columns = int(symbols.evaluate(rule.columns, environment))
     is_matrix = len(merged) == 2 and merged[1][0] == columns
     return RuleLayout(listed, tuple(along), flat, first, integer(columns), is_matrix)
+
+
+def _walked(
+    rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any]
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]]:
+    """Returns the sizes of the tensor of ``rule``, its strides, and those of each operand along its dimensions."""
+    sizes = tuple(int(symbols.evaluate(size, environment)) for size in rule.shape)
+    own = contiguous_strides(sizes)
+    return sizes, own, [own if body.operands[o].kind == "store" else views[o].strides for o in rule.operands]
+
+
+def _reaches_wide(rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any]) -> bool:
+    """Returns whether an index of an operand of ``rule``, or the value of one that counts, needs 64 bits."""
+    sizes, _, strides = _walked(rule, body, views, environment)
+    walked = [list(zip(sizes, steps, strict=True)) for steps in strides]
+    for pairs, number in zip(walked, rule.operands, strict=True):
+        if body.operands[number].buffer is None:
+            pairs.append((2, views[number].offset))  # the first value
+    return reaches_wide(walked)
 
 
 def _known(number: int) -> int:
