@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jitgen.errors import UnsupportedError
 
@@ -25,13 +26,20 @@ _TOKEN = re.compile(
     r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)
       | (?P<string>(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s]{0,16})\(.*?\)(?P=delimiter)"
                    |(?:u8|[uUL])?"(?:\\.|[^"\\\n])*"|(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
-      | (?P<directive>^[ \t]*\#(?:\\\n|//[^\n]*|/\*.*?\*/|[^\n])*)
       | (?P<name>[A-Za-z_]\w*)
       | (?P<number>\.?\d(?:[eEpP][+-]|'\w|[\w.])*)
-      | (?P<space>\s+|\\\n)
+      | (?P<line>[\r\n]+)
+      | (?P<space>(?:[^\S\r\n]|\\[^\S\n]*\n)+)
       | (?P<mark>.)""",
-    re.VERBOSE | re.DOTALL | re.MULTILINE,
+    re.VERBOSE | re.DOTALL,
 )
+_DIRECTIVE = re.compile(
+    r"""(?:\#|%:)(?:\\[^\S\n]*\n|//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^\n])*""",
+    re.DOTALL,
+)
+"""A directive, where nothing but space and comments stands before it in its line."""
+_CONTINUED = re.compile(r"\\[^\S\n]*\n")
+"""The end of a line that the next one continues."""
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _ATTRIBUTES = ("__launch_bounds__", "__cluster_dims__", "__maxnreg__", "__block_size__")
 """What an entry in CUDA C++ says of its launches."""
@@ -143,24 +151,54 @@ class Hook:
         kind: ``PROLOGUE`` or ``EPILOGUE``.
         start: of the statement, or of the macro.
         value: where the first argument begins and ends.
+        rest: behind the comma that follows it.
         end: of all.
+        kept: the element's index, where it calls functions: what they do is done in any case.
     """
 
     parameter: str
     kind: str
     start: int
     value: tuple[int, int]
+    rest: int
     end: int
+    kept: str
 
 
 @functools.lru_cache(256)
 def tokens_of(text: str) -> tuple[Token, ...]:
     """Returns the tokens of ``text``, without comments and space."""
-    return tuple(
-        Token(match.lastgroup if match.lastgroup != "delimiter" else "string", match[0], match.start(), match.end())  # type: ignore[arg-type]
-        for match in _TOKEN.finditer(text)
-        if match.lastgroup not in ("comment", "space")
-    )
+    tokens, position, begins_line = [], 0, True
+    while position < len(text):
+        directive = _DIRECTIVE.match(text, position) if begins_line else None
+        match = directive or _TOKEN.match(text, position)
+        assert match is not None
+        kind = "directive" if directive else "string" if match.lastgroup == "delimiter" else str(match.lastgroup)
+        if kind not in ("comment", "space", "line"):
+            tokens.append(Token(kind, match[0], position, match.end()))
+        begins_line = kind == "line" or (begins_line and kind in ("comment", "space"))
+        position = match.end()
+    return tuple(tokens)
+
+
+def is_qualified(tokens: Sequence[Token], number: int) -> bool:
+    """Returns whether token ``number`` is a member, or a name of a namespace: no variable that has this name."""
+    marks = ""
+    for position in range(number - 1, -1, -1):
+        token, behind = tokens[position], tokens[position + 1]
+        if token.kind != "mark" or (marks and token.end != behind.start):
+            break
+        marks = token.text + marks
+    # ``n-->x`` compares, and ``n--->x`` is a member of a pointer that is decremented.
+    return marks.endswith((".", "::")) or re.search(r"(?<!-)-(--)*>$", marks) is not None
+
+
+def spelled(tokens: Sequence[Token]) -> str:
+    """Returns the text of ``tokens`` without comments, on one line."""
+    text = ""
+    for number, token in enumerate(tokens):
+        text += " " * (number > 0 and tokens[number - 1].end != token.start) + token.text
+    return text
 
 
 def _match(tokens: Sequence[Token], opening: int) -> int:
@@ -304,7 +342,7 @@ def _parameter(tokens: Sequence[Token], where: str) -> Parameter:
 
 def _joined(words: Sequence[str]) -> str:
     """Returns a type as one writes it: ``unsigned int``, ``jitgen::bfloat16``."""
-    return re.sub(r" ?(::|<|>|,) ?", r"\1", " ".join(words)).replace(",", ", ")
+    return re.sub(r" ?(::|<|>|,) ?", r"\1", " ".join(words).replace(": :", "::")).replace(",", ", ")
 
 
 # -------------------------------------------------------------------------------------------------------------- types
@@ -326,14 +364,27 @@ _FLOATS = {
     "float8_e5m2": ("__nv_fp8_e5m2", "jitgen::float8_e5m2"),
 }
 _DTYPES = {name: dtype for dtype, names in (_INTEGERS | _FLOATS).items() for name in names}
-_UNSIGNED = frozenset({"unsigned", "unsigned int", "uint32_t", "uint", "unsigned short", "uint16_t", "unsigned long"})
-_UNSIGNED |= {"unsigned long long", "uint64_t", "size_t", "std::size_t"}
-_NUMBERS = frozenset({*_DTYPES, *_UNSIGNED})
-_SAME_BYTES = {"char": ("int8", "uint8", "bool"), "unsigned char": ("uint8", "bool"), "uint8_t": ("uint8", "bool")}
+_UNSIGNED = {
+    "int16": ("unsigned short", "unsigned short int", "uint16_t"),
+    "int32": ("unsigned", "unsigned int", "uint32_t", "uint"),
+    "int64": (
+        "unsigned long long",
+        "unsigned long long int",
+        "unsigned long",
+        "unsigned long int",
+        "uint64_t",
+        "size_t",
+    ),
+}
+_SAME_BYTES: dict[str, tuple[str, ...]] = {name: (dtype,) for dtype, names in _UNSIGNED.items() for name in names}
+"""Types whose elements are those of several dtypes, or of a signed one."""
+_NUMBERS = frozenset({*_DTYPES, *_SAME_BYTES})
+_SAME_BYTES |= {"char": ("int8", "uint8", "bool"), "unsigned char": ("uint8", "bool"), "uint8_t": ("uint8", "bool")}
 
 
 def dtypes_of(type_name: str) -> tuple[str, ...]:
     """Returns the dtypes of tensors that a pointer to ``type_name`` takes; none where nobody can tell."""
+    type_name = type_name.removeprefix("::").removeprefix("std::")
     if type_name in _SAME_BYTES:
         return _SAME_BYTES[type_name]
     return (_DTYPES[type_name],) if type_name in _DTYPES else ()
@@ -341,7 +392,8 @@ def dtypes_of(type_name: str) -> tuple[str, ...]:
 
 def is_integer(type_name: str) -> bool | None:
     """Returns whether a number of type ``type_name`` is an integer; None where nobody can tell."""
-    if type_name in _UNSIGNED or any(type_name in names for names in _INTEGERS.values()):
+    type_name = type_name.removeprefix("::").removeprefix("std::")
+    if any(type_name in names for names in (*_UNSIGNED.values(), *_INTEGERS.values())):
         return True
     return False if any(type_name in names for names in _FLOATS.values()) else None
 
@@ -349,9 +401,59 @@ def is_integer(type_name: str) -> bool | None:
 # -------------------------------------------------------------------------------------------------------------- hooks
 
 
-def hooks_of(definition: Definition) -> tuple[list[Hook], dict[str, str]]:
-    """Returns the hooks in the kernel's body, and why no rule may stand at those of a parameter, by its name."""
+@functools.lru_cache(64)
+def macros_of(texts: tuple[str, ...]) -> dict[str, list[Token]]:
+    """Returns by its name what each macro of ``texts`` is replaced by, without its parameters and members."""
+    macros: dict[str, list[Token]] = {}
+    for text in texts:
+        for token in tokens_of(text):
+            words = tokens_of(_CONTINUED.sub("", token.text).lstrip("#%:")) if token.kind == "directive" else ()
+            if len(words) < 2 or words[0].text != "define":
+                continue
+            by, own = words[2:], set[str]()
+            if by and by[0].text == "(" and by[0].start == words[1].end:
+                closing = _match(by, 0)
+                own, by = {other.text for other in by[:closing] if other.kind == "name"}, by[closing + 1 :]
+            free = [w for n, w in enumerate(by) if w.text not in own and not (w.kind == "name" and is_qualified(by, n))]
+            macros.setdefault(words[1].text, []).extend(free)
+    return macros
+
+
+def _reached(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> dict[str, list[Token]]:
+    """Returns the macros that ``tokens`` use, themselves or by other macros."""
+    reached: dict[str, list[Token]] = {}
+    waiting = list(tokens)
+    while waiting:
+        name = waiting.pop().text
+        if name in macros and name not in reached:
+            reached[name] = macros[name]
+            waiting += macros[name]
+    return reached
+
+
+def _changes(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> bool:
+    """Returns whether the expression ``tokens`` changes a variable, or has hooks or directives in it."""
+    for listed in (tokens, *_reached(tokens, macros).values()):
+        text = spelled([token for token in listed if token.kind != "string"])
+        if re.search(rf"\+\+|--|(?<![=!<>])=(?!=)|<<=|>>=|#|\b({PROLOGUE}|{EPILOGUE})\b", text):
+            return True
+    return False
+
+
+def _kept(index: Sequence[Token]) -> str:
+    """Returns the text of ``index`` if it calls functions, else nothing."""
+    names = [token.text for token, behind in pairwise(index) if token.kind == "name" and behind.text == "("]
+    return spelled(index) if any(name not in _NUMBERS and name != "sizeof" for name in names) else ""
+
+
+def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[Hook], dict[str, str]]:
+    """Returns the hooks in the kernel's body, and why no rule may stand at those of a parameter, by its name.
+
+    Args:
+        others: texts that may define macros too: headers, and the flags of a compiler as directives.
+    """
     body = definition.body
+    macros = macros_of((definition.text, *others))
     pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
     hooks: list[Hook] = []
     explained: set[int] = set()
@@ -372,32 +474,40 @@ def hooks_of(definition: Definition) -> tuple[list[Hook], dict[str, str]]:
                 refuse(name, token, f"{token.text} takes a value, a row and a column")
             continue
         value = arguments[0]
-        span = (value[0].start, value[-1].end)
         if token.text == PROLOGUE:
-            name = value[0].text
+            name, element, start = value[0].text, value, token.start
             is_element = len(value) > 2 and value[1].text == "[" and _match(value, 1) == len(value) - 1
-            if name in pointers and is_element:
-                explained.add(value[0].start)
-                hooks.append(Hook(name, PROLOGUE, token.start, span, body[closing].end))
-            else:
+            if name not in pointers or not is_element:
                 for name in mentioned:
                     refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
-            continue
-        target = _target(body, number)
-        name = body[target].text if target is not None else ""
-        ends = closing + 1 < len(body) and body[closing + 1].text == ";"
-        if target is not None and name in pointers and ends:
-            explained.add(body[target].start)
-            hooks.append(Hook(name, EPILOGUE, body[target].start, span, body[closing].end))
+                continue
+        else:
+            target = _target(body, number)
+            ends = closing + 1 < len(body) and body[closing + 1].text == ";"
+            if target is None or body[target].text not in pointers or not ends:
+                continue
+            name, element, start = body[target].text, body[target : number - 1], body[target].start
+        explained.add(element[0].start)
+        index = element[2:-1]
+        if any(_changes(piece, macros) for piece in (index, *arguments[1:])):
+            refuse(name, token, "the index, the row or the column of a hook changes a variable, or has a hook in it")
+        span = (value[0].start, value[-1].end)
+        rest = body[number + 2 + len(value)].end
+        hooks.append(Hook(name, token.text, start, span, rest, body[closing].end, _kept(index)))
     for number, token in enumerate(body):
-        before = "".join(other.text for other in body[max(number - 2, 0) : number])
-        is_member = before.endswith((".", "->"))
-        if token.text in pointers and token.kind == "name" and token.start not in explained and not is_member:
+        is_used = token.text in pointers and token.kind == "name" and token.start not in explained
+        if is_used and not is_qualified(body, number):
             refuse(token.text, token, f"{token.text} is used outside of its hooks")
         if token.kind == "directive":
             for name in pointers:
                 if re.search(rf"\b{name}\b", token.text):
                     refuse(name, token, f"{name} is used in a directive")
+    for macro, replacement in _reached(body, macros).items():
+        words = {macro, *(token.text for token in replacement)}
+        joins = "##" in spelled(replacement)
+        for name in pointers:
+            if name in words or joins:
+                refusals.setdefault(name, f"the macro {macro} {'joins words' if joins else f'is or uses {name}'}")
     return hooks, refusals
 
 
@@ -415,9 +525,13 @@ def _target(body: Sequence[Token], number: int) -> int | None:
     return target if target >= 0 and before in (";", "{", "}", ")", "else", ":") else None
 
 
-def refusal(definition: Definition, parameter: str, kind: str) -> str:
-    """Explains why no rule may stand at the hooks of ``parameter``; empty if one may."""
-    hooks, refusals = hooks_of(definition)
+def refusal(definition: Definition, parameter: str, kind: str, others: Sequence[str] = ()) -> str:
+    """Explains why no rule may stand at the hooks of ``parameter``; empty if one may.
+
+    Args:
+        others: as in ``hooks_of``.
+    """
+    hooks, refusals = hooks_of(definition, others)
     if not any(hook.kind == kind and hook.parameter == parameter for hook in hooks):
         element = f"{PROLOGUE}({parameter}[i], row, column)"
         store = f"{parameter}[i] = {EPILOGUE}(value, row, column);"
@@ -449,7 +563,10 @@ def location_of(text: str, line: int) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ includes
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?P<open>[<"])(?P<name>[^>"\n]+)[>"]', re.MULTILINE)
+_GAP = r"(?:\\[^\S\n]*\n|/\*.*?\*/|[^\S\n])*"
+"""Space, comments and ends of continued lines within a directive."""
+_WORD = r"(?:\\[^\S\n]*\n)*".join("include")
+_INCLUDE = re.compile(rf'(?:\#|%:){_GAP}{_WORD}{_GAP}(?P<open>[<"])(?P<name>[^>"\n]+)[>"]', re.DOTALL)
 
 
 def includes_of(text: str) -> Iterator[tuple[str, bool, tuple[int, int]]]:
@@ -461,9 +578,10 @@ def includes_of(text: str) -> Iterator[tuple[str, bool, tuple[int, int]]]:
 
 
 _FLAGS = re.compile(
-    r"""-D[A-Za-z_]\w*(=[^\s]*)? | -U[A-Za-z_]\w* | -W[\w=-]* | -O[0-3s] | -m[a-z0-9.=-]+ | -lineinfo
+    r"""-D[A-Za-z_]\w*(=[^\s]*)? | -U[A-Za-z_]\w* | -W(?![alp]$)[\w=-]* | -O[0-3s] | -lineinfo
+      | -mprefer-vector-width=\w+ | -mtune=(?!native)[\w-]+ | -mno-fma
       | --?use_fast_math | --?(ftz|prec-div|prec-sqrt|fmad)=(true|false) | --?maxrregcount=\d+
-      | --?std=(c|gnu)\+\+\d\w | --?extra-device-vectorization | -f(no-)?fast-math | -f(no-)?unroll-loops
+      | --?std=(c|gnu)\+\+(1[47yz]|2\w) | --?extra-device-vectorization | -f(no-)?fast-math | -f(no-)?unroll-loops
       | -f(no-)?associative-math | -f(no-)?reciprocal-math | -f(no-)?finite-math-only | -ffp-contract=\w+
       | -f(no-)?tree-vectorize | -fopenmp-simd | -f(no-)?strict-aliasing | -f(no-)?inline""",
     re.VERBOSE,
@@ -471,5 +589,9 @@ _FLAGS = re.compile(
 
 
 def is_harmless_flag(flag: str) -> bool:
-    """Returns whether a compiler's ``flag`` decides how a kernel is compiled, and reads, writes or runs nothing."""
+    """Returns whether a compiler's ``flag`` decides how a kernel is compiled, and reads, writes or runs nothing.
+
+    None depends on the machine, or asks for instructions that the target does not tell of. None chooses C++ before
+    2014, whose tokens are others.
+    """
     return _FLAGS.fullmatch(flag) is not None

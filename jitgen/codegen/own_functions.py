@@ -43,8 +43,7 @@ def _in_c(text: str, names: Mapping[str, str]) -> str:
     tokens = c_text.tokens_of(text)
     for number in range(len(tokens) - 1, -1, -1):
         token = tokens[number]
-        before = "".join(other.text for other in tokens[max(number - 2, 0) : number])
-        if token.kind == "name" and token.text in names and not before.endswith((".", "->", "::")):
+        if token.kind == "name" and token.text in names and not c_text.is_qualified(tokens, number):
             text = text[: token.start] + names[token.text] + text[token.end :]
     return " ".join(text.split())
 

@@ -111,17 +111,15 @@ def c_refusal(text: Any, language: str) -> str | None:
         return "it is no text, or too long"
     if any(ord(character) < 9 for character in text):
         return "it has control characters"
-    for token in c_text.tokens_of(text):
-        # Lines of a directive may be continued, and its words are found nowhere else.
-        words = token.text.replace("\\\n", "")
-        if token.kind == "directive" and re.match(r"\s*#\s*(embed|include_next|import)\b", words):
-            return f"it has {words.strip()[:40]!r}"
-        if token.kind == "directive" and re.match(r"\s*#\s*include\b", words):
-            named = re.fullmatch(r"\s*#\s*include\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*\*/\s*)?", words)
-            if named is None or not _HEADER.fullmatch(named[1]):
-                return f"it has {words.strip()[:80]!r}, which names no header"
-    joined = text.replace("\\\n", "")
-    if re.search(r"%:|\?\?=|\bincbin\b", joined):
+    # What is looked for is refused in strings and comments too, so that nobody has to tell what these are.
+    joined = re.sub(r"\\[^\S\n]*\n", "", text)
+    if re.search(r"\r(?!\n)|#[^\S\n]*/\*", joined):
+        return "it has a carriage return, or a comment within a directive"
+    for found in re.finditer(r"#[^\S\n]*(embed|include|include_next|import)\b([^\n]*)", joined):
+        named = re.fullmatch(r"\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*)?", found[2])
+        if found[1] != "include" or named is None or not _HEADER.fullmatch(named[1]):
+            return f"it has {found[0].strip()[:80]!r}, which names no header"
+    if re.search(r"%:|\?\?[=/]|\bincbin\b|\bGCC\s+(dependency|pch_preprocess)\b", joined):
         return "it has a directive in another spelling, or assembles a file"
     if language == "cpp" and re.search(r"\b(asm|__asm|__asm__)\b|##", joined):
         return "it has assembly, or joins words"

@@ -272,15 +272,126 @@ def test_a_kernel_of_another_language_is_refused() -> None:
         ("out[0] = JITGEN_PROLOGUE(2 * x[i], 0, i);", "x", "no hook for it"),
         ("out[0] = x[i];", "x", "no hook for it"),
         ("\n#define X x[i]\n out[0] = JITGEN_PROLOGUE(x[i], 0, i) + X;", "x", "used in a directive"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + RAW(0);", "x", "the macro OF is or uses x"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + HEADER;", "x", "the macro HEADER is or uses x"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + FLAG;", "x", "the macro FLAG is or uses x"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + JOINED(x, );", "x", "used outside of its hooks"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + MAX(i, s->MEMBER);", "x", ""),
+        ("  #define X x[i]\n out[0] = JITGEN_PROLOGUE(x[i], 0, i) + X;", "x", "used in a directive"),
+        ("out[i++] = JITGEN_EPILOGUE(x[0], 0, i);", "out", "changes a variable"),
+        ("out[i <<= 1] = JITGEN_EPILOGUE(x[0], 0, i);", "out", "changes a variable"),
+        ("out[NEXT(i)] = JITGEN_EPILOGUE(x[0], 0, i);", "out", "changes a variable"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i = 4);", "x", "changes a variable"),
+        ("out[0] = JITGEN_PROLOGUE(x[i <= 4 != (i >> 1)], i == 2, i - - 1);", "x", ""),
+        ("out[JITGEN_PROLOGUE(x[i], 0, i)] = JITGEN_EPILOGUE(1, 0, i);", "out", "has a hook in it"),
+        ("while (i-->x[0]) out[0] = JITGEN_PROLOGUE(x[i], 0, i);", "x", "used outside of its hooks"),
+        ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + s--->x;", "x", ""),
         ("v[i] = JITGEN_PROLOGUE(v[i], 0, i);", "v", "nobody can tell of which dtype float4 is"),
     ],
 )
 def test_where_a_rule_may_stand(body: str, parameter: str, why: str) -> None:
-    text = f"void k(const float* x, float* out, float4* v, int i) {{\n{body}\n}}"
+    macros = "#define MAX(x, y) ((x) < (y) ? (y) : (x))\n  # define \\\n OF [0] + x\n#define RAW(i) 2 * OF\n"
+    text = f"void k(const float* x, float* out, float4* v, int i) {{\n{body}\n}}\n{macros}"
+    others = ["  #define HEADER x[0]\n#define MEMBER p->x\n#define NEXT(i) i++", "#define FLAG x[0]"]
     definition = c_text.definition_of(text, "k", language="cpp")
     kind = c_text.EPILOGUE if parameter == "out" else c_text.PROLOGUE
-    said = c_text.refusal(definition, parameter, kind)
+    said = c_text.refusal(definition, parameter, kind, others)
     assert (why in said) if why else not said
+
+
+def test_a_macro_above_a_kernel_is_seen() -> None:
+    text = """
+#define RAW(i) x[i]
+void k(const float* x, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = JITGEN_PROLOGUE(x[i], 0, i) + RAW(i);
+}
+"""
+    kernel, x = jitgen.cpp_kernel(text, "k"), torch.randn(9)
+
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel(x * 2, out, x.numel())
+        return out
+
+    assert torch.allclose(jitgen.jit(function)(x), x * 4)
+    assert "the macro RAW is or uses x" in jitgen.jit(function).lower(x).explain()
+
+
+def test_what_an_index_calls_is_done() -> None:
+    text = """
+static int next(int* at) { return (*at)++; }
+void k(const float* x, float* out, int n) {
+  int at = 0, stored = 0;
+  for (int i = 0; i < n; ++i) {
+    const float value = JITGEN_PROLOGUE(x[next(&at)] /* a, b */, 0, i);
+    if (value > 1e30f) return; else out[next(&stored)] = JITGEN_EPILOGUE(value + at // of calls, so far
+      , 0, i);
+  }
+}
+"""
+    kernel, x = jitgen.cpp_kernel(text, "k"), torch.randn(9)
+
+    @jitgen.jit
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel(x * 2, out, x.numel())
+        return out - 1
+
+    assert torch.allclose(function(x), x * 2 + torch.arange(9))
+    assert len(function.lower(x).kernels) == 1
+
+
+def test_indented_directives_are_directives() -> None:
+    text = 'int a; /* b */\n /* c\n */ # \\\n include /**/ "own.h" // d \\\n e\n\f#inc\\\nlude <own2.h>\n a # b'
+    assert [name for name, *_ in c_text.includes_of(text)] == ["own.h", "own2.h"]
+    assert [token.text for token in c_text.tokens_of(text) if token.kind != "directive"] == ["int", "a", ";", *"a#b"]
+    (_, quoted) = c_text.tokens_of('#define A "/*"\nint')
+    assert quoted.text == "int"
+
+
+@pytest.mark.parametrize(
+    "flag", ["-march=native", "-mtune=native", "-m32", "-mavx512f", "-Wl", "-Wl,-rpath=x", "-std=c++11", "-D A"]
+)
+def test_flags_that_are_refused(flag: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not passed to a compiler"):
+        jitgen.cpp_kernel(ADD, "add", options=[flag])
+
+
+@pytest.mark.parametrize(
+    ("type_name", "dtypes", "is_integer"),
+    [
+        ("std::int32_t", ("int32",), True),
+        ("::std::uint32_t", ("int32",), True),
+        ("std::size_t", ("int64",), True),
+        ("std::uint8_t", ("uint8", "bool"), True),
+        ("jitgen::bfloat16", ("bfloat16",), False),
+        ("unsigned char", ("uint8", "bool"), True),
+        ("own::pair", (), None),
+    ],
+)
+def test_types_of_pointers(type_name: str, dtypes: tuple[str, ...], is_integer: bool | None) -> None:
+    definition = c_text.definition_of(f"void k(const {type_name} *x, {type_name} n) {{}}", "k", language="cpp")
+    for parameter in definition.parameters:
+        assert c_text.dtypes_of(parameter.type) == dtypes
+        assert c_text.is_integer(parameter.type) is is_integer
+
+
+def test_indices_of_rules_are_as_wide_as_their_operands() -> None:
+    kernel = jitgen.cuda_kernel(
+        "__global__ void k(const float* x, float* y) { y[0] = JITGEN_EPILOGUE(JITGEN_PROLOGUE(x[0], 0, 0), 0, 0); }",
+        "k",
+    )
+
+    @jitgen.jit
+    def function(x: Tensor, count: Tensor) -> Tensor:
+        out = torch.empty((x.shape[0], 16), device=x.device)
+        kernel[1, 1](count[:, :16] * 2, out)
+        return out + x[:, :16]
+
+    for columns, bits in ((16, 32), (4096, 64)):
+        specs = [jitgen.TensorSpec((1_000_000, columns)), jitgen.TensorSpec((1_000_000, 16))]
+        for arguments in (specs, specs[::-1]):
+            assert f"using Index = int{bits}_t;" in function.lower(*arguments, target="sm_90a").source
 
 
 @pytest.mark.parametrize(
@@ -288,6 +399,16 @@ def test_where_a_rule_may_stand(body: str, parameter: str, why: str) -> None:
     [
         ('#include <cmath>\n#include "a/b.h"\nint x;', "cpp", False),
         ('#include "/etc/passwd"', "cpp", True),
+        ('int x;\n  #include "/etc/passwd"', "cpp", True),
+        ('/* x */ #include "/etc/passwd"', "cpp", True),
+        ('#/* x */include "/etc/passwd"', "cpp", True),
+        ('#define S "/*"\n#include "/etc/passwd"\n// */', "cpp", True),
+        ('R\\\n"(" /* )"\n#include "/etc/passwd"\n// */', "cpp", True),
+        ('"x??/" /* "\n#include "/etc/passwd"\n// */', "cpp", True),
+        ('#inc\\ \nlude "/etc/passwd"', "cpp", True),
+        ('// x\r#include "/etc/passwd"', "cuda", True),
+        ('#pragma GCC dependency "/etc/passwd"', "cpp", True),
+        ("#include <cmath> /* of\n */ // x", "cpp", False),
         ('#include "../secret"', "cpp", True),
         ('#inc\\\nlude "/etc/passwd"', "cpp", True),
         ("#define F </etc/passwd>\n#include F", "cpp", True),

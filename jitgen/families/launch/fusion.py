@@ -112,7 +112,9 @@ def refusal_in(own: KernelText, parameter: str, kind: str) -> str:
     if own.language == TRITON:
         return splices.refusal(own.text, own.entry, parameter, kind)
     definition = c_text.definition_of(own.text, own.entry, language=own.language)
-    return c_text.refusal(definition, parameter, c_text.PROLOGUE if kind == splices.LOAD else c_text.EPILOGUE)
+    hook = c_text.PROLOGUE if kind == splices.LOAD else c_text.EPILOGUE
+    defined = [f"#define {flag[2:].replace('=', ' ', 1)}" for flag in own.flags if flag.startswith("-D")]
+    return c_text.refusal(definition, parameter, hook, [*dict(own.headers).values(), *defined])
 
 
 # -------------------------------------------------------------------------------------------------- behind a result

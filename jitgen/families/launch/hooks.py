@@ -45,11 +45,14 @@ def replaced(definition: Definition, loads: Mapping[str, str], stores: Mapping[s
         if function is None:
             continue
         start, end = hook.value
+        kept = f"static_cast<void>({hook.kept}), " if hook.kept else ""
         if hook.kind == c_text.PROLOGUE:
-            comma = definition.text.index(",", end)
-            edits.append((hook.start, comma + 1, f"{function}<{types[hook.parameter]}>({STRUCT},"))
+            edits.append(
+                (hook.start, hook.rest, f"{'(' * bool(kept)}{kept}{function}<{types[hook.parameter]}>({STRUCT},")
+            )
+            edits.append((hook.end, hook.end, ")" * bool(kept)))
         else:
-            edits.append((hook.start, start, f"{function}({STRUCT}, ({types[hook.parameter]})("))
+            edits.append((hook.start, start, f"{kept}{function}({STRUCT}, ({types[hook.parameter]})("))
             edits.append((end, end, ")"))
     following = ", " if definition.parameters else ""
     edits.append((definition.opening, definition.opening, f"const jitgen_launch::Params& {STRUCT}{following}"))

@@ -72,8 +72,9 @@ class CKernel:
         refused = [flag for flag in options if not c_text.is_harmless_flag(flag)]
         if refused:
             raise UnsupportedError(
-                f"the kernel {entry}: the option {refused[0]!r} is not passed to a compiler; options are -D, -O, -m, "
-                "-W, -use_fast_math, --fmad=, --maxrregcount= and the like, and include_dirs= says where headers are"
+                f"the kernel {entry}: the option {refused[0]!r} is not passed to a compiler; options are -D, -O, -W, "
+                "-use_fast_math, --fmad=, --maxrregcount= and the like. The target says for which machine a kernel is "
+                "compiled, and include_dirs= where headers are"
             )
         self.definition: Definition = c_text.definition_of(text, entry, self.file, language)
         directories = [Path(directory) for directory in include_dirs]
