@@ -95,7 +95,7 @@ OF_PROBABILITIES: dict[str, Function] = {
     "mean": lambda a, b: F.binary_cross_entropy(a, b).reshape(1),
     "with logits": lambda a, b: F.binary_cross_entropy_with_logits(a * 400 - 200, b, reduction="none"),
     "gaussian_nll_loss": lambda a, b: F.gaussian_nll_loss(a, b, a * b, reduction="none"),
-    "soft_margin_loss": lambda a, b: F.soft_margin_loss(a * 400 - 200, b * 2 - 1, reduction="none"),
+    "soft_margin_loss": lambda a, b: F.soft_margin_loss(a * 400 - 200, b.detach() * 2 - 1, reduction="none") + b,
     "multi_margin_loss": lambda a, b: F.multi_margin_loss(
         torch.stack([a, b], -1), torch.zeros(len(a), dtype=torch.long), reduction="none"
     ),

@@ -174,9 +174,9 @@ def test_what_was_called_before_does_not_change_a_key(
         for x in reversed(order):
             for found, wanted in zip(served(x), function(x), strict=True):
                 torch.testing.assert_close(found, wanted)
-    contiguous = served.lower(calls[0])
+    contiguous, strided = (served.lower(call) for call in calls[:2])
     assert contiguous.key == jitgen.jit(function).lower(calls[0]).key
-    assert len(contiguous.kernels) == len(served.lower(calls[1]).kernels) - 1
+    assert contiguous.key != strided.key
 
 
 @pytest.mark.slow
