@@ -151,13 +151,22 @@ class CudaKernel(_Kernel):
         self[grid, block, shared_mem](*args, stream=stream)
 
 
+def _configured(kernel: ConfiguredKernel, *arguments: Any, stream: Any = None) -> None:
+    """Launches ``kernel`` as Dynamo follows it."""
+    if stream is None:
+        _by_operator(kernel.kernel, kernel.sizes, arguments)
+    else:
+        with torch.cuda.stream(stream):
+            _by_operator(kernel.kernel, kernel.sizes, arguments)
+
+
 class ConfiguredKernel:
     """Represents a kernel with the sizes of a launch."""
 
     def __init__(self, kernel: CudaKernel, sizes: tuple[Any, ...]) -> None:
         self.kernel, self.sizes = kernel, sizes
 
-    @followed_as(lambda self, *arguments: _by_operator(self.kernel, self.sizes, arguments))
+    @followed_as(_configured)
     def __call__(self, *arguments: Any, stream: Any = None) -> None:
         """Launches the kernel on torch's current stream, or on ``stream``, one of torch's."""
         with nullcontext() if stream is None else torch.cuda.stream(stream):

@@ -236,6 +236,26 @@ def test_what_requires_grad_is_refused() -> None:
     assert torch.equal(torch.compile(function.function, backend="aot_eager")(x.detach(), y), x + y)
 
 
+def test_dynamo_follows_a_launch_in_both_spellings() -> None:
+    kernel = jitgen.cuda_kernel('extern "C" __global__ void k(const float* x, float* y) { y[0] = x[0]; }', "k")
+    graphs = []
+
+    def noted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return lambda *arguments: arguments
+
+    def function(x: Tensor, out: Tensor) -> None:
+        kernel[2, (4, 8)](x, out)
+        kernel(2, (4, 8), (x, out))
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=noted, fullgraph=True)(torch.ones(4), torch.ones(4))
+    (graph,) = graphs
+    launches = [node.args for node in graph.graph.nodes if node.target is torch.ops.jitgen.launch]
+    assert len(launches) == 2
+    assert launches[0] == launches[1]
+
+
 def test_a_kernel_of_another_language_is_refused() -> None:
     kernel = jitgen.cuda_kernel('extern "C" __global__ void k(const float* x, float* y) { y[0] = x[0]; }', "k")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
-from jitgen.families.launch import NAME, splices
+from jitgen.families.launch import NAME, accumulators, splices
 from jitgen.families.launch.layout import parameter_of
 from jitgen.families.launch.splices import Access, Edit, edited, function_of, pointer_of
 from jitgen.ir.attributes import LaunchAttrs
@@ -127,6 +127,8 @@ def _joined_attrs(first: Node, second: Node, number: int) -> tuple[list[Node], L
         raise _Apart(f"what is stored is {first.dtype}")
     if sum(how == TENSOR and value == number for _, how, value in b.parameters) != 1:
         raise _Apart("the second gets the tensor twice")
+    if (sums := accumulators.sums_of_a_thread(a)) >= accumulators.MANY:
+        raise _Apart(f"each thread of the first holds {sums} sums of a product, and few threads hide what follows")
     entry, text, names = _Joining(first, second, number, _ELEMENTS[first.dtype]).text()
     operands: list[Node] = []
 
