@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant.decode import decode
+from jitgen.quant.decode import decode, decode_rows
 from jitgen.quant.formats import WHOLE_TENSOR, Format, Integer, geometry
 from jitgen.quant.layouts import Tensors, portable
 
@@ -55,7 +55,7 @@ def dense_rows(
     index: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the dequantised rows with these numbers (int64, one dimension), ``[len(index), K]`` of ``dtype``."""
+    """Returns the dequantised rows with these numbers (int64, one dimension), ``[index.shape[0], K]`` of ``dtype``."""
     shared = index if format.scale_rows == 1 else index // format.scale_rows if format.scale_rows else index * 0
     taken = []
     for name, tensor in zip(format.tensor_names, tensors, strict=True):
@@ -63,7 +63,10 @@ def dense_rows(
         taken.append(tensor.index_select(0, numbers) if name == "codes" or name in _ROW_TENSORS else tensor)
     # A row has scales of its own now.
     own = replace(format, scale_rows=1)
-    return decode(own, group_size, (len(index), shape[1]), tuple(taken), dtype)
+    rows = index.shape[0], shape[1]
+    if torch.compiler.is_compiling():  # their number may be symbolic, of which nobody knows the pieces
+        return decode_rows(own, group_size, rows, tuple(taken), slice(0, rows[0]), dtype).to(dtype)
+    return decode(own, group_size, rows, tuple(taken), dtype)
 
 
 def columns(

@@ -268,6 +268,18 @@ def test_ordered_weights_and_embeddings_are_in_one_graph() -> None:
     torch.testing.assert_close(compiled(index), embedding(index))
 
 
+@pytest.mark.parametrize("format", ["uint4", "mxfp4"])
+def test_sizes_of_a_quantised_embedding_stay_dynamic(format: str) -> None:
+    embedding = torch.nn.Embedding(37, 64)
+    jitgen.quantize_(embedding, format, 32, embeddings=True)
+    count = {1: torch.export.Dim("count", min=2, max=3000)}
+    index = torch.randint(0, 37, (2, 5))
+    exported = torch.export.export(embedding, (index,), dynamic_shapes=(count,)).module()
+    for columns in (2, 1001):
+        index = torch.randint(0, 37, (2, columns))
+        assert torch.equal(exported(index), embedding(index))
+
+
 # ------------------------------------------------------------------------------------------------------- export
 
 
