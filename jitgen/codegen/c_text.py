@@ -17,7 +17,6 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from jitgen.errors import UnsupportedError
 
@@ -150,19 +149,17 @@ class Hook:
         parameter: the pointer's.
         kind: ``PROLOGUE`` or ``EPILOGUE``.
         start: of the statement, or of the macro.
+        index: where the element's index begins and ends.
         value: where the first argument begins and ends.
         rest: behind the comma that follows it.
-        end: of all.
-        kept: the element's index, where it calls functions: what they do is done in any case.
     """
 
     parameter: str
     kind: str
     start: int
+    index: tuple[int, int]
     value: tuple[int, int]
     rest: int
-    end: int
-    kept: str
 
 
 @functools.lru_cache(256)
@@ -432,18 +429,12 @@ def _reached(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> dict
 
 
 def _changes(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> bool:
-    """Returns whether the expression ``tokens`` changes a variable, or has hooks or directives in it."""
+    """Returns whether the expression ``tokens`` changes a variable, or has directives in it."""
     for listed in (tokens, *_reached(tokens, macros).values()):
         text = spelled([token for token in listed if token.kind != "string"])
-        if re.search(rf"\+\+|--|(?<![=!<>])=(?!=)|<<=|>>=|#|\b({PROLOGUE}|{EPILOGUE})\b", text):
+        if re.search(r"\+\+|--|(?<![=!<>])=(?!=)|<<=|>>=|#", text):
             return True
     return False
-
-
-def _kept(index: Sequence[Token]) -> str:
-    """Returns the text of ``index`` if it calls functions, else nothing."""
-    names = [token.text for token, behind in pairwise(index) if token.kind == "name" and behind.text == "("]
-    return spelled(index) if any(name not in _NUMBERS and name != "sizeof" for name in names) else ""
 
 
 def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[Hook], dict[str, str]]:
@@ -476,7 +467,7 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
         value = arguments[0]
         if token.text == PROLOGUE:
             name, element, start = value[0].text, value, token.start
-            is_element = len(value) > 2 and value[1].text == "[" and _match(value, 1) == len(value) - 1
+            is_element = len(value) > 3 and value[1].text == "[" and _match(value, 1) == len(value) - 1
             if name not in pointers or not is_element:
                 for name in mentioned:
                     refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
@@ -489,11 +480,10 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
             name, element, start = body[target].text, body[target : number - 1], body[target].start
         explained.add(element[0].start)
         index = element[2:-1]
-        if any(_changes(piece, macros) for piece in (index, *arguments[1:])):
-            refuse(name, token, "the index, the row or the column of a hook changes a variable, or has a hook in it")
-        span = (value[0].start, value[-1].end)
-        rest = body[number + 2 + len(value)].end
-        hooks.append(Hook(name, token.text, start, span, rest, body[closing].end, _kept(index)))
+        if len(_split(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
+            refuse(name, token, "the index, the row or the column of a hook changes a variable")
+        of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
+        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end))
     for number, token in enumerate(body):
         is_used = token.text in pointers and token.kind == "name" and token.start not in explained
         if is_used and not is_qualified(body, number):

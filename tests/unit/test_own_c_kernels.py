@@ -39,9 +39,10 @@ def test_what_is_around_a_kernel_is_computed_in_it() -> None:
     )
     assert len(low.kernels) == 1
     assert (
-        "      for (int i = 0; i < k; ++i) sum += jitgen_launch::prologue0<float>(jitgen_params, row, i)" in low.source
+        "      for (int i = 0; i < k; ++i) sum += jitgen_launch::prologue0<float>(jitgen_params, row * k + i, row, i)"
+        in low.source
     )
-    assert "jitgen_launch::epilogue2(jitgen_params, (float)(sum), row, column);" in low.source
+    assert "jitgen_launch::epilogue2(jitgen_params, row * n + column, (float)(sum), row, column);" in low.source
     assert "own_c_kernels" not in low.source  # no path is in a source
 
 
@@ -303,7 +304,8 @@ def test_a_kernel_of_another_language_is_refused() -> None:
         ("out[NEXT(i)] = JITGEN_EPILOGUE(x[0], 0, i);", "out", "changes a variable"),
         ("out[0] = JITGEN_PROLOGUE(x[i], 0, i = 4);", "x", "changes a variable"),
         ("out[0] = JITGEN_PROLOGUE(x[i <= 4 != (i >> 1)], i == 2, i - - 1);", "x", ""),
-        ("out[JITGEN_PROLOGUE(x[i], 0, i)] = JITGEN_EPILOGUE(1, 0, i);", "out", "has a hook in it"),
+        ("out[int(JITGEN_PROLOGUE(x[i], 0, i))] = JITGEN_EPILOGUE(1, 0, i);", "out", ""),
+        ("out[] = JITGEN_EPILOGUE(1, 0, i);", "out", "changes a variable"),
         ("while (i-->x[0]) out[0] = JITGEN_PROLOGUE(x[i], 0, i);", "x", "used outside of its hooks"),
         ("out[0] = JITGEN_PROLOGUE(x[i], 0, i) + s--->x;", "x", ""),
         ("v[i] = JITGEN_PROLOGUE(v[i], 0, i);", "v", "nobody can tell of which dtype float4 is"),
@@ -359,6 +361,30 @@ void k(const float* x, float* out, int n) {
 
     assert torch.allclose(function(x), x * 2 + torch.arange(9))
     assert len(function.lower(x).kernels) == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (3, 1), (1, 7), (5, 3)])
+def test_a_hook_stores_where_its_index_says(sizes: tuple[int, int]) -> None:
+    text = """
+void k(const float* x, const int* order, float* out, int rows, int columns) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c)
+      out[int(JITGEN_PROLOGUE(order[r * columns /* , ] */ + c], r, c))] = JITGEN_EPILOGUE(x[r * columns + c], r, c);
+}
+"""
+    kernel = jitgen.cpp_kernel(text, "k")
+    x, order = torch.randn(sizes), torch.randperm(sizes[0] * sizes[1]).int()
+
+    @jitgen.jit
+    def function(x: Tensor, order: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty(x.numel())  # of one dimension, where the kernel counts in two
+        kernel(x, order.flip(0) - 1, out, *x.shape)
+        return out * 2 + bias
+
+    bias = torch.randn(x.numel())
+    right = torch.empty_like(bias).scatter_(0, order.flip(0).long(), x.flatten())
+    assert torch.allclose(function(x, order + 1, bias), right * 2 + bias)
+    assert len(function.lower(x, order + 1, bias).kernels) == 1
 
 
 def test_indented_directives_are_directives() -> None:

@@ -30,7 +30,7 @@ class Rule:
         number: of the launch's operand.
         dtype, shape: of that; the shape may be another one of as many elements.
         instructions: the last one is the value of what is loaded, or stores.
-        columns: the size of the operand's last dimension, by which a hook's row and column are an offset.
+        columns: the size of the operand's last dimension, along which a hook's column counts.
     """
 
     number: int

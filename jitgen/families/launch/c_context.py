@@ -137,7 +137,7 @@ def _arguments(kernel: Kernel, layout: Layout, spelled: dict[str, str], dialect:
 def _rule(
     rule: Rule, is_store: bool, layout: RuleLayout, body: Body, dialect: Dialect, spelled: dict[str, str]
 ) -> dict[str, Any]:
-    """Presents the function of a rule, which gets the row and the column of an element."""
+    """Presents the function of a rule, which gets an element's index, row and column."""
     text = printed(rule.instructions, dialect, coarse=body.coarse)
     operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
     loads, stores, uses_dims = [], [], False
@@ -169,7 +169,6 @@ def _rule(
     return {
         "name": f"{'epilogue' if is_store else 'prologue'}{rule.number}",
         "is_store": is_store,
-        "columns": spelled[f"m{layout.columns}"],
         "dims": _dims(layout, spelled) if uses_dims else [],
         "scalars": locals_,
         "loads": loads,

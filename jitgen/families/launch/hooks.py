@@ -2,7 +2,8 @@
 
 ``JITGEN_PROLOGUE(x[i], row, column)`` becomes a call of a generated function, which computes what would be loaded; the
 statement ``out[i] = JITGEN_EPILOGUE(value, row, column);`` becomes a call of one that stores what follows the kernel.
-Both get the struct with everything that the entry takes, which is a further parameter of the kernel's function.
+Both get the struct with everything that the entry takes, which is a further parameter of the kernel's function, the
+element's own index, and the row and the column, of which the coordinates in a matrix follow without a division.
 
 Neighbours: ``c_context.py`` prints the functions; ``splices.py`` is the same for Triton.
 """
@@ -44,16 +45,11 @@ def replaced(definition: Definition, loads: Mapping[str, str], stores: Mapping[s
         function = (loads if hook.kind == c_text.PROLOGUE else stores).get(hook.parameter)
         if function is None:
             continue
-        start, end = hook.value
-        kept = f"static_cast<void>({hook.kept}), " if hook.kept else ""
+        kind, (first, last), (start, end) = types[hook.parameter], hook.index, hook.value
         if hook.kind == c_text.PROLOGUE:
-            edits.append(
-                (hook.start, hook.rest, f"{'(' * bool(kept)}{kept}{function}<{types[hook.parameter]}>({STRUCT},")
-            )
-            edits.append((hook.end, hook.end, ")" * bool(kept)))
+            edits += [(hook.start, first, f"{function}<{kind}>({STRUCT}, "), (last, hook.rest, ",")]
         else:
-            edits.append((hook.start, start, f"{kept}{function}({STRUCT}, ({types[hook.parameter]})("))
-            edits.append((end, end, ")"))
+            edits += [(hook.start, first, f"{function}({STRUCT}, "), (last, start, f", ({kind})("), (end, end, ")")]
     following = ", " if definition.parameters else ""
     edits.append((definition.opening, definition.opening, f"const jitgen_launch::Params& {STRUCT}{following}"))
     return edits

@@ -40,9 +40,7 @@ class RuleLayout:
 
     Attributes:
         sizes: for each dimension after the first the integer ``m<number>``.
-        columns: in C++ the integer that is the size of the tensor's last dimension; None in Triton, whose rules get
-            offsets.
-        is_matrix: whether the dimensions are the row and the column of a hook.
+        is_matrix: whether the dimensions are the row and the column of a hook, in C++.
         strides: for each operand of the rule and each dimension the number 0 or 1, or -1 - the integer's number.
         flat: the operands that lie as the tensor does.
         first: for each operand, the integer that an index begins with; None for tensors.
@@ -52,7 +50,6 @@ class RuleLayout:
     strides: tuple[tuple[int, ...], ...]
     flat: tuple[bool, ...]
     first: tuple[int | None, ...]
-    columns: int | None = None
     is_matrix: bool = False
 
 
@@ -176,11 +173,9 @@ def _rule_layout(
         for steps in strides
     )
     first = tuple(integer(views[o].offset) if body.operands[o].buffer is None else None for o in operands)
-    if is_triton:
-        return RuleLayout(listed, tuple(along), flat, first)
     columns = int(symbols.evaluate(rule.columns, environment))
-    is_matrix = len(merged) == 2 and merged[1][0] == columns
-    return RuleLayout(listed, tuple(along), flat, first, integer(columns), is_matrix)
+    is_matrix = not is_triton and len(merged) == 2 and merged[1][0] == columns
+    return RuleLayout(listed, tuple(along), flat, first, is_matrix)
 
 
 def _walked(
