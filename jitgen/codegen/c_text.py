@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.errors import UnsupportedError
 
@@ -137,8 +137,11 @@ class Definition:
 
     def written_out(self, tokens: Sequence[Token]) -> str:
         """Returns the text of ``tokens`` outside of the template: with its arguments in place of its parameters."""
-        substitutes = dict(self.templates)
-        return "".join(f"({substitutes[other.text]})" if other.text in substitutes else other.text for other in tokens)
+        substitutes = {
+            name: argument if re.fullmatch(r"[\w: ]*", argument) else f"({argument})"
+            for name, argument in self.templates
+        }
+        return spelled([replace(token, text=substitutes.get(token.text, token.text)) for token in tokens])
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,20 @@ def spelled(tokens: Sequence[Token]) -> str:
     for number, token in enumerate(tokens):
         text += " " * (number > 0 and tokens[number - 1].end != token.start) + token.text
     return text
+
+
+def is_expression(text: str) -> bool:
+    """Returns whether ``text`` can be one expression, without commas outside of brackets."""
+    tokens, opened = tokens_of(text), list[str]()
+    for token in tokens:
+        mark = token.text if token.kind == "mark" else ""
+        if token.kind == "directive" or mark == ";" or (mark == "," and not opened):
+            return False
+        if mark in _CLOSING:
+            opened.append(_CLOSING[mark])
+        elif mark in _CLOSING.values() and (not opened or opened.pop() != mark):
+            return False
+    return bool(tokens) and not opened
 
 
 def _match(tokens: Sequence[Token], opening: int) -> int:

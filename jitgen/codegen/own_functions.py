@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jitgen.codegen import c_text
 from jitgen.errors import UnsupportedError
@@ -39,13 +40,16 @@ def expression(attrs: OwnAttrs, dialect: str, operands: Sequence[str], type_name
 
 
 def _in_c(text: str, names: Mapping[str, str]) -> str:
-    """Returns ``text`` with names replaced that are no members; on one line."""
+    """Returns ``text`` with names replaced that are no members; on one line, without comments."""
     tokens = c_text.tokens_of(text)
-    for number in range(len(tokens) - 1, -1, -1):
-        token = tokens[number]
-        if token.kind == "name" and token.text in names and not c_text.is_qualified(tokens, number):
-            text = text[: token.start] + names[token.text] + text[token.end :]
-    return " ".join(text.split())
+    return c_text.spelled(
+        [
+            replace(token, text=names[token.text])
+            if token.kind == "name" and token.text in names and not c_text.is_qualified(tokens, number)
+            else token
+            for number, token in enumerate(tokens)
+        ]
+    )
 
 
 class _Renamed(ast.NodeTransformer):

@@ -130,8 +130,7 @@ def expression_refusal(text: Any, dialect: str, names: Sequence[str]) -> str | N
     """Explains why ``text`` is no expression over ``names`` that may be compiled; None where it is one."""
     if dialect != TRITON:
         why = c_refusal(text, dialect)
-        tokens = () if why is not None else c_text.tokens_of(text)
-        return why or ("it is no expression" if any(t.kind == "directive" or t.text == ";" for t in tokens) else None)
+        return why or (None if c_text.is_expression(text) else "it is no expression")
     if not isinstance(text, str) or "\n" in text.strip() or len(text) > TEXT_LIMIT:
         return "it is no text, or has several lines"
     imports = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"

@@ -70,10 +70,9 @@ class OwnFunction:
                     f"{name}: {text!r} is no expression in Triton ({error.msg}); write one of {', '.join(parameters)}"
                 ) from None
             return
-        tokens = c_text.tokens_of(text)
-        if not tokens or any(token.text == ";" or token.kind == "directive" for token in tokens):
+        if not c_text.is_expression(text):
             raise UnsupportedError(
-                f"{name}: {text!r} is no expression in {dialect}; write one without statements, of "
+                f"{name}: {text!r} is no expression in {dialect}; write one without statements and outer commas, of "
                 f"{', '.join(parameters)}"
             )
 

@@ -153,3 +153,15 @@ def test_sizes_that_no_launch_has(kernels: dict[str, Any], grid: Any, block: Any
     spec = TensorSpec((4, 16))
     with pytest.raises(jitgen.JitgenError, match=words):
         kernels["add"][grid, block, shared].lower(spec, spec, spec, 64, 16, target="sm_90a")._lowered.launch(0)
+
+
+def test_what_a_kernel_says_of_launches_is_of_its_namespace() -> None:
+    text = """
+namespace own {
+constexpr int THREADS = 4;
+template <class T>
+__global__ void __launch_bounds__(THREADS * sizeof(unsigned int) * sizeof(T)) k(const T* x, T* out) { out[0] = x[0]; }
+}  // namespace own
+"""
+    kernel = jitgen.cuda_kernel(text, "own::k<float>")
+    assert kernel[1, 32].lower(TensorSpec((4,)), TensorSpec((4,)), target="sm_90a").compile()

@@ -109,6 +109,11 @@ def test_what_is_refused() -> None:
         jitgen.device_function(lambda x: x)
     with pytest.raises(UnsupportedError, match="is no expression in Triton"):
         jitgen.device_function(lambda x: x, triton="x +")
+    for text in ("x, x", "x) * (x", "(x", "x]", "x;", "// x", "\n  #define x"):
+        with pytest.raises(UnsupportedError, match="is no expression in cpp"):
+            jitgen.device_function(lambda x: x, cpp=text)
+    half = jitgen.device_function(lambda x: x / 2, cpp="x / /* a, b */ 2 // half")
+    assert torch.equal(jitgen.jit(lambda x: half(x) * 4)(x), x * 2)
     with pytest.raises(UnsupportedError, match="is no expression in cpp"):
         jitgen.device_function(lambda x: x, cpp="float y = x; y")
     with pytest.raises(jitgen.TraceError, match="takes x, a, and 1 arguments"):

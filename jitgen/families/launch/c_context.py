@@ -61,6 +61,7 @@ def render(
         context = {"params": params.printed(declared.wide), "index": f"int{64 if declared.wide else 32}_t"}
         attributes = map(definition.written_out, definition.attributes)
         context["attributes"] = "".join(f"{attribute} " for attribute in attributes)
+        context["namespace"] = definition.name.rpartition("::")[0] if context["attributes"] else ""
     else:
         names = params.spelled
         pointers = [f"{_storage(body, number, dialect)}* {names[f'p{number}']};" for number in in_memory]

@@ -436,6 +436,7 @@ class _Forms:
         if isinstance(node, ast.Subscript) and ast.unparse(node.slice).strip("()") in (":, None", "None, :"):
             return f"{self._form(node.value)}[{ast.unparse(node.slice)}]"
         if isinstance(node, ast.Call) and ast.unparse(node.func) in [f"tl.{name}" for name in _PURE]:
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            return f"{ast.unparse(node.func)}({', '.join(map(self._form, arguments))})"
+            arguments = [*map(self._form, node.args)]
+            arguments += [f"{keyword.arg}={self._form(keyword.value)}" for keyword in node.keywords]
+            return f"{ast.unparse(node.func)}({', '.join(arguments)})"
         raise _Apart(f"nobody can tell what {ast.unparse(node)[:60]} is")
