@@ -437,6 +437,8 @@ class _Forms:
             return f"{self._form(node.value)}[{ast.unparse(node.slice)}]"
         if isinstance(node, ast.Call) and ast.unparse(node.func) in [f"tl.{name}" for name in _PURE]:
             arguments = [*map(self._form, node.args)]
-            arguments += [f"{keyword.arg}={self._form(keyword.value)}" for keyword in node.keywords]
+            named = [(keyword.arg, self._form(keyword.value)) for keyword in node.keywords]
+            is_single = len(arguments) + len(named) == 1  # ``tl.program_id(axis=0)`` is ``tl.program_id(0)``
+            arguments += [form if is_single else f"{name}={form}" for name, form in named]
             return f"{ast.unparse(node.func)}({', '.join(arguments)})"
         raise _Apart(f"nobody can tell what {ast.unparse(node)[:60]} is")
