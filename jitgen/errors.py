@@ -63,6 +63,10 @@ class RequiresGrad(UnsupportedError):
     gradients (``call/derivative.py``); a plan and ``out=``, which cannot, raise it."""
 
 
+class SharedMemoryError(UnsupportedError):
+    """Reports a call whose arguments share memory that it updates; the same function may take other arguments."""
+
+
 class FormatError(JitgenError):
     """Reports a weight, group size or checkpoint that does not fit a quantised format."""
 

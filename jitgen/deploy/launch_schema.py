@@ -115,10 +115,10 @@ def c_refusal(text: Any, language: str) -> str | None:
     joined = re.sub(r"\\[^\S\n]*\n", "", text)
     if re.search(r"\r(?!\n)|#[^\S\n]*/\*", joined):
         return "it has a carriage return, or a comment within a directive"
-    for found in re.finditer(r"#[^\S\n]*(embed|include|include_next|import)\b([^\n]*)", joined):
-        named = re.fullmatch(r"\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*)?", found[2])
-        if found[1] != "include" or named is None or not _HEADER.fullmatch(named[1]):
-            return f"it has {found[0].strip()[:80]!r}, which names no header"
+    for directive in re.finditer(r"#[^\S\n]*(embed|include|include_next|import)\b([^\n]*)", joined):
+        named = re.fullmatch(r"\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*)?", directive[2])
+        if directive[1] != "include" or named is None or not _HEADER.fullmatch(named[1]):
+            return f"it has {directive[0].strip()[:80]!r}, which names no header"
     if re.search(r"%:|\?\?[=/]|\bincbin\b|\bGCC\s+(dependency|pch_preprocess)\b", joined):
         return "it has a directive in another spelling, or assembles a file"
     if language == "cpp" and re.search(r"\b(asm|__asm|__asm__)\b|##", joined):

@@ -31,10 +31,9 @@ from jitgen.dynamo.aliasing import Aliasing, claims, conflict, crossing
 from jitgen.dynamo.program import Program, called, program_of, value_of, with_values
 from jitgen.dynamo.region import inline, region
 from jitgen.dynamo.updates import written
-from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.errors import CacheMissError, FallbackWarning, JitgenError, SharedMemoryError
 from jitgen.mistakes import SYSTEM_ERRORS
 from jitgen.quant import weights
-from jitgen.runtime.overlap import SharedMemoryError
 
 record.listen()
 

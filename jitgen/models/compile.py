@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from jitgen import console, settings
-from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.errors import CacheMissError, FallbackWarning, JitgenError, SharedMemoryError
 from jitgen.models.graphs import GraphForward
 from jitgen.models.kinds import Interrupted, Kind, Route, TracedFunction
 from jitgen.models.state import State, Varying, varying_numbers
 from jitgen.models.structure import Flattened
 from jitgen.models.units import members, units
-from jitgen.runtime.overlap import SharedMemoryError
 from jitgen.trace.guards import tracing
 
 Model = TypeVar("Model", bound=nn.Module)

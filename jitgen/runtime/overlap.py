@@ -15,11 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jitgen.errors import UnsupportedError
-
-
-class SharedMemoryError(UnsupportedError):
-    """Reports a call whose arguments share memory that it updates; the same function may take other arguments."""
+from jitgen.errors import SharedMemoryError
 
 
 def refuse(name: str, updated: torch.Tensor, other: torch.Tensor, line: str | None = None) -> None:
