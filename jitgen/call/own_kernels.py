@@ -153,11 +153,8 @@ class CudaKernel(_Kernel):
 
 def _configured(kernel: ConfiguredKernel, *arguments: Any, stream: Any = None) -> None:
     """Launches ``kernel`` as Dynamo follows it."""
-    if stream is None:
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
         _by_operator(kernel.kernel, kernel.sizes, arguments)
-    else:
-        with torch.cuda.stream(stream):
-            _by_operator(kernel.kernel, kernel.sizes, arguments)
 
 
 class ConfiguredKernel:

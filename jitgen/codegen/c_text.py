@@ -396,9 +396,13 @@ _NUMBERS = frozenset({*_DTYPES, *_SAME_BYTES})
 _SAME_BYTES |= {"char": ("int8", "uint8", "bool"), "unsigned char": ("uint8", "bool"), "uint8_t": ("uint8", "bool")}
 
 
+def _without_std(type_name: str) -> str:
+    return type_name.removeprefix("::").removeprefix("std::")
+
+
 def dtypes_of(type_name: str) -> tuple[str, ...]:
     """Returns the dtypes of tensors that a pointer to ``type_name`` takes; none where nobody can tell."""
-    type_name = type_name.removeprefix("::").removeprefix("std::")
+    type_name = _without_std(type_name)
     if type_name in _SAME_BYTES:
         return _SAME_BYTES[type_name]
     return (_DTYPES[type_name],) if type_name in _DTYPES else ()
@@ -406,7 +410,7 @@ def dtypes_of(type_name: str) -> tuple[str, ...]:
 
 def is_integer(type_name: str) -> bool | None:
     """Returns whether a number of type ``type_name`` is an integer; None where nobody can tell."""
-    type_name = type_name.removeprefix("::").removeprefix("std::")
+    type_name = _without_std(type_name)
     if any(type_name in names for names in (*_UNSIGNED.values(), *_INTEGERS.values())):
         return True
     return False if any(type_name in names for names in _FLOATS.values()) else None
@@ -570,6 +574,8 @@ def location_of(text: str, line: int) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ includes
 
+MOST_HEADERS = 512
+"""Headers of the user's own that a kernel may include."""
 _GAP = r"(?:\\[^\S\n]*\n|/\*.*?\*/|[^\S\n])*"
 """Space, comments and ends of continued lines within a directive."""
 _WORD = r"(?:\\[^\S\n]*\n)*".join("include")

@@ -31,7 +31,6 @@ TEXT_LIMIT = 1_000_000
 PARAMETER_LIMIT = 512
 CONFIG_LIMIT = 1024
 """Parameters of a kernel, and configurations of an autotuner."""
-MOST_HEADERS = 512
 _HEADER = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_./+-]{1,200}")
 """The name of a header: a path below the folders that a compiler searches."""
 _BUILTINS = ("range", "min", "max", "abs", "len", "float", "int", "bool", "print", "isinstance", "tuple", "slice")
@@ -85,7 +84,7 @@ def _check_c(node: Node, parameters: Field, entry: Field, text: Field, headers: 
     """Checks the text of a kernel in CUDA C++ or C++, its headers and its flags."""
     language = node.attributes(7)[0].items(5, 3)[0].value
     texts = [("", text)]
-    for header in headers.items(MOST_HEADERS):
+    for header in headers.items(c_text.MOST_HEADERS):
         name, content = header.items(2, 2)
         if not isinstance(name.value, str) or not _HEADER.fullmatch(name.value):
             name.refuse("is no name of a header")

@@ -31,8 +31,9 @@ from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.symbols import Scalar
 
 TENSOR, INT, UNSPECIALIZED, FLOAT, CONSTANT, CONFIG = "tensor", "int", "unspecialized", "float", "constant", "config"
-DOUBLE = "double"
 """How a parameter is passed."""
+DOUBLE = "double"
+"""How a floating-point number is passed to a kernel in CUDA C++ or C++, whose parameter converts it."""
 TRITON = "triton"
 
 

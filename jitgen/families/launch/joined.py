@@ -132,8 +132,8 @@ def _joined_attrs(first: Node, second: Node, number: int) -> tuple[list[Node], L
     entry, text, names = _Joining(first, second, number, _ELEMENTS[first.dtype]).text()
     operands: list[Node] = []
 
+    # One operand serves both for a tensor that is only read; what is written has no values to be known by.
     read: dict[Node, int] = {}
-    """Tensors that are only read, of which one operand serves both; what is written has no values to be known by."""
 
     def operand(node: Node, is_written: bool) -> int:
         if is_written or node not in read:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 _SUFFIXES = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp")
-MOST_HEADERS = 512
-"""Headers of the user's own that a kernel may include."""
 
 
 class CKernel:
@@ -217,8 +215,8 @@ def _with_headers(
                 while own in texts:
                     number += 1
                     own = f"own{number}/{plain}"
-                if len(texts) >= MOST_HEADERS:
-                    raise UnsupportedError(f"a kernel includes more than {MOST_HEADERS} headers; give it fewer")
+                if len(texts) >= c_text.MOST_HEADERS:
+                    raise UnsupportedError(f"a kernel includes more than {c_text.MOST_HEADERS} headers; give it fewer")
                 names[path], texts[own] = own, ""
                 texts[own] = included(path.read_text(), path.parent)
             if own != name:
