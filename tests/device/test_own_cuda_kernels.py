@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jitgen
+import jitgen.dynamo.registration
 
 pytest.importorskip("triton")
 

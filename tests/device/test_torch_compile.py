@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
+import jitgen.dynamo.registration
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
