@@ -231,7 +231,8 @@ class Program:
         with conversions:
             self.run(self.function())
         copies = iter(conversions.copies)
-        text = CONVERSION.sub(lambda found: found[0] + (".clone()" if next(copies) else ""), self.text)
+        text = CONVERSION.sub(lambda call: call[0] + (".clone()" if next(copies) else ""), self.text)
+        text = text.replace(".float()", ".double()")
         return self._compiled(text, dict.fromkeys(FLOATS, torch.float64))
 
     def _compiled(self, text: str, names: dict[str, Any]) -> Callable[..., Any]:
@@ -437,7 +438,7 @@ class _Perturbed(TorchFunctionMode):
         return result
 
 
-CONVERSION = re.compile(r"[.](?:to[(]\w+[)]|double[(][)])")
+CONVERSION = re.compile(r"[.](?:to[(]\w+[)]|(?:double|float)[(][)])")
 
 
 class _Conversions(TorchFunctionMode):
@@ -449,7 +450,7 @@ class _Conversions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in (torch.Tensor.to, torch.Tensor.double):
+        if func in (torch.Tensor.to, torch.Tensor.double, torch.Tensor.float):
             self.copies.append(result is not args[0])
         return result
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from programs import Program, draw, verdict
@@ -51,3 +52,12 @@ def test_programs() -> None:
 @pytest.mark.parametrize("number", range(1, CHUNKS + 1))
 def test_more_programs(number: int) -> None:
     check(number, CHUNK)
+
+
+def test_a_reference_computes_in_float64_after_a_conversion_to_float32() -> None:
+    text = "def program(x0):\n    v1 = x0.float()\n    return v1, F.gelu(v1)"
+    program = Program(text, [torch.tensor(-3)], {torch.float32})
+    whole, value, _ = program.run_exactly(program.exact_function())
+    assert value.dtype == torch.float64
+    assert abs(value.item() + 3 * 0.0013498980316300945) < 1e-16
+    assert whole.item() == -3
