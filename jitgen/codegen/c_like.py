@@ -63,7 +63,7 @@ ROWS = _rows()
 """Floats use C++ operators. All else calls functions of the headers, where integer arithmetic wraps; the overflow of a
 signed C++ operator would be undefined."""
 
-COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")}
+COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("erfc", "exp", "sigmoid")}
 """Faster, less exact functions of the headers, for results that are rounded to 16 bits; see ``Dialect.coarse``."""
 
 

@@ -20,5 +20,5 @@ CPP = Dialect(
     within="jitgen::within({0}, {1}, outside)",
     suffix=".cpp",
     headers=("jitgen/storage.hpp", "jitgen/math.hpp", "jitgen/parallel.hpp"),
-    coarse=c_like.COARSE | {"erfc": "jitgen::coarse_erfc({0})"},
+    coarse=c_like.COARSE,
 )

@@ -38,7 +38,7 @@ struct Epilogue0 {
     for (int j = 0; j < width; ++j) {
       const float acc0 = acc[0][j];
       const float acc1 = acc[1][j];
-      const float v1 = jitgen::sigmoid(acc0);
+      const float v1 = jitgen::coarse_sigmoid(acc0);
       const float v2 = acc0 * v1;
       const float v4 = v2 * acc1;
       y5[j] = jitgen::store<jitgen::bfloat16>(v4);
@@ -69,7 +69,7 @@ constexpr int split = 1;
 static_assert(jitgen::MmaShared<Config0>::bytes == 16384, "shared memory as the launch has it");
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-jitgen_gemm_5179d131(const __grid_constant__ Params params) {
+jitgen_gemm_de8e26b1(const __grid_constant__ Params params) {
   const Index m = params.m, k = params.k;
   extern __shared__ __align__(128) unsigned char shared[];
   const int m_blocks = int((m + tokens - 1) / tokens);

@@ -54,7 +54,7 @@ struct Epilogue0 {
     for (int j = 0; j < width; ++j) {
       const float acc0 = acc[0][j];
       const float acc1 = acc[1][j];
-      const float v1 = jitgen::sigmoid(acc0);
+      const float v1 = jitgen::coarse_sigmoid(acc0);
       const float v2 = acc0 * v1;
       const float v4 = v2 * acc1;
       y5[j] = jitgen::store<jitgen::bfloat16>(v4);
@@ -93,7 +93,7 @@ static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_308b560d(const __grid_constant__ Params params) {
+jitgen_gemm_76ed6899(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -121,7 +121,7 @@ static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_308b560d_1(const __grid_constant__ Params params) {
+jitgen_gemm_76ed6899_1(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

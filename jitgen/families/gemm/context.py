@@ -216,7 +216,7 @@ class _Region:
         self.parameters = parameters
 
     def build(self) -> GemmRegion:
-        epilogue = printed(self.body.instructions, self.dialect)
+        epilogue = printed(self.body.instructions, self.dialect, coarse=self.body.coarse)
         contractions = [
             self._contraction(index, contraction) for index, contraction in enumerate(self.body.contractions)
         ]

@@ -167,4 +167,4 @@ def _sums_and_epilogue(body: Body, partials: Sequence[Partials]) -> Body:
         attr = new_operand[instruction.attr] if touches_operand else instruction.attr
         new_position[position] = len(instructions)
         instructions.append(replace(instruction, args=tuple(new_position[a] for a in instruction.args), attr=attr))
-    return Body(grid_axes(body.shape), (Stage("map"),), tuple(operands), tuple(instructions))
+    return Body(grid_axes(body.shape), (Stage("map"),), tuple(operands), tuple(instructions), coarse=body.coarse)
